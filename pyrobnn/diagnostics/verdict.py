@@ -1,0 +1,146 @@
+"""What a diagnosis says: one `Check` per piece of evidence, and the `Verdict` that they add up to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Status = Literal["pass", "warn", "fail", "info"]
+
+STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One piece of evidence about a posterior, with the threshold that it was held against.
+
+    Args:
+        name: Short identifier, unique within a verdict, e.g. ``"rhat_f"``.
+        status: ``"pass"``, ``"warn"``, ``"fail"``, or ``"info"`` for evidence that decides nothing.
+        value: The number that was judged; None when there is no single number.
+        threshold: The rule in words, e.g. ``"≤ 1.01"``; empty for information.
+        source: Paper or URL that the threshold comes from.
+        evidence: One sentence saying what was seen.
+        action: The next action in one plain sentence; empty when there is none.
+
+    Raises:
+        ValueError: If `status` is unknown, or `value` is not finite (NaN is never evidence).
+
+    Example:
+        >>> Check("rhat_f", "pass", 1.002, "≤ 1.01", "Vehtari et al. (2021)", "R-hat is 1.002.", "").status
+        'pass'
+    """
+
+    name: str
+    status: Status
+    value: float | None
+    threshold: str
+    source: str
+    evidence: str
+    action: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(
+                f"'status' of check {self.name!r} is {self.status!r}; expected one of {STATUSES}."
+            )
+        if self.value is not None and not math.isfinite(self.value):
+            raise ValueError(
+                f"'value' of check {self.name!r} is {self.value}; a check that has no finite number takes "
+                "None and says why in 'evidence'."
+            )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a posterior can be believed, on what evidence, and what to do next.
+
+    The status is the worst among the checks that decide; ``"info"`` never decides.
+
+    Args:
+        method: Method that made the draws, e.g. ``"NUTS"``; ``"unknown"`` for a tree without attributes.
+        label: Name of this run in tables.
+        status: ``"pass"``, ``"warn"`` or ``"fail"``.
+        checks: All evidence, in the order in which a reader should see it.
+
+    Raises:
+        ValueError: If `status` is unknown.
+
+    Example:
+        >>> check = Check("ess_f", "fail", 40.0, "≥ 400", "Vehtari et al. (2021)", "ESS is 40.", "Draw more.")
+        >>> verdict = Verdict.from_checks("NUTS", "nuts", [check])
+        >>> verdict.status, verdict.action
+        ('fail', 'Draw more.')
+    """
+
+    method: str
+    label: str
+    status: Literal["pass", "warn", "fail"]
+    checks: tuple[Check, ...]
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES[:3]:
+            raise ValueError(f"'status' is {self.status!r}; expected one of {STATUSES[:3]}.")
+
+    @classmethod
+    def from_checks(
+        cls, method: str, label: str, checks: Iterable[Check], *, at_least: Literal["pass", "warn"] = "pass"
+    ) -> Verdict:
+        """The verdict that `checks` add up to: fail over warn over pass, and never better than `at_least`."""
+        checks = tuple(checks)
+        worst = at_least
+        for check in checks:
+            if check.status == "fail":
+                worst = "fail"
+            elif check.status == "warn" and worst == "pass":
+                worst = "warn"
+        return cls(method, label, worst, checks)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.status == "fail")
+
+    @property
+    def warned(self) -> tuple[Check, ...]:
+        """The checks that warned."""
+        return tuple(check for check in self.checks if check.status == "warn")
+
+    @property
+    def passed(self) -> tuple[Check, ...]:
+        """The checks that passed."""
+        return tuple(check for check in self.checks if check.status == "pass")
+
+    @property
+    def action(self) -> str:
+        """The most important next action: of the first failed check that has one, else of the first warned."""
+        return next((check.action for check in (*self.failed, *self.warned) if check.action), "")
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the status and the evidence that decided it."""
+        deciding = self.failed or self.warned
+        if deciding:
+            rest = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
+            return f"{self.method}: {self.status} — {deciding[0].evidence.rstrip('.')}{rest}."
+        if self.passed:
+            return f"{self.method}: {self.status} — all {len(self.passed)} checks passed."
+        return f"{self.method}: {self.status} — no check could be made on this tree."
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain dicts, lists, strings and numbers, ready for JSON."""
+        return {
+            "method": self.method,
+            "label": self.label,
+            "status": self.status,
+            "summary": self.summary,
+            "action": self.action,
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as strict JSON (no NaN, no infinity)."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
