@@ -1,0 +1,49 @@
+# Every verb makes its own .venv and installs what it needs, once per change of setup.cfg or constraints.txt.
+#   make compare ARGS="--data diabetes --quick"      make test ARGS="-m slow"      make PYTHON=python3.12 test
+# A machine without a GPU saves the CUDA libraries with
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make compare
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := setup.cfg pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help compare test lint notebooks benchmark clean
+
+help:
+	@echo 'make compare | test | lint | notebooks | benchmark | clean     (options: ARGS="...")'
+
+compare: $(VENV)/.installed
+	$(BIN)/pyrobnn compare $(ARGS)
+
+test: $(VENV)/.installed-dev,tracking
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev,tracking
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+notebooks: $(VENV)/.installed-notebooks
+	$(BIN)/python scripts/run_notebooks.py $(ARGS)
+
+benchmark: $(VENV)/.installed-bench
+	$(BIN)/python scripts/benchmark_speed.py $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache $(VENV)/.installed*
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'pyrobnn needs Python 3.11 or newer, found' "$$($(PYTHON) -V)" '- use: make PYTHON=/path/to/python3.12 ...'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(PINS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-%: $(PINS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	touch $@ $(VENV)/.installed
