@@ -1,0 +1,158 @@
+"""Small networks for studies and examples: plain ``nn.Module`` objects, free of batch norm and dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+__all__ = ["mlp", "small_cnn"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+def mlp(
+    num_inputs: int,
+    hidden: Sequence[int] = (50,),
+    num_outputs: int = 1,
+    *,
+    activation: str | type[nn.Module] = "tanh",
+    seed: int | None = None,
+) -> nn.Sequential:
+    r"""A fully connected network.
+
+    .. math:: f(x) = W_L\, a(\ldots a(W_1 x + b_1) \ldots) + b_L
+
+    Args:
+        num_inputs: features per point.
+        hidden: width of each hidden layer; empty gives linear regression.
+        num_outputs: width of the output.
+        activation: one of ``tanh relu gelu silu elu softplus sigmoid``, or an ``nn.Module`` class that is
+            constructed without arguments.
+        seed: seed of the initial weights, leaving the global generator untouched; ``None`` draws them from
+            the global generator, as ``nn.Linear`` does.
+
+    Returns:
+        ``nn.Sequential`` taking (…, num_inputs) to (…, num_outputs).
+
+    Raises:
+        ValueError: a width below 1 or an unknown activation name.
+        TypeError: widths that are not integers, or an activation of another kind.
+
+    Example:
+        >>> net = mlp(3, hidden=(20, 20), num_outputs=2, activation="relu", seed=0)
+        >>> net(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+    if isinstance(hidden, (int, str)):
+        raise TypeError(f"'hidden' must be a sequence of widths, got {hidden!r}: write hidden=({hidden},)")
+    widths = [num_inputs, *hidden, num_outputs]
+    names = ["num_inputs", *[f"hidden[{i}]" for i in range(len(hidden))], "num_outputs"]
+    for name, width in zip(names, widths):
+        _check_count(name, width)
+    make_activation = _activation(activation)
+    with _initial_weights(seed):
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip(widths[:-2], widths[1:-1]):
+            layers += [nn.Linear(fan_in, fan_out), make_activation()]
+        return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
+
+
+def small_cnn(
+    num_classes: int,
+    in_channels: int = 1,
+    image_size: int = 8,
+    *,
+    channels: Sequence[int] = (8, 16),
+    activation: str | type[nn.Module] = "relu",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """A convolutional classifier for small square images: 3x3 convolutions, each halving the image.
+
+    There is no batch norm: its running statistics couple the points of a batch, so the likelihood would not
+    factorise over the data and no posterior over the weights would be defined.
+
+    Args:
+        num_classes: width of the output (logits).
+        in_channels: channels of the input image.
+        image_size: side of the input image in pixels; every convolution's max pooling halves it.
+        channels: channels after each convolution.
+        activation: as in :func:`mlp`.
+        seed: as in :func:`mlp`.
+
+    Returns:
+        ``nn.Sequential`` taking (N, in_channels, image_size, image_size), or the same pixels flattened to
+        (N, in_channels * image_size**2), to logits (N, num_classes).
+
+    Raises:
+        ValueError: a count below 1, an unknown activation, or an image too small for that many halvings.
+        TypeError: counts that are not integers.
+
+    Example:
+        >>> net = small_cnn(10, seed=0)
+        >>> net(torch.zeros(4, 1, 8, 8)).shape, net(torch.zeros(4, 64)).shape
+        (torch.Size([4, 10]), torch.Size([4, 10]))
+    """
+    if isinstance(channels, (int, str)):
+        raise TypeError(f"'channels' must be a sequence, got {channels!r}: write channels=({channels},)")
+    counts = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    counts |= {f"channels[{i}]": count for i, count in enumerate(channels)}
+    for name, count in counts.items():
+        _check_count(name, count)
+    side = image_size // 2 ** len(channels)
+    if side < 1:
+        raise ValueError(
+            f"an image of {image_size} pixels cannot be halved {len(channels)} times: "
+            "pass fewer 'channels' or a larger 'image_size'"
+        )
+    make_activation = _activation(activation)
+    with _initial_weights(seed):
+        layers: list[nn.Module] = [
+            nn.Flatten(),  # brings images and flattened pixels to one shape
+            nn.Unflatten(1, (in_channels, image_size, image_size)),
+        ]
+        for before, after in zip([in_channels, *channels[:-1]], channels):
+            layers += [nn.Conv2d(before, after, 3, padding=1), make_activation(), nn.MaxPool2d(2)]
+        last = channels[-1] if channels else in_channels
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(last * side * side, num_classes))
+
+
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"'{name}' must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"'{name}' must be at least 1, got {value}")
+
+
+def _activation(activation: str | type[nn.Module]) -> type[nn.Module]:
+    if isinstance(activation, str):
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"unknown activation {activation!r}: choose one of {', '.join(ACTIVATIONS)}, "
+                "or pass an nn.Module class"
+            )
+        return ACTIVATIONS[activation]
+    if isinstance(activation, type) and issubclass(activation, nn.Module):
+        return activation
+    raise TypeError(f"'activation' must be a name or an nn.Module class, got {activation!r}")
+
+
+@contextmanager
+def _initial_weights(seed: int | None) -> Iterator[None]:
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also reseed CUDA, which fork_rng leaves alone here
+        torch.default_generator.manual_seed(seed)
+        yield

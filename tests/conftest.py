@@ -1,0 +1,40 @@
+"""Hygiene of every test: no global state left changed, no display, two threads at most."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads
+
+import matplotlib  # noqa: E402, F401  (watched from the first test on)
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from global_state import GlobalState  # noqa: E402
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def unchanged_global_state() -> Iterator[None]:
+    """Fails a test that leaves a random state, flag, default, param store or figure changed.
+
+    A test that needs random tensors or initial weights draws them inside ``helpers.seeded(0)`` or from a
+    ``torch.Generator``.
+    """
+    state = GlobalState()
+    yield
+    leaks = state.leaks()
+    state.restore()
+    if leaks:
+        pytest.fail(f"this test left changed: {', '.join(leaks)}", pytrace=False)
