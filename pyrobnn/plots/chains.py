@@ -1,0 +1,279 @@
+"""How the draws were made: chains, their mixing and energy, and the loss of an optimisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from arviz_stats import bfmi, rhat
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from pyrobnn.diagnostics.convergence import quantities
+from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, variable
+from pyrobnn.plots.reading import Trees, as_trees
+from pyrobnn.style import INK, MUTED, PALETTE, empty_panel, panels, style
+
+MAX_CHAINS = 8
+MAX_STEPS = 300
+
+
+def _watched(tree: xr.DataTree, most: int) -> dict[str, np.ndarray]:
+    """What to watch, name → (chain, draw): log density, the function where chains agree least, the noise.
+
+    The weights of a network are not identified; they are shown only where a tree holds nothing else.
+    """
+    known = quantities(tree)
+    functions = [name for name in known if name.startswith("f at ")]
+    if functions:
+        disagreement = _disagreement(np.stack([known[name] for name in functions], axis=2))
+        functions = [functions[i] for i in np.argsort(-disagreement, kind="stable")[:2]]
+    first = [name for name in ("log density", *functions, "noise", "noise 0") if name in known]
+    chosen = first + [name for name in known if name not in first and not name.startswith("f at ")]
+    if chosen:
+        return {name.split(" #")[0]: known[name] for name in chosen[:most]}
+    weights = {}
+    for name in tree["posterior"].data_vars:
+        values = draws_of(tree, "posterior", str(name))
+        if values is not None:
+            weights[str(name)] = values.reshape(*values.shape[:2], -1)[..., 0]
+    return {name: v for name, v in list(weights.items())[:most] if np.isfinite(v).all() and np.ptp(v) > 0}
+
+
+def _disagreement(draws: np.ndarray) -> np.ndarray:
+    """Rank-normalised split R-hat of each column of (chain, draw, column), zero where it is undefined."""
+    if draws.shape[1] < 4 or draws.shape[0] < 2:
+        return np.zeros(draws.shape[2])
+    data = xr.Dataset({"f": (("chain", "draw", "column"), draws)})
+    return np.nan_to_num(np.asarray(rhat(data)["f"].values))
+
+
+def _mcmc(trees: Trees) -> dict[str, xr.DataTree]:
+    """The trees whose draws come from chains: only there do trace, rank and energy say anything."""
+    return {label: tree for label, tree in as_trees(trees).items() if not is_iid(tree)}
+
+
+def _rows(
+    trees: dict[str, xr.DataTree], most: int, size: tuple[float, float]
+) -> tuple[Figure, list[tuple[Axes, str, np.ndarray]]]:
+    """A figure with one panel per tree and quantity, and (axes, title, draws) for each."""
+    cells = [
+        (f"{label}: {name}" if len(trees) > 1 else name, draws)
+        for label, tree in trees.items()
+        for name, draws in _watched(tree, most).items()
+    ]
+    figure, axes = panels(max(1, len(cells)), size=size, max_columns=most)
+    if not cells:
+        empty_panel(axes[0, 0], "no chains: independent draws of an approximation have no trace")
+    return figure, [(ax, title, draws) for (title, draws), (ax,) in zip(cells, axes, strict=False)]
+
+
+def _chain_colours(count: int) -> list[str]:
+    return [PALETTE[c % len(PALETTE)] for c in range(count)]
+
+
+def trace(trees: Trees, *, num_quantities: int = 4) -> Figure:
+    """Every chain's path: log density, the function where the chains agree least, and the noise.
+
+    Healthy chains overlap like one band. Weights are shown only where a tree holds nothing better: they are
+    not identified in a neural network, and chains may disagree about them while agreeing about every
+    prediction. At most 8 chains and 300 evenly spaced draws of each are drawn. Trees of independent draws
+    are left out.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree.
+        num_quantities: most panels per tree.
+
+    Returns:
+        A figure with one panel per tree and quantity.
+    """
+    with style():
+        figure, cells = _rows(_mcmc(trees), num_quantities, (3.0, 1.9))
+        for ax, title, path in cells:
+            ax.set_title(title, fontsize=9)
+            chains, draws = path.shape
+            at = np.unique(np.linspace(0, draws - 1, min(draws, MAX_STEPS)).round().astype(int))
+            for chain, colour in enumerate(_chain_colours(min(chains, MAX_CHAINS))):
+                ax.plot(at, path[chain, at], color=colour, lw=0.6, alpha=0.75)
+            ax.set_xlabel("draw")
+        return figure
+
+
+def rank(trees: Trees, *, num_quantities: int = 4, num_bins: int = 20) -> Figure:
+    """Rank histograms: where each chain's draws stand among the draws of all chains.
+
+    Chains that sample the same distribution have flat histograms; the grey band is where a bin's height lies
+    with 99 % probability for independent draws (autocorrelated draws leave it a little more often). Tilted:
+    a chain sits too high or low. U-shaped: it is too wide. Trees of independent draws, or of a single chain,
+    are left out. Vehtari et al., Rank-Normalization, Folding, and Localization: An Improved R-hat (2021),
+    https://doi.org/10.1214/20-BA1221
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree.
+        num_quantities: most panels per tree.
+        num_bins: bins of each histogram.
+
+    Returns:
+        A figure with one panel per tree and quantity.
+    """
+    with style():
+        several = {label: tree for label, tree in _mcmc(trees).items() if num_chains(tree) > 1}
+        figure, cells = _rows(several, num_quantities, (3.0, 1.9))
+        for ax, title, path in cells:
+            ax.set_title(title, fontsize=9)
+            chains, draws = path.shape
+            bins = max(4, min(num_bins, draws // 5))
+            ranks = stats.rankdata(path).reshape(chains, draws) / (chains * draws)
+            expected = draws / bins
+            low, high = stats.binom.ppf((0.005, 0.995), draws, 1 / bins) / expected
+            ax.axhspan(low, high, color=MUTED, alpha=0.15, lw=0)
+            for chain, colour in enumerate(_chain_colours(min(chains, MAX_CHAINS))):
+                height = np.histogram(ranks[chain], bins=bins, range=(0, 1))[0] / expected
+                ax.stairs(height, np.linspace(0, 1, bins + 1), color=colour, lw=1.1, baseline=None)
+            ax.axhline(1, color=INK, lw=0.8, ls=(0, (4, 2)))
+            ax.set_ylim(bottom=0)
+            ax.set_xlabel("rank (share of all draws)")
+        return figure
+
+
+def energy(trees: Trees) -> Figure:
+    r"""Marginal energy against the energy change between draws, and the worst chain's BFMI.
+
+    .. math:: \mathrm{BFMI} = \frac{\sum_n (E_n - E_{n-1})^2}{\sum_n (E_n - \bar E)^2}
+
+    Where the transitions are much narrower than the marginal (BFMI below 0.3) the sampler crawls through
+    energies and misses the tails. Betancourt, Diagnosing Suboptimal Cotangent Disintegrations (2016),
+    https://arxiv.org/abs/1604.00695
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree with ``sample_stats.energy``.
+
+    Returns:
+        A figure with one panel per tree that has energies.
+    """
+    found = {
+        label: values
+        for label, tree in _mcmc(trees).items()
+        if (values := draws_of(tree, "sample_stats", "energy")) is not None and values.shape[1] > 2
+    }
+    with style():
+        figure, axes = panels(max(1, len(found)), size=(3.0, 2.1))
+        if not found:
+            empty_panel(axes[0, 0], "no energies: only Hamiltonian samplers have them")
+        for (label, values), (ax,) in zip(found.items(), axes, strict=False):
+            ax.set_title(label)
+            _energy_panel(ax, values)
+        return figure
+
+
+def _energy_panel(ax: Axes, values: np.ndarray) -> None:
+    marginal = (values - values.mean(axis=1, keepdims=True)).ravel()
+    change = np.diff(values, axis=1).ravel()
+    edges = np.histogram_bin_edges(np.concatenate([marginal, change]), bins=36)
+    ax.hist(marginal, bins=edges, density=True, color=PALETTE[0], alpha=0.35, linewidth=0, label="marginal")
+    ax.hist(change, bins=edges, density=True, histtype="step", color=PALETTE[1], lw=1.3, label="transition")
+    if np.ptp(values) > 0:
+        data = xr.Dataset({"energy": (("chain", "draw"), values)})
+        worst = float(np.min(bfmi(data)["energy"].values))
+        ax.text(0.02, 0.97, f"BFMI {worst:.2f}", transform=ax.transAxes, va="top", fontsize=8)
+    ax.set_yticks([])
+    ax.set_xlabel("energy − its mean")
+    ax.legend(loc="upper right")
+
+
+def loss(trees: Trees, *, name: str = "loss") -> Figure:
+    """The tracked loss against the step, raw (thin) and smoothed over 2 % of the steps.
+
+    The vertical axis stops at the 95th percentile of the last nine tenths, so that the first steps do not
+    flatten the rest. A loss that still falls at the end has not converged.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree with a ``history`` group.
+        name: which tracked scalar; where a tree lacks it, its first one is drawn.
+
+    Returns:
+        A figure with one panel per tree that has a history.
+    """
+    found = {}
+    for label, tree in as_trees(trees).items():
+        if "history" in tree.children and len(tree["history"].data_vars):
+            names = [str(n) for n in tree["history"].data_vars]
+            chosen = name if name in names else names[0]
+            values = np.atleast_1d(variable(tree, "history", chosen).values).astype(float)
+            values = values.reshape(values.shape[0], -1).mean(1)
+            if np.isfinite(values).sum() > 1:
+                found[label] = (chosen, values)
+    with style():
+        figure, axes = panels(max(1, len(found)), size=(3.0, 2.1))
+        if not found:
+            empty_panel(axes[0, 0], "no history: nothing was optimised")
+        for (label, (chosen, values)), (ax,) in zip(found.items(), axes, strict=False):
+            ax.set_title(label)
+            steps = np.arange(len(values))
+            at = np.unique(
+                np.linspace(0, len(values) - 1, min(len(values), 2 * MAX_STEPS)).round().astype(int)
+            )
+            window = max(1, len(values) // 50)
+            smooth = np.convolve(values, np.ones(window) / window, mode="valid")
+            ax.plot(at, values[at], color=PALETTE[0], lw=0.5, alpha=0.4)
+            centre = steps[: len(smooth)] + window / 2
+            kept = np.unique(np.linspace(0, len(smooth) - 1, min(len(smooth), MAX_STEPS)).round().astype(int))
+            ax.plot(centre[kept], smooth[kept], color=PALETTE[0], lw=1.5)
+            late = values[len(values) // 10 :]
+            late = late[np.isfinite(late)]
+            if len(late) > 2 and np.ptp(late) > 0:
+                low, high = late.min(), np.quantile(late, 0.95)
+                ax.set_ylim(low - 0.05 * (high - low), high + 0.4 * (high - low))
+            ax.set_xlabel("step")
+            ax.set_ylabel(chosen)
+        return figure
+
+
+def weight_norms(trees: Trees) -> Figure:
+    """Posterior of each layer's weight norm: median, middle half and middle 90 %, one row per layer and
+    method.
+
+    Norms are invariant under permutations of hidden units and so, unlike single weights, comparable between
+    chains and methods. A norm that stays at its prior in one method only hints at units that were switched
+    off.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree with ``function.layer_norm``.
+
+    Returns:
+        A figure with one axes; a legend names the methods.
+    """
+    found = {
+        label: (norms, variable(tree, "function", "layer_norm"))
+        for label, tree in as_trees(trees).items()
+        if (norms := draws_of(tree, "function", "layer_norm")) is not None
+    }
+    with style():
+        if not found:
+            figure, axes = panels(1, size=(4.6, 1.4))
+            empty_panel(axes[0, 0], "no layer norms in these trees")
+            return figure
+        layers = max(norms.shape[-1] for norms, _ in found.values())
+        figure, axes = panels(1, size=(4.6, 0.8 + 0.22 * layers * (len(found) + 1)))
+        ax = axes[0, 0]
+        names = [str(i) for i in range(layers)]
+        for index, (label, (norms, source)) in enumerate(found.items()):
+            colour = PALETTE[index % len(PALETTE)]
+            if "layer" in source.coords and norms.shape[-1] == layers:
+                names = [str(n) for n in source.coords["layer"].values]
+            for layer in range(norms.shape[-1]):
+                at = layer + 0.7 * ((index + 0.5) / len(found) - 0.5)
+                p5, p25, p50, p75, p95 = np.quantile(norms[..., layer], (0.05, 0.25, 0.5, 0.75, 0.95))
+                ax.hlines(at, p5, p95, color=colour, lw=1.0)
+                ax.hlines(at, p25, p75, color=colour, lw=3.0)
+                ax.plot(
+                    p50, at, "o", color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.7
+                )
+            ax.plot([], [], color=colour, lw=3, label=label)
+        ax.set_yticks(range(layers), names)
+        ax.set_ylim(layers - 0.5, -0.5)
+        ax.set_xlim(left=0)
+        ax.grid(axis="y", visible=False)
+        ax.set_xlabel("norm of the layer's weights")
+        figure.legend(loc="outside upper right", ncols=min(4, len(found)))
+        return figure

@@ -1,0 +1,171 @@
+"""Classification: are the stated probabilities right, and does it know which items it does not?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pyrobnn.plots.reading import ClassPoints, Trees, as_trees, class_points
+from pyrobnn.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+
+
+def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
+    r"""Accuracy against confidence in bins of equal width, with ±2 binomial standard errors, and the ECE.
+
+    .. math:: \mathrm{ECE} = \sum_b \tfrac{n_b}{n} \, |\mathrm{acc}_b - \mathrm{conf}_b|
+
+    Below the diagonal: overconfident. Bars show how many items fall in each bin. ECE is biased upwards in
+    small samples and depends on the binning; compare methods on the same data only.
+    Guo et al., On Calibration of Modern Neural Networks (2017), https://arxiv.org/abs/1706.04599
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``predictions.probs`` and labels.
+        num_bins: number of bins, at least 2.
+
+    Returns:
+        A figure with one panel per tree.
+
+    Raises:
+        ValueError: if ``num_bins`` is below 2.
+    """
+    if num_bins < 2:
+        raise ValueError(f"'num_bins' is {num_bins}; expected at least 2, e.g. 10.")
+    trees = as_trees(trees)
+    with style():
+        figure, axes = panels(len(trees), size=(3.0, 3.0), sharex=True, sharey=True)
+        for (label, tree), (ax,) in zip(trees.items(), axes, strict=True):
+            ax.set_title(label)
+            points = class_points(tree)
+            if points is None:
+                empty_panel(ax, "no class probabilities with known labels")
+                continue
+            edges = np.linspace(0, 1, num_bins + 1)
+            confidence, correct = points.probs.max(1), points.correct
+            where = np.clip(np.digitize(confidence, edges) - 1, 0, num_bins - 1)
+            share = np.bincount(where, minlength=num_bins) / len(where)
+            filled = [b for b in range(num_bins) if share[b] > 0]
+            claimed = np.array([confidence[where == b].mean() for b in filled])
+            accuracy = np.array([correct[where == b].mean() for b in filled])
+            # the standard error of a calibrated bin, so that a bin of one item does not claim certainty
+            error = 2 * np.sqrt(claimed * (1 - claimed) / (share[filled] * len(where)))
+            ece = float((share[filled] * np.abs(accuracy - claimed)).sum())
+            ax.bar(edges[:-1], share, width=1 / num_bins, align="edge", color=MUTED, alpha=0.22, linewidth=0)
+            ax.plot([0, 1], [0, 1], color=INK, lw=0.9, ls=(0, (4, 2)))
+            ax.errorbar(claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2)
+            ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
+            ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence")
+        axes[0, 0].set_ylabel("accuracy")
+        return figure
+
+
+def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
+    r"""Histograms of aleatoric and epistemic entropy, right and wrong predictions apart.
+
+    .. math:: \mathbb H[\mathbb E_s p_s] = \mathbb E_s \mathbb H[p_s] + \mathbb I[y; \theta]
+
+    A useful model has its wrong predictions to the right of its correct ones. One draw gives zero epistemic
+    entropy.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with the entropies of a classification.
+        num_bins: number of bins.
+
+    Returns:
+        A figure with one panel per tree, aleatoric above epistemic, in nats.
+    """
+    trees = as_trees(trees)
+    with style():
+        figure, axes = panels(len(trees), rows_per_panel=(1.0, 1.0), size=(3.2, 3.2))
+        for (label, tree), pair in zip(trees.items(), axes, strict=True):
+            pair[0].set_title(label)
+            points = class_points(tree)
+            if points is None or points.aleatoric is None or points.epistemic is None:
+                empty_panel(pair[0], "no entropies in this tree")
+                pair[1].set_axis_off()
+                continue
+            ceiling = math.log(points.probs.shape[1])
+            edges = np.linspace(0, max(ceiling, 1e-9), num_bins + 1)
+            for ax, name, values, colour in zip(
+                pair,
+                ("aleatoric", "epistemic"),
+                (points.aleatoric, points.epistemic),
+                (ALEATORIC, EPISTEMIC),
+                strict=True,
+            ):
+                for chosen, shade, fill, note in (
+                    (points.correct, colour, True, "right"),
+                    (~points.correct, ALERT if colour != ALERT else INK, False, "wrong"),
+                ):
+                    if chosen.any():
+                        ax.hist(
+                            values[chosen],
+                            bins=edges,
+                            density=True,
+                            histtype="stepfilled" if fill else "step",
+                            color=shade,
+                            alpha=0.45 if fill else 1.0,
+                            linewidth=0 if fill else 1.3,
+                            label=f"{note} ({int(chosen.sum())})",
+                        )
+                ax.set_yticks([])
+                ax.set_ylabel(name)
+                ax.legend(loc="upper right")
+            pair[1].set_xlabel("entropy (nats)")
+        return figure
+
+
+def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
+    """The items that a model is least sure about: class probabilities as bars, and the image where x is one.
+
+    Ordered by epistemic entropy (or by the entropy of the mean prediction where that is missing). The true
+    class has a dark outline. Inputs with a square number of features, 64 or more, are shown as images.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``predictions.probs`` and labels; only
+            the first tree that has them is drawn.
+        num_items: how many items.
+
+    Returns:
+        A figure with one row of bars, and a row of images above it where x is one.
+    """
+    found = next(((k, p) for k, t in as_trees(trees).items() if (p := class_points(t)) is not None), None)
+    with style():
+        if found is None:
+            figure, axes = panels(1)
+            empty_panel(axes[0, 0], "no class probabilities with known labels")
+            return figure
+        label, points = found
+        order = _by_doubt(points)[:num_items]
+        side = 0 if points.x is None else math.isqrt(points.x.shape[1])
+        image = side >= 8 and side * side == points.x.shape[1]
+        figure, axes = panels(
+            len(order),
+            rows_per_panel=(1.0, 0.8) if image else (1.0,),
+            max_columns=len(order),
+            size=(1.05, 1.9 if image else 1.2),
+        )
+        for item, column in zip(order, axes, strict=True):
+            if image:
+                column[0].imshow(points.x[item].reshape(side, side), cmap="gray_r", interpolation="nearest")
+                column[0].set_axis_off()
+            bars = column[-1]
+            classes = np.arange(points.probs.shape[1])
+            bars.bar(classes, points.probs[item], color=PALETTE[5], width=0.85)
+            truth = points.y[item]
+            bars.bar(truth, points.probs[item, truth], color="none", edgecolor=INK, linewidth=1.2, width=0.85)
+            bars.set_title(f"is {truth}", fontsize=8)
+            bars.set(ylim=(0, 1), yticks=[], xticks=classes if len(classes) <= 10 else [truth])
+            bars.tick_params(labelsize=6)
+            bars.grid(visible=False)
+        figure.suptitle(f"{label}: most uncertain items", fontsize=9, x=0.01, ha="left")
+        return figure
+
+
+def _by_doubt(points: ClassPoints) -> np.ndarray:
+    """Indices of the points, most doubtful first."""
+    if points.epistemic is not None and np.ptp(points.epistemic) > 0:
+        return np.argsort(-points.epistemic, kind="stable")
+    entropy = -(points.probs * np.log(np.maximum(points.probs, 1e-300))).sum(1)
+    return np.argsort(-entropy, kind="stable")
