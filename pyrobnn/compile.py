@@ -1,0 +1,206 @@
+"""From a pure tensor function to machine code: traced once, fused by inductor, called without guards.
+
+Every hot loop of the library (a leapfrog for all chains, an SVI update, a batched gradient) is a pure function of a
+few tensors of fixed shape. :func:`compiled` runs its Python once under ``make_fx`` and hands the flat ATen graph to
+inductor *directly*: Dynamo would check its guards at every call, and cannot trace some of the graphs at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+# Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
+# float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
+_INDUCTOR = {
+    "fallback_random": True,
+    "compile_threads": 1,
+    "cpp.use_decompose_tanh": True,
+}
+
+
+class Compiled:
+    """A compiled function of tensors, as returned by :func:`compiled`.
+
+    Attributes:
+        seconds: Wall-clock seconds that tracing and compiling took.
+        mode: ``"inductor"`` (machine code), ``"graph"`` (traced but interpreted: no working compiler) or ``"eager"``
+            (the function itself).
+    """
+
+    def __init__(self, call: Callable[..., Any], mode: str, seconds: float) -> None:
+        self._call = call
+        self.mode = mode
+        self.seconds = seconds
+
+    def __call__(self, *args: Any) -> Any:
+        with torch.no_grad():
+            return self._call(*args)
+
+
+def compiled(
+    fn: Callable[..., Any],
+    *example: Any,
+    enabled: bool = True,
+    name: str = "the function",
+    clone: bool = True,
+) -> Compiled:
+    """Compile a pure function of tensors for the shapes, strides, dtypes and device of the example.
+
+    The function may use ``torch.func`` transforms, draw from torch's generator and write into its arguments in place.
+    Its Python runs once, here: whatever is not a tensor argument (data closed over, Python numbers, Pyro handlers) is a
+    constant of the result. No gradients flow through the result.
+
+    Args:
+        fn: A function of tensors, or of (nested) dicts, lists and tuples of tensors, returning the same.
+        *example: Arguments of the shapes the result will be called with.
+        enabled: ``False`` returns ``fn`` itself behind the same interface.
+        name: What to call the function in a warning.
+        clone: Trace on copies of the example. ``False`` saves the copy where ``fn`` may write into the example.
+
+    Returns:
+        A :class:`Compiled` callable; the first real call is as fast as the next.
+
+    Raises:
+        TypeError: If an example argument holds something that is not a tensor.
+
+    Warns:
+        UserWarning: Once, if the function cannot be traced (its control flow depends on the values of tensors) or
+            inductor cannot compile it (no C++ compiler). The result then runs slower and gives the same numbers.
+
+    Example:
+        >>> import torch
+        >>> step = compiled(lambda z: (z - 0.1 * z, (z * z).sum()), torch.ones(3))
+        >>> step(torch.ones(3))[1].item()
+        3.0
+    """
+    leaves, spec = pytree.tree_flatten(example)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"the example holds a {type(leaf).__name__} but only tensors are arguments: close over the rest"
+            )
+    if not enabled:
+        return Compiled(fn, "eager", 0.0)
+    started = time.perf_counter()
+
+    def flat_fn(*flat: Tensor) -> Any:
+        return fn(*pytree.tree_unflatten(list(flat), spec))
+
+    inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
+    with torch.no_grad(), _rng_kept(inputs):
+        try:
+            graph = make_fx(flat_fn, decomposition_table=_DECOMPOSITIONS)(*inputs)
+        except Exception as error:  # whatever a user's program may raise under tracing
+            _warn(name, "could not be traced", error, "it runs eagerly, much slower")
+            return Compiled(fn, "eager", time.perf_counter() - started)
+        try:
+            call, mode = _inductor(graph, inputs), "inductor"
+        except Exception as error:  # inductor wraps compiler failures in many types
+            _warn(
+                name, "could not be compiled", error, "its traced graph is interpreted, several times slower"
+            )
+            call, mode = make_fx(flat_fn)(*inputs), "graph"
+    if any(not isinstance(argument, Tensor) for argument in example):
+        flat_call = call
+
+        def call(*args: Any) -> Any:
+            return flat_call(*pytree.tree_leaves(args))
+
+    return Compiled(call, mode, time.perf_counter() - started)
+
+
+def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    """Compile a flat graph and call it once, so that nothing is left to be set up lazily."""
+    import torch._inductor as inductor  # imported late: 2 s that `import pyrobnn` need not pay
+    import torch._inductor.config as config
+
+    with warnings.catch_warnings(), config.patch(_INDUCTOR):
+        warnings.simplefilter("ignore")  # inductor's remarks on its own internals
+        call = inductor.compile(graph, inputs)
+        call(*inputs)
+    return call
+
+
+def _small_bmm(left: Tensor, right: Tensor) -> Tensor:
+    """A batched product with an outer or inner dimension of one, as arithmetic that fuses with its neighbours.
+
+    Under ``vmap`` every ``Linear`` becomes a ``bmm``; with one input or one output feature the library call costs more
+    than the product, and separates the loops before and after it.
+    """
+    _, rows, inner = left.shape
+    columns = right.shape[2]
+    if inner == 1:
+        return left * right
+    if columns == 1:
+        return (left * right.transpose(1, 2)).sum(2, keepdim=True)
+    if rows == 1:
+        return (left.transpose(1, 2) * right).sum(1, keepdim=True)
+    return NotImplemented
+
+
+_DECOMPOSITIONS = {torch.ops.aten.bmm.default: _small_bmm}
+
+
+@contextlib.contextmanager
+def _rng_kept(inputs: list[Tensor]) -> Iterator[None]:
+    devices = sorted({leaf.device.index or 0 for leaf in inputs if leaf.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _warn(name: str, what: str, error: Exception, consequence: str) -> None:
+    lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    warnings.warn(f"{name} {what} ({reason}): {consequence}", UserWarning, stacklevel=3)
+
+
+class CudaGraph:
+    """A function on static CUDA buffers, captured once and replayed with one launch.
+
+    The function must read and write only the tensors it closes over or is given here (a state machine that updates its
+    state in place), never allocate its results anew for the caller, and never synchronise. It is run ``warmup`` times
+    on a side stream before the capture, as CUDA graphs require: the buffers must tolerate that.
+
+    Args:
+        fn: The function, compiled or not. Its returned tensors are static too: each replay overwrites them.
+        *buffers: Its arguments: CUDA tensors whose storage stays where it is.
+        warmup: Calls before the capture.
+
+    Attributes:
+        outputs: What ``fn`` returned at capture: read it after :meth:`replay`, copy it to keep it.
+
+    Raises:
+        ValueError: If a buffer is not on a CUDA device.
+    """
+
+    def __init__(self, fn: Callable[..., Any], *buffers: Tensor, warmup: int = 3) -> None:
+        wrong = [str(buffer.device) for buffer in buffers if not buffer.is_cuda]
+        if wrong or not buffers:
+            raise ValueError(
+                f"CUDA graphs need every buffer on a CUDA device, got {wrong or 'no buffer'}: use device='cuda'"
+            )
+        self._buffers = buffers  # keeps the captured addresses alive
+        device = buffers[0].device
+        with torch.cuda.device(device), torch.no_grad():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(warmup):
+                    fn(*buffers)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self.outputs = fn(*buffers)
+
+    def replay(self) -> None:
+        """Run the captured work once, asynchronously."""
+        self._graph.replay()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.func import grad_and_value, vmap
+
+from pyrobnn.compile import CudaGraph, compiled
+
+
+def _energy(z):
+    return (torch.tanh(z) * torch.linspace(0.0, 1.0, 5)).pow(2).sum()
+
+
+def test_compiled_equals_eager_with_gradients():
+    z = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    fn = vmap(grad_and_value(_energy))
+    fast = compiled(fn, z)
+    assert fast.mode == "inductor"
+    assert fast.seconds > 0
+    torch.testing.assert_close(fast(z), fn(z), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(7, 1, 4), (7, 3, 1), (1, 6, 4), (5, 3, 4)])
+def test_small_batched_products(rows, inner, columns):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (
+        torch.randn(2, rows, inner, generator=generator),
+        torch.randn(2, inner, columns, generator=generator),
+    )
+    torch.testing.assert_close(compiled(torch.bmm, a, b)(a, b), a @ b)
+
+
+def test_nested_arguments_and_in_place_writes():
+    def fn(params, buffer, slot):
+        buffer.index_put_((torch.arange(2), slot), params["a"])
+        return {"sum": params["a"] + params["b"]["c"]}
+
+    params = {"a": torch.ones(2, 3), "b": {"c": torch.ones(2, 3)}}
+    buffer = torch.zeros(2, 4, 3)
+    fast = compiled(fn, params, buffer, torch.tensor([1, 2]))
+    assert buffer.sum() == 0, "tracing must not write into the example"
+    out = fast(params, buffer, torch.tensor([0, 3]))
+    assert torch.equal(out["sum"], torch.full((2, 3), 2.0))
+    assert buffer[0, 0].sum() == 3 and buffer[1, 3].sum() == 3 and buffer.sum() == 6
+
+
+def test_random_draws_agree_with_eager_and_the_generator_is_left_alone():
+    def fn(z):
+        return z + torch.randn_like(z)
+
+    z = torch.zeros(4, 3)
+    before = torch.get_rng_state()
+    fast = compiled(fn, z)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        drawn = fast(z), fast(z)
+        torch.manual_seed(3)
+        assert torch.equal(drawn[0], fn(z)) and torch.equal(drawn[1], fn(z))
+
+
+def test_disabled_is_the_function_itself():
+    fast = compiled(torch.sin, torch.ones(2), enabled=False)
+    assert fast.mode == "eager" and fast.seconds == 0.0
+    assert torch.equal(fast(torch.ones(2)), torch.ones(2).sin())
+
+
+def test_no_gradient_flows_through_the_result():
+    z = torch.ones(2, requires_grad=True)
+    assert not compiled(torch.sin, z)(z).requires_grad
+
+
+def test_control_flow_on_values_falls_back_with_one_warning():
+    def fn(z):
+        return z if z.sum() > 0 else -z
+
+    with pytest.warns(UserWarning, match="my model could not be traced") as seen:
+        slow = compiled(fn, torch.ones(2), name="my model")
+    assert len(seen) == 1
+    assert slow.mode == "eager"
+    assert torch.equal(slow(-torch.ones(2)), torch.ones(2))
+
+
+def test_without_a_compiler_the_graph_is_interpreted_with_one_warning():
+    import torch._inductor.config as config
+
+    with (
+        config.patch({"cpp.cxx": ("/nowhere/c++",), "force_disable_caches": True}),
+        pytest.warns(UserWarning, match="could not be compiled") as seen,
+    ):
+        slow = compiled(lambda z: z.sin() * 1.2345, torch.ones(2))
+    assert len(seen) == 1
+    assert slow.mode == "graph"
+    torch.testing.assert_close(slow(torch.ones(2)), torch.ones(2).sin() * 1.2345)
+
+
+def test_inductor_settings_are_left_as_they_were():
+    import torch._inductor.config as config
+
+    before = config.save_config()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.cos, torch.ones(2))
+    assert config.save_config() == before
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="holds a int"):
+        compiled(lambda z, k: z * k, torch.ones(2), 3)
+    with pytest.raises(ValueError, match="CUDA device"):
+        CudaGraph(torch.sin, torch.ones(2))
