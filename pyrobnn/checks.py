@@ -1,0 +1,120 @@
+"""Argument checks: one function per concept, so that the same mistake always gets the same message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_count(name: str, value: Any, minimum: int = 1) -> int:
+    """Return ``value`` if it is an integer of at least ``minimum``.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: smaller than ``minimum``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"'{name}' must be an integer, got {value!r} of type {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"'{name}' must be at least {minimum}, got {value}: pass {name}={minimum} or more")
+    return int(value)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    above: float = -math.inf,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    below: float = math.inf,
+) -> float:
+    """Return ``value`` as a float if it is finite and lies within the bounds (``above``/``below`` are exclusive).
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not finite or out of bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"'{name}' must be a number, got {value!r} of type {type(value).__name__}")
+    value = float(value)
+    bounds = [
+        (above, f"> {above:g}"),
+        (minimum, f">= {minimum:g}"),
+        (below, f"< {below:g}"),
+        (maximum, f"<= {maximum:g}"),
+    ]
+    wanted = " and ".join(text for bound, text in bounds if math.isfinite(bound)) or "finite"
+    if not (math.isfinite(value) and above < value < below and minimum <= value <= maximum):
+        raise ValueError(f"'{name}' must be {wanted}, got {value:g}")
+    return value
+
+
+def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
+    """Return ``value`` if it is one of ``options``.
+
+    Raises:
+        ValueError: not one of them; the message lists them.
+    """
+    if value not in options:
+        raise ValueError(f"'{name}' must be one of {', '.join(map(repr, options))}, got {value!r}")
+    return value
+
+
+def check_device(device: str | torch.device | None) -> torch.device | None:
+    """Return the device if this machine has it.
+
+    Raises:
+        ValueError: unknown device, or CUDA asked for where there is none.
+    """
+    if device is None:
+        return None
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"'device' must name a torch device such as 'cpu' or 'cuda', got {device!r}"
+        ) from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available() or (device.index or 0) >= count:
+            raise ValueError(
+                f"'device' is {str(device)!r} but this machine has {count} CUDA devices: use device='cpu'"
+            )
+    elif device.type not in ("cpu", "mps"):
+        raise ValueError(f"'device' must be 'cpu' or 'cuda', got {str(device)!r}")
+    return device
+
+
+def check_finite(name: str, value: Tensor) -> None:
+    """Raise a ValueError naming the first row of ``value`` that holds NaN or infinity."""
+    if not value.is_floating_point():
+        return
+    finite = torch.isfinite(value)
+    if not bool(finite.all()):
+        row = int((~finite.reshape(len(value), -1)).any(1).nonzero()[0]) if value.dim() else 0
+        count = int((~finite).sum())
+        raise ValueError(
+            f"'{name}' holds {count} NaN or infinite values (first in row {row}): drop or impute these rows"
+        )
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor over ``value`` (tensor, NumPy array, DataFrame or nested list).
+
+    Raises:
+        TypeError: not convertible, for example strings.
+    """
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        return torch.as_tensor(value if not hasattr(value, "to_numpy") else value.to_numpy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}: {error}"
+        ) from error

@@ -1,0 +1,314 @@
+"""A Pyro program as a pure function: its log joint density over one flat, unconstrained vector.
+
+The program's handlers run in Python only when the function is called; traced by :mod:`pyrobnn.compile` they run once.
+Every latent site takes a slice of the vector through the bijection of its support, so that the density includes the
+log-Jacobian; point parameters (``pyro.param``) take slices too when they are free, without prior and without Jacobian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest import mock
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import biject_to
+from torch.distributions.transforms import Transform
+
+from pyrobnn.seeding import seeded
+
+Program = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One latent site or point parameter and its slice of the flat vector."""
+
+    name: str
+    shape: torch.Size
+    unconstrained_shape: torch.Size
+    transform: Transform
+    start: int
+    kind: Literal["latent", "point"]
+
+    @property
+    def size(self) -> int:
+        """Number of unconstrained scalars."""
+        return math.prod(self.unconstrained_shape)
+
+    @property
+    def stop(self) -> int:
+        """One past the last index in the flat vector."""
+        return self.start + self.size
+
+
+class Density:
+    r"""Log joint density of a Pyro program over a flat unconstrained vector.
+
+    .. math:: \log p(y, T(z)) + \log \left| \det \frac{\partial T}{\partial z} \right|, \qquad z \in R^D
+
+    Args:
+        program: a Pyro program; called with ``args``.
+        args: its arguments, usually (x, y); tensors or None.
+        points: ``"free"`` puts ``pyro.param`` sites into the vector after the latent ones (for optimisation);
+            ``"held"`` keeps them at their values.
+        values: values of held or initial point parameters, by name; missing ones come from the program.
+
+    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
+    ``stochastic`` (name of a subsampling plate or None), ``initial_points`` (values of the point parameters).
+
+    Raises:
+        ValueError: a discrete latent site, or a program without any site to infer.
+
+    Example:
+        >>> def program(x, y):
+        ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        ...     with pyro.plate("data", len(x)):
+        ...         pyro.sample("y", dist.Normal(slope * x, scale), obs=y)
+        >>> density = Density(program, (torch.ones(3), torch.zeros(3)))
+        >>> density.dim
+        2
+        >>> round(density.log_joint(torch.zeros(2)).item(), 3)
+        -4.402
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        args: tuple[Any, ...] = (),
+        *,
+        points: Literal["free", "held"] = "free",
+        values: Mapping[str, Tensor] | None = None,
+    ):
+        self.program = program
+        self.args = args
+        self.points = points
+        self._held: dict[str, Tensor] = dict(values or {})
+        trace = self._first_trace()
+        self.sites = tuple(self._layout(trace))
+        if not self.sites:
+            raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
+        self.dim = sum(site.size for site in self.sites)
+        latent = [
+            node["value"] for node in trace.nodes.values() if node["name"] in {s.name for s in self.sites}
+        ]
+        self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
+        self.device = latent[0].device
+        self.observed = tuple(n for n, node in trace.nodes.items() if _is_observed(node))
+        self._by_name = {site.name: site for site in self.sites}
+
+    # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
+
+    def constrain(self, z: Tensor) -> dict[str, Tensor]:
+        """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
+        return {site.name: site.transform(self._slice(site, z)) for site in self.sites}
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape).
+
+        Raises:
+            ValueError: a site is missing or has the wrong shape.
+        """
+        parts = []
+        for site in self.sites:
+            if site.name not in values:
+                raise ValueError(f"the site {site.name!r} is missing; given: {', '.join(values)}")
+            value = torch.as_tensor(values[site.name], device=self.device)
+            batch = value.shape[: value.dim() - len(site.shape)]
+            if value.shape[len(batch) :] != site.shape:
+                raise ValueError(
+                    f"the site {site.name!r} has shape {tuple(value.shape)}, expected (…, {site.shape})"
+                )
+            flat = site.transform.inv(value.to(self.dtype))
+            parts.append(flat.reshape(batch + (site.size,)))
+        return torch.cat(parts, -1)
+
+    def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
+        """log |det dT/dz| of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
+        total = z.new_zeros(z.shape[:-1])
+        for site in self.sites if only is None else (only,):
+            if site.kind == "latent" and not _is_identity(site.transform):
+                u = self._slice(site, z)
+                term = site.transform.log_abs_det_jacobian(u, site.transform(u))
+                total = total + term.reshape(z.shape[:-1] + (-1,)).sum(-1)
+        return total
+
+    def site_of(self, index: int) -> str:
+        """Name of the site that holds coordinate ``index`` of the flat vector."""
+        return next(site.name for site in self.sites if site.start <= index < site.stop)
+
+    def _slice(self, site: Site, z: Tensor) -> Tensor:
+        return z[..., site.start : site.stop].reshape(z.shape[:-1] + site.unconstrained_shape)
+
+    # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
+
+    def log_joint(self, z: Tensor, *args: Any, jacobian: bool = True) -> Tensor:
+        """Log joint density at ``z`` (dim,), accumulated in float64, in nats; a scalar.
+
+        Args:
+            z: flat vector.
+            args: arguments of the program instead of the stored ones (a mini-batch).
+            jacobian: include the log-Jacobian of the bijections (leave it out for a mode in constrained space).
+        """
+        log_prior, log_likelihood = self.log_parts(z, *args)
+        total = log_prior + log_likelihood
+        return total + self.log_jacobian(z).double() if jacobian else total
+
+    def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
+        prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
+        for node in self._trace(self.constrain(z), args).nodes.values():
+            if node["type"] != "sample" or _is_subsample(node):
+                continue
+            if _is_observed(node):
+                likelihood = likelihood + _total(node)
+            else:
+                prior = prior + _total(node)
+        return prior, likelihood
+
+    def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
+        """Log likelihood of each datum at ``z`` (dim,), unscaled, shape (N,); several observed sites are concatenated."""
+        parts = []
+        for node in self._trace(self.constrain(z), args).nodes.values():
+            if node["type"] == "sample" and _is_observed(node):
+                with _without_validation():
+                    parts.append(node["fn"].log_prob(node["value"]).reshape(-1))
+        return torch.cat(parts) if parts else z.new_zeros(0)
+
+    # -- starting points -------------------------------------------------------------------------------------------
+
+    def sample_prior(self, num: int, seed: int) -> Tensor:
+        """Draws from the prior as flat vectors (num, dim); point parameters at their initial values."""
+        draws = []
+        with seeded(seed, self.device):
+            for _ in range(num):
+                trace = self._trace({}, ())
+                values = {s.name: trace.nodes[s.name]["value"].detach() for s in self.sites}
+                draws.append(self.unconstrain(values))
+        return torch.stack(draws)
+
+    def initial(self, values: Mapping[str, Tensor] | None = None, seed: int = 0) -> Tensor:
+        """A start for optimisation (dim,): ``values`` where given, else the point's own, else the prior median of 25 draws."""
+        center = self.constrain(self.sample_prior(25, seed).median(0).values)
+        return self.unconstrain(center | {k: v for k, v in (values or {}).items() if k in self._by_name})
+
+    # -- running the program ---------------------------------------------------------------------------------------
+
+    def _trace(self, values: Mapping[str, Tensor], args: tuple[Any, ...]) -> pyro.poutine.Trace:
+        with _without_validation(), pyro.poutine.block(), _Supply(values, self._held):
+            return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
+
+    def _first_trace(self) -> pyro.poutine.Trace:
+        with seeded(0), torch.no_grad():
+            return self._trace({}, ())
+
+    def _layout(self, trace: pyro.poutine.Trace) -> Iterator[Site]:
+        self.stochastic: str | None = None
+        self.initial_points: dict[str, Tensor] = {}
+        start = 0
+        for node in trace.nodes.values():
+            if _is_subsample(node):
+                if node["infer"].get("_random_subsample", False):
+                    self.stochastic = node["name"]
+            elif node["type"] == "sample" and not _is_observed(node):
+                if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
+                    raise ValueError(
+                        f"the latent site {node['name']!r} is discrete: sum it out, gradients need continuous sites"
+                    )
+                site = _site(node, node["fn"].support, start, "latent")
+                start = site.stop
+                yield site
+        for node in trace.nodes.values():
+            if node["type"] == "param":
+                self.initial_points[node["name"]] = node["value"].detach()
+                if self.points == "free":
+                    support = node["kwargs"].get("constraint", torch.distributions.constraints.real)
+                    site = _site(node, support, start, "point")
+                    start = site.stop
+                    yield site
+
+
+class _Supply(Messenger):
+    """Gives every site its value; point parameters never reach Pyro's global store."""
+
+    def __init__(self, values: Mapping[str, Tensor], held: Mapping[str, Tensor]):
+        super().__init__()
+        self.values, self.held = values, held
+
+    def _pyro_sample(self, msg) -> None:
+        if _is_subsample(msg):
+            # remember whether the plate drew its indices or was given them
+            msg["infer"]["_random_subsample"] = msg["value"] is None and msg["fn"].subsample_size not in (
+                None,
+                msg["fn"].size,
+            )
+        elif msg["name"] in self.values and not msg["is_observed"]:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+    def _pyro_param(self, msg) -> None:
+        name = msg["name"]
+        if name in self.values:
+            value = self.values[name]
+        elif name in self.held:
+            value = self.held[name]
+        elif name in pyro.get_param_store():
+            value = pyro.get_param_store()[name].detach()
+        else:
+            init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
+            if init is None:
+                raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
+            value = (init() if callable(init) else init).detach()
+        msg["value"], msg["done"] = value, True
+
+
+@contextlib.contextmanager
+def _without_validation() -> Iterator[None]:
+    """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
+    # instances expanded while validation was on carry their own flag, hence the second switch
+    skip = mock.patch.object(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)
+    with pyro.validation_enabled(False), skip:
+        yield
+
+
+def _total(node: Mapping[str, Any]) -> Tensor:
+    """The node's scaled log probability, elementwise in its own dtype and summed in float64."""
+    fn, value, scale, mask = node["fn"], node["value"], node["scale"], node["mask"]
+    with _without_validation():
+        if mask is None:
+            # the elements of an event are summed here, in float64, not inside the distribution
+            while isinstance(fn, dist.Independent) or type(fn) is torch.distributions.Independent:
+                fn = fn.base_dist
+        log_prob = fn.log_prob(value)
+    if mask is not None and mask is not True:
+        log_prob = torch.where(torch.as_tensor(mask), log_prob, torch.zeros_like(log_prob))
+    if isinstance(scale, Tensor) and scale.dim():
+        log_prob, scale = log_prob * scale, 1.0
+    return log_prob.sum(dtype=torch.float64) * scale
+
+
+def _site(node: Mapping[str, Any], support, start: int, kind: Literal["latent", "point"]) -> Site:
+    transform = biject_to(support)
+    shape = node["value"].shape
+    return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
+
+
+def _is_observed(node: Mapping[str, Any]) -> bool:
+    return node["type"] == "sample" and node["is_observed"] and not _is_subsample(node)
+
+
+def _is_subsample(node: Mapping[str, Any]) -> bool:
+    return type(node.get("fn")).__name__ == "_Subsample"
+
+
+def _is_identity(transform: Transform) -> bool:
+    base = getattr(transform, "base_transform", transform)
+    return base == torch.distributions.transforms.identity_transform

@@ -1,0 +1,284 @@
+"""What every ``fit`` starts from and ends with: a validated problem, and a posterior with its provenance."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pyrobnn.approximation import Approximation, log_importance
+from pyrobnn.checks import as_tensor, check_count, check_device, check_finite
+from pyrobnn.density import Density
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+
+Callback = Callable[[int, Mapping[str, Any]], bool | None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model and its data, checked, on one device.
+
+    Attributes: ``model``; ``x``, ``y`` (the whole data set; for a streamed loader its first batch); ``num_data``;
+    ``device``; ``loader`` (None when everything is in memory); ``density`` over the whole data set.
+    """
+
+    model: BNN | Callable[..., Any]
+    density: Density
+    x: Any
+    y: Any
+    num_data: int | None
+    device: torch.device
+    loader: DataLoader | None = None
+
+    @property
+    def is_bnn(self) -> bool:
+        """Whether the model is a BNN (otherwise a plain Pyro program)."""
+        return isinstance(self.model, BNN)
+
+    def batches(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Endless mini-batches (x, y) in random order from torch's present random state; the whole data without a size."""
+        if self.loader is not None:
+            while True:
+                for x, y in self.loader:
+                    yield check_data(self.model, x, y, self.device)
+        while batch_size is None or batch_size >= self.num_data:
+            yield self.x, self.y
+        while True:
+            order = torch.randperm(self.num_data, device=self.device)
+            # the last incomplete batch is dropped; the next epoch draws another permutation
+            for rows in order[: self.num_data - self.num_data % batch_size].split(batch_size):
+                yield self.x[rows], self.y[rows]
+
+
+def prepare(
+    model: BNN | Callable[..., Any],
+    x: Any = None,
+    y: Any = None,
+    *,
+    points: Literal["free", "held"],
+    device: str | torch.device | None = None,
+    values: Mapping[str, Tensor] | None = None,
+    stream: bool = False,
+    deterministic: bool = True,
+) -> Problem:
+    """Check the model and its data before any compute, and build the density.
+
+    Args:
+        model: a BNN or a plain Pyro callable ``fn(x, y)``.
+        x, y: the data; or ``x`` a DataLoader of (x, y) batches and ``y`` None.
+        points: whether point parameters are optimised (``"free"``) or held.
+        device: where to compute; default where ``x`` is.
+        values: values of held point parameters (an earlier posterior's).
+        stream: keep a DataLoader as a stream; otherwise its batches are gathered in memory.
+        deterministic: refuse dropout and batch-norm layers in training mode.
+
+    Raises:
+        TypeError, ValueError: naming the argument and the remedy.
+    """
+    device = check_device(device)
+    loader = x if isinstance(x, DataLoader) else None
+    if not isinstance(model, BNN):
+        if not callable(model) or isinstance(model, type):
+            raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
+        if loader is not None:
+            raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
+        return _program_problem(model, x, y, points, device, values)
+    if deterministic and (layers := model.stochastic_layers()):
+        raise ValueError(
+            f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
+            "so it has no fixed density: call net.eval() before building the BNN"
+        )
+    num_data = None
+    if loader is not None:
+        if y is not None:
+            raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
+        x, y, num_data = _read_loader(loader, gather=not stream)
+    elif x is None or y is None:
+        raise TypeError(
+            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
+        )
+    device = device or (x.device if isinstance(x, Tensor) else model.device)
+    model = model.to(device)
+    x, y = check_data(model, x, y, device)
+    num_data = num_data or len(x)
+    program = partial(model.pyro_model, num_data=num_data)
+    density = Density(program, (x, y), points=points, values=values)
+    return Problem(model, density, x, y, num_data, device, loader if stream else None)
+
+
+def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
+
+    Raises:
+        TypeError: not numeric.
+        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range.
+    """
+    x, y = as_tensor("x", x).to(device), as_tensor("y", y).to(device)
+    if x.dim() == 0 or len(x) == 0:
+        raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
+    if y.dim() == 0 or len(y) != len(x):
+        raise ValueError(
+            f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
+        )
+    check_finite("x", x)
+    if x.is_floating_point() or _takes_floats(model):
+        x = x.to(model.dtype)
+    width = _output_width(model, x)
+    return x, model.likelihood.target(y, width, model.dtype)
+
+
+def make_posterior(
+    problem: Problem,
+    method: Any,
+    draws: Mapping[str, Tensor],
+    *,
+    seed: int,
+    timings: Mapping[str, float],
+    sample_stats: Mapping[str, Tensor] | None = None,
+    approximation: Approximation | None = None,
+    point_values: Mapping[str, Tensor] | None = None,
+    log_evidence: float | None = None,
+    history: Mapping[str, Tensor] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    importance: bool = True,
+    network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Posterior:
+    """Assemble a posterior with its provenance.
+
+    Args:
+        problem: what was fitted.
+        method: the configuration (a frozen dataclass); its fields are recorded.
+        draws: site → (chain, draw, \*shape).
+        point_values: fitted point parameters, site → value; they join the draws, constant over them.
+        timings: seconds of ``compile`` and ``fit``.
+        importance: compute log_p and log_q of the draws for an approximation (k-hat and LOO need them).
+        The rest as in :class:`pyrobnn.posterior.Posterior`.
+    """
+    draws = {name: value.detach() for name, value in draws.items()}
+    num_chains, num_draws = next(iter(draws.values())).shape[:2]
+    fixed = {
+        name: value.detach()
+        for name, value in (problem.density.initial_points | dict(point_values or {})).items()
+    }
+    for name, value in fixed.items():
+        if name not in draws:
+            draws[name] = value.expand(num_chains, num_draws, *value.shape)
+    stats = dict(sample_stats or {})
+    if approximation is not None and importance:
+        held = Density(problem.density.program, problem.density.args, points="held", values=fixed)
+        stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
+    record = {
+        "method": type(method).__name__,
+        "settings": settings(method),
+        "seed": seed,
+        "num_data": problem.num_data,
+        "timings": {name: round(value, 6) for name, value in timings.items()},
+        "iid": approximation is not None,
+        "temperature": 1.0,
+        "point_sites": sorted(fixed),
+        "likelihood": problem.model.likelihood.task if problem.is_bnn else None,
+        "device": str(problem.device),
+        "warnings": [],
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
+    }
+    return Posterior(
+        problem.model,
+        draws,
+        stats,
+        log_evidence=log_evidence,
+        approximation=approximation,
+        network=network,
+        moments=moments,
+        history=dict(history or {}),
+        meta=record | dict(meta or {}),
+    )
+
+
+def settings(method: Any) -> dict[str, Any]:
+    """The configuration of a method as plain values that JSON can hold."""
+    plain = (bool, int, float, str, type(None))
+
+    def value_of(value: Any) -> Any:
+        if isinstance(value, plain):
+            return value
+        if isinstance(value, (tuple, list)):
+            return [value_of(item) for item in value]
+        return getattr(value, "__name__", None) or repr(value)
+
+    return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
+
+
+def check_fit(num_draws: int, seed: int) -> None:
+    """The arguments every ``fit`` shares.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    check_count("num_draws", num_draws)
+    check_count("seed", seed, minimum=0)
+
+
+def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any]) -> bool:
+    """Call every callback; True if any of them asks to stop."""
+    return any([bool(callback(step, metrics)) for callback in callbacks])
+
+
+def _program_problem(program, x, y, points, device, values) -> Problem:
+    tensors = [value for value in (x, y) if isinstance(value, Tensor)]
+    device = device or (tensors[0].device if tensors else torch.device("cpu"))
+    x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
+    for name, value in (("x", x), ("y", y)):
+        if isinstance(value, Tensor):
+            check_finite(name, value)
+    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else None
+    return Problem(program, Density(program, (x, y), points=points, values=values), x, y, num_data, device)
+
+
+def _read_loader(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, int]:
+    try:
+        num_data = len(loader.dataset)
+    except TypeError as error:
+        raise ValueError(
+            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
+        ) from error
+    if num_data == 0:
+        raise ValueError("the DataLoader is empty: pass at least one data point")
+    with torch.random.fork_rng([]):  # iterating a loader advances the global state
+        batches = iter(loader)
+        first = next(batches)
+        if not isinstance(first, (tuple, list)) or len(first) != 2:
+            raise ValueError("the DataLoader must give batches (x, y): return two tensors from the dataset")
+        pairs = [first, *batches] if gather else [first]
+    x, y = (torch.cat([as_tensor(name, pair[i]) for pair in pairs]) for i, name in enumerate("xy"))
+    return x, y, len(x) if gather else num_data
+
+
+def _takes_floats(model: BNN) -> bool:
+    return not any(isinstance(module, torch.nn.Embedding) for module in model.net.modules())
+
+
+@torch.no_grad()
+def _output_width(model: BNN, x: Tensor) -> int:
+    try:
+        f = model.forward({}, x[:2])
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"the net cannot take 'x' of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+        ) from error
+    if f.dim() != 2:
+        raise ValueError(
+            f"the net returns shape {tuple(f.shape)} for {len(x[:2])} points but (points, outputs) is expected: "
+            "end it with nn.Flatten() or a linear layer with one column per output"
+        )
+    return f.shape[1]

@@ -1,0 +1,178 @@
+"""The model: net + prior + likelihood = a Pyro program, and its pure reading ``forward(params, x)``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.likelihoods import Likelihood
+from pyrobnn.priors import Prior, move, site_priors
+
+NET = "net."
+
+
+class BNN:
+    r"""A Bayesian neural network: any ``nn.Module``, a prior on its parameters and a likelihood.
+
+    .. math:: \theta \sim p(\theta), \qquad y_n \sim p(y \mid f_\theta(x_n)), \quad n = 1 \dots N
+
+    The net is deep-copied: the user's own is never touched. Bayesian parameters are the sites ``net.<parameter>``;
+    parameters hidden from the prior are point parameters of the same name, optimised by MLE, MAP and SVI and held at
+    the net's own values by MCMC.
+
+    Args:
+        net: maps inputs (N, …) to outputs (N, width).
+        prior: any ``tyxe.priors.Prior``, see :mod:`pyrobnn.priors`.
+        likelihood: one of :mod:`pyrobnn.likelihoods`.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: the prior's hide/expose names nothing in the net, or leaves no Bayesian parameter.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
+        >>> model = BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
+        >>> trace = pyro.poutine.trace(model.pyro_model).get_trace(torch.zeros(5, 1))
+        >>> trace.nodes["net.0.weight"]["value"].shape
+        torch.Size([50, 1])
+    """
+
+    def __init__(self, net: nn.Module, prior: Prior, likelihood: Likelihood):
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"'net' must be a torch.nn.Module, got {type(net).__name__}")
+        if not isinstance(prior, Prior):
+            raise TypeError(
+                f"'prior' must be a tyxe.priors.Prior, got {type(prior).__name__}: try pyrobnn.priors.IIDPrior"
+            )
+        if not isinstance(likelihood, Likelihood):
+            raise TypeError(
+                f"'likelihood' must be one of pyrobnn.likelihoods, got {type(likelihood).__module__}.{type(likelihood).__name__}"
+            )
+        # the prior may refer to the user's own modules (hide_modules), so it is read before copying
+        priors = site_priors(prior, net)
+        self.net = copy.deepcopy(net)
+        self.prior = prior
+        self.likelihood = likelihood
+        self.priors = {NET + name: site for name, site in priors.items()} | dict(likelihood.priors)
+        self._eval_net = copy.deepcopy(self.net).eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the weights."""
+        return next(
+            (p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.get_default_dtype()
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next((p.device for p in self.net.parameters()), torch.device("cpu"))
+
+    @property
+    def num_weights(self) -> int:
+        """Number of scalar parameters of the net, Bayesian or not."""
+        return sum(p.numel() for p in self.net.parameters())
+
+    def to(self, device: torch.device) -> BNN:
+        """This model on ``device``; itself if it is there already."""
+        if device == self.device:
+            return self
+        moved = copy.copy(self)
+        moved.net = copy.deepcopy(self.net).to(device)
+        moved._eval_net = copy.deepcopy(self._eval_net).to(device)
+        moved.likelihood = copy.deepcopy(self.likelihood).to(device)
+        like = torch.zeros((), dtype=self.dtype, device=device)
+        moved.priors = {name: move(prior, like) for name, prior in self.priors.items()}
+        moved.likelihood.priors = {name: moved.priors[name] for name in self.likelihood.priors}
+        return moved
+
+    def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+        """The generative program: weights, then the network, then the data.
+
+        Args:
+            x: inputs (N, …).
+            y: targets, or None to sample them.
+            num_data: size of the whole data set when (x, y) is a mini-batch of it.
+        Returns:
+            The network output (N, width).
+        """
+        values = self.sample_parameters()
+        params = {name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)}
+        buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
+        f = torch.func.functional_call(self.net, params | buffers, (x,))
+        self.likelihood.observe(f, y, values, num_data)
+        return f
+
+    __call__ = pyro_model
+
+    def sample_parameters(self) -> dict[str, Tensor]:
+        """The program's first half: every parameter of the net and of the likelihood, by site."""
+        values = {}
+        for name, param in self.net.named_parameters():
+            site = NET + name
+            if site in self.priors:
+                values[site] = pyro.sample(site, self.priors[site])
+            else:
+                values[site] = pyro.param(site, param.detach().clone())
+        return values | self.likelihood.sample_parameters()
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The network as a pure function of one set of parameters.
+
+        Args:
+            params: site → tensor, with or without the leading ``net.``; parameters and buffers left out keep the
+                net's own values, other sites (the noise) are ignored.
+            x: inputs (N, …).
+        Returns:
+            Output (N, width), in evaluation mode (no dropout, stored batch-norm statistics).
+        """
+        known = self._eval_net.state_dict(keep_vars=True)
+        values = {name.removeprefix(NET): value for name, value in params.items()}
+        values = {name: value for name, value in values.items() if name in known}
+        return torch.func.functional_call(self._eval_net, values, (x,))
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """The net's own parameter values by site: where optimisation starts."""
+        return {NET + name: param.detach().clone() for name, param in self.net.named_parameters()}
+
+    def reinitialized(self, seed: int) -> BNN:
+        """This model with a freshly initialised net (``reset_parameters`` of every module that has it).
+
+        Parameters of modules without ``reset_parameters`` are drawn from their prior.
+        """
+        fresh = copy.copy(self)
+        fresh.net = copy.deepcopy(self.net)
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(seed)
+            for module_name, module in fresh.net.named_modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+                    continue
+                for name, param in module.named_parameters(recurse=False):
+                    site = f"{NET}{module_name}.{name}" if module_name else NET + name
+                    if site in self.priors:
+                        param.copy_(self.priors[site].sample())
+        return fresh
+
+    def stochastic_layers(self) -> list[str]:
+        """Names of the layers whose output is random or batch-dependent in the net's present mode."""
+        batch_norm = (nn.modules.batchnorm._BatchNorm,)
+        dropout = (nn.modules.dropout._DropoutNd, nn.RReLU)
+        return [
+            name or type(module).__name__
+            for name, module in self.net.named_modules()
+            if module.training
+            and (
+                isinstance(module, batch_norm)
+                or (isinstance(module, dropout) and getattr(module, "p", 1) > 0)
+            )
+        ]
+
+    def __repr__(self) -> str:
+        return f"BNN({type(self.net).__name__}, {type(self.prior).__name__}, {self.likelihood!r}, {self.num_weights} weights)"

@@ -1,0 +1,214 @@
+"""What every method returns: draws of the parameters, and all that is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.approximation import Approximation
+from pyrobnn.checks import as_tensor, check_count, check_finite
+from pyrobnn.model import BNN
+from pyrobnn.predict import Prediction
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+#: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
+CHUNK_SCALARS = 2**24
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior draws of a model, whatever method made them.
+
+    Attributes:
+        model: the :class:`pyrobnn.BNN` or the plain Pyro program.
+        draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws.
+        sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps, acceptance_rate, step_size;
+            for SVI, Laplace and SWAG log_p and log_q.
+        log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats.
+        approximation: q of SVI, Laplace and SWAG, else None.
+        network: (params, x) → f where it isn't the model's own ``forward`` (linearised Laplace).
+        moments: x → exact (mean, variance) of f where the method has them in closed form.
+        history: scalar tracked during the fit → (step,).
+        meta: method, config, seed, num_data, timings (s), iid, temperature, point_sites, warnings, versions: JSON-able.
+    """
+
+    model: BNN | Callable[..., Any]
+    draws: dict[str, Tensor]
+    sample_stats: dict[str, Tensor] = field(default_factory=dict)
+    log_evidence: float | None = None
+    approximation: Approximation | None = None
+    network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    history: dict[str, Tensor] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains (1 for independent draws)."""
+        return next(iter(self.draws.values())).shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per chain."""
+        return next(iter(self.draws.values())).shape[1]
+
+    @property
+    def guide(self) -> Callable[..., Any] | None:
+        """SVI, Laplace, SWAG: a Pyro guide over the model's sites, for ``pyro.infer.Predictive(model, guide=…)``; else None."""
+        return None if self.approximation is None else self.approximation.guide
+
+    def log_q(self, draws: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Log density of the approximation at ``draws`` (default: these draws), constrained space; (chain, draw).
+
+        Raises:
+            ValueError: the method has no approximation (NUTS, ensembles, MC dropout).
+        """
+        if self.approximation is None:
+            raise ValueError(
+                f"{self.meta.get('method', 'this method')} has no approximate density q: log_q exists for SVI, Laplace and SWAG"
+            )
+        return self.approximation.log_prob(self.draws if draws is None else draws)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Draws with chains joined, site → (chain·draw, \\*shape), as ``pyro.infer.Predictive`` takes them."""
+        return {name: value.flatten(0, 1) for name, value in self.draws.items()}
+
+    def thin(self, num_draws: int) -> Posterior:
+        """This posterior with at most ``num_draws`` evenly spaced draws of each chain."""
+        check_count("num_draws", num_draws)
+        if num_draws >= self.num_draws:
+            return self
+        keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
+        pick = {name: value[:, keep.to(value.device)] for name, value in self.draws.items()}
+        stats = {name: value[:, keep.to(value.device)] for name, value in self.sample_stats.items()}
+        return Posterior(
+            self.model,
+            pick,
+            stats,
+            self.log_evidence,
+            self.approximation,
+            self.network,
+            self.moments,
+            self.history,
+            self.meta,
+        )
+
+    def predict(
+        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
+    ) -> Prediction:
+        """The predictive distribution at inputs ``x``.
+
+        Args:
+            x: inputs (point, …) in the units the model was fitted in.
+            num_draws: use only this many draws of each chain (evenly spaced).
+            chunk_scalars: bound on the scalars evaluated at once; draws and points are split to meet it.
+
+        Raises:
+            TypeError: the posterior belongs to a plain Pyro program, which has no network output.
+            ValueError: empty or non-finite ``x``.
+        """
+        f = self.function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
+        few = self if num_draws is None else self.thin(num_draws)
+        moments = None if self.moments is None else self.moments(self._inputs(x))
+        return Prediction(f, self.model.likelihood, few.draws, moments=moments)
+
+    @torch.no_grad()
+    def function(
+        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
+    ) -> Tensor:
+        """Network outputs at ``x`` for every draw, (chain, draw, point, width); coherent functions, computed in chunks."""
+        x = self._inputs(x)
+        if num_draws is not None:
+            return self.thin(num_draws).function(x, chunk_scalars=chunk_scalars)
+        forward = self.model.forward if self.network is None else self.network
+        params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
+        total = self.num_chains * self.num_draws
+        widest = _widest_layer(self.model, x)
+        points_at_once = max(1, min(len(x), chunk_scalars // max(widest, 1)))
+        draws_at_once = max(
+            1, min(total, chunk_scalars // max(widest * points_at_once, self.model.num_weights))
+        )
+        rows = []
+        for start in range(0, total, draws_at_once):
+            part = {name: value[start : start + draws_at_once] for name, value in params.items()}
+            columns = [
+                torch.func.vmap(forward, in_dims=(0, None))(part, piece) for piece in x.split(points_at_once)
+            ]
+            rows.append(torch.cat(columns, 1))
+        f = torch.cat(rows)
+        return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
+
+    def to_datatree(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        *,
+        probe_x: Tensor | None = None,
+        test: tuple[Tensor, Tensor] | None = None,
+        grid: Tensor | None = None,
+        units: Units | None = None,
+        label: str | None = None,
+    ) -> DataTree:
+        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.datatree.to_datatree` for the arguments."""
+        from pyrobnn.datatree import to_datatree
+
+        return to_datatree(self, x, y, probe_x=probe_x, test=test, grid=grid, units=units, label=label)
+
+    def save(self, path: str | Path) -> Path:
+        """Write to a netCDF file (atomically; no pickle), see :func:`pyrobnn.storage.save`."""
+        from pyrobnn.storage import save
+
+        return save(self, path)
+
+    @staticmethod
+    def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: truncated, foreign, or of another model.
+        """
+        from pyrobnn.storage import load
+
+        return load(path, model)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        if not isinstance(self.model, BNN):
+            raise TypeError(
+                "a plain Pyro program has no network output to predict: "
+                "use pyro.infer.Predictive(program, posterior_samples=posterior.stacked())"
+            )
+        x = as_tensor("x", x)
+        if x.dim() == 0 or len(x) == 0:
+            raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
+        check_finite("x", x)
+        device = next(iter(self.draws.values())).device
+        return x.to(device, self.model.dtype) if x.is_floating_point() else x.to(device)
+
+    def __repr__(self) -> str:
+        size = f"{self.num_chains} chains × {self.num_draws} draws"
+        return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
+
+
+def _widest_layer(model: BNN, x: Tensor) -> int:
+    """Scalars of the largest layer output for one point."""
+    sizes = [x[0].numel()]
+    hooks = [
+        module.register_forward_hook(
+            lambda _m, _i, out: sizes.append(out.numel()) if isinstance(out, Tensor) else None
+        )
+        for module in model._eval_net.modules()
+    ]
+    try:
+        model.forward({}, x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)

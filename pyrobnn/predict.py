@@ -1,0 +1,204 @@
+"""Prediction: what the posterior says about new inputs, with its uncertainty split in two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import as_tensor
+from pyrobnn.likelihoods import Likelihood, _Gaussian
+from pyrobnn.seeding import seeded
+
+
+class Prediction:
+    r"""The posterior predictive distribution at some inputs: a mixture with one component per posterior draw.
+
+    .. math:: p(y \mid x) = \frac{1}{S} \sum_s p(y \mid f_s(x), \theta_s)
+
+    Args:
+        f: network outputs (chain, draw, point, width); a draw is one function, coherent across points.
+        likelihood: the likelihood of the model.
+        params: draws of the likelihood's own parameters, site → (chain, draw, \*shape).
+        moments: exact mean and variance of the function, both (point, out), where the method knows them in closed form
+            (linearised Laplace); they replace the draws' in ``mean`` and ``epistemic_var``.
+        y_mean, y_scale: units: targets were fitted as (y − y_mean) / y_scale; everything here is in the units of y.
+
+    Attributes: ``f``; for regression ``mean``, ``aleatoric_var``, ``epistemic_var``, ``var``, all (point, out), with
+    :math:`\mathrm{var} = E_s[\sigma_s^2] + \mathrm{Var}_s[\mu_s]` (law of total variance); for classification
+    ``probs`` (point, class), ``aleatoric_entropy``, ``epistemic_entropy`` (mutual information), ``entropy`` (point,), in nats.
+    """
+
+    def __init__(
+        self,
+        f: Tensor,
+        likelihood: Likelihood,
+        params: Mapping[str, Tensor],
+        *,
+        moments: tuple[Tensor, Tensor] | None = None,
+        y_mean: float | Tensor = 0.0,
+        y_scale: float | Tensor = 1.0,
+    ):
+        self.f = f
+        self.likelihood = likelihood
+        self.params = {
+            name: value
+            for name, value in params.items()
+            if name in likelihood.priors or name in likelihood.points
+        }
+        self.task = likelihood.task
+        self._moments = moments
+        self._y_mean, self._y_scale = y_mean, y_scale
+        if self.task == "gaussian":
+            loc, scale = likelihood.loc_scale(f, self.params)
+            y_mean = torch.as_tensor(y_mean, dtype=loc.dtype, device=loc.device)
+            y_scale = torch.as_tensor(y_scale, dtype=loc.dtype, device=loc.device)
+            #: mean and noise sd of every mixture component, (chain, draw, point, out)
+            self.loc, self.scale = loc * y_scale + y_mean, scale * y_scale
+
+    def in_units(self, y_mean: float | Tensor, y_scale: float | Tensor) -> Prediction:
+        """The same prediction in the units of the original targets, y = y_mean + y_scale · standardised."""
+        self._need("gaussian")
+        return Prediction(
+            self.f, self.likelihood, self.params, moments=self._moments, y_mean=y_mean, y_scale=y_scale
+        )
+
+    # -- regression -------------------------------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> Tensor:
+        """Predictive mean (point, out); for Bernoulli the probability of 1."""
+        if self.task == "bernoulli":
+            return self.probs
+        self._need("gaussian")
+        if self._moments is not None:
+            return self._moments[0] * self._y_scale + self._y_mean
+        return _mean(self.loc)
+
+    @property
+    def aleatoric_var(self) -> Tensor:
+        """Expected noise variance E[σ²] (point, out)."""
+        self._need("gaussian")
+        return _mean(self.scale.double().square()).to(self.f.dtype)
+
+    @property
+    def epistemic_var(self) -> Tensor:
+        """Variance of the mean over draws, Var[μ] (point, out); exactly 0 for a single draw."""
+        self._need("gaussian")
+        if self._moments is not None:
+            return self._moments[1] * self._y_scale**2
+        return self.loc.double().flatten(0, 1).var(0, correction=0).to(self.f.dtype)
+
+    @property
+    def var(self) -> Tensor:
+        """Total predictive variance (point, out)."""
+        return self.aleatoric_var + self.epistemic_var
+
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """Quantiles of the mixture by bisection of its distribution function.
+
+        Args:
+            q: probabilities in (0, 1), scalar or (k,).
+        Returns:
+            (point, out), or (k, point, out).
+        Raises:
+            ValueError: q outside (0, 1).
+        """
+        self._need("gaussian")
+        levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
+        loc, scale = self.loc.flatten(0, 1), self.scale.flatten(0, 1)
+        found = torch.stack([_mixture_quantile(level, loc, scale) for level in levels.reshape(-1)])
+        return found.reshape(levels.shape + found.shape[1:]).to(self.f.dtype)
+
+    # -- classification ---------------------------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities averaged over draws, (point, class); Bernoulli: probability of 1, (point, out)."""
+        self._need("categorical", "bernoulli")
+        return _mean(self.likelihood.probs(self.f))
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the averaged probabilities in nats, (point,)."""
+        return _entropy(self.probs, self.task)
+
+    @property
+    def aleatoric_entropy(self) -> Tensor:
+        """Average entropy of the draws in nats, (point,)."""
+        self._need("categorical", "bernoulli")
+        return _mean(_entropy(self.likelihood.probs(self.f), self.task))
+
+    @property
+    def epistemic_entropy(self) -> Tensor:
+        """Mutual information of label and parameters in nats, (point,): entropy − aleatoric entropy, never negative."""
+        return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
+
+    # -- both -------------------------------------------------------------------------------------------------------
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density of the *mixture* at ``y`` (point, out) or labels (point,), in nats, joint over outputs; (point,).
+
+        In the units of y: log p(y|x) = logsumexp_s log p(y|x, θ_s) − log S.
+        """
+        y = as_tensor("y", y).to(self.f.device)
+        y = self.likelihood.target(y, self.f.shape[-1], self.f.dtype)
+        if len(y) != self.f.shape[-2]:
+            raise ValueError(
+                f"'y' has {len(y)} rows but the prediction has {self.f.shape[-2]} points: predict at the same x"
+            )
+        if self.task == "gaussian":
+            per_draw = (
+                torch.distributions.Normal(self.loc.double(), self.scale.double())
+                .log_prob(y.double())
+                .sum(-1)
+            )
+        else:
+            per_draw = self.likelihood.log_prob(
+                self.f.double(), y.double() if y.is_floating_point() else y, self.params
+            )
+        per_draw = per_draw.flatten(0, 1)
+        return torch.logsumexp(per_draw, 0) - math.log(len(per_draw))
+
+    def sample(self, *, seed: int = 0) -> Tensor:
+        """One noisy observation per draw: (chain, draw, point, out), or labels (chain, draw, point)."""
+        with seeded(seed, self.f.device):
+            if self.task == "gaussian":
+                return self.loc + self.scale * torch.randn_like(self.loc)
+            return self.likelihood.distribution(self.f, self.params).sample()
+
+    def _need(self, *tasks: str) -> None:
+        if self.task not in tasks:
+            use = (
+                "probs and the entropies" if "gaussian" in tasks else "mean, aleatoric_var and epistemic_var"
+            )
+            raise AttributeError(f"this is the prediction of a {self.task} likelihood: use {use}")
+
+    def __repr__(self) -> str:
+        chains, draws, points, width = self.f.shape
+        return f"Prediction({self.task}, {chains} chains × {draws} draws, {points} points, {width} outputs)"
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.flatten(0, 1).mean(0)
+
+
+def _entropy(probs: Tensor, task: str) -> Tensor:
+    if task == "bernoulli":
+        return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1)
+    return torch.special.entr(probs).sum(-1)
+
+
+def _mixture_quantile(level: Tensor, loc: Tensor, scale: Tensor, num_steps: int = 50) -> Tensor:
+    loc, scale = loc.double(), scale.double()
+    reach = 9.0 * scale  # no float64 probability lies further out
+    low, high = (loc - reach).amin(0), (loc + reach).amax(0)
+    for _ in range(num_steps):
+        middle = (low + high) / 2
+        below = torch.special.ndtr((middle - loc) / scale).mean(0) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2

@@ -1,0 +1,266 @@
+"""Priors on the weights: all of :mod:`tyxe.priors`, and what it lacks.
+
+A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network which distribution it has, and through
+``hide``/``expose`` which parameters are Bayesian at all. The hidden ones stay point parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor, nn
+from torch.distributions import constraints
+from tyxe.priors import DictPrior, IIDPrior, LambdaPrior, LayerwiseNormalPrior, Prior
+
+from pyrobnn.checks import check_number
+
+__all__ = [
+    "DictPrior",
+    "FanInNormal",
+    "IIDPrior",
+    "LambdaPrior",
+    "LayerwiseNormalPrior",
+    "Prior",
+    "ScaleMixture",
+    "ScaleMixtureNormal",
+    "move",
+    "site_priors",
+]
+
+
+class ScaleMixtureNormal(TorchDistribution):
+    r"""Two zero-mean normals: :math:`p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)`.
+
+    Args:
+        pi: weight of the first component, in (0, 1).
+        scale1, scale2: standard deviations of the components.
+    """
+
+    arg_constraints = {}
+    support = constraints.real
+    has_rsample = False
+
+    def __init__(self, pi: float | Tensor, scale1: float | Tensor, scale2: float | Tensor, batch_shape=()):
+        self.pi, self.scale1, self.scale2 = map(torch.as_tensor, (pi, scale1, scale2))
+        super().__init__(torch.Size(batch_shape), torch.Size())
+
+    def to(self, other: Tensor) -> ScaleMixtureNormal:
+        """The same distribution with the dtype and device of ``other``."""
+        return ScaleMixtureNormal(
+            self.pi.to(other), self.scale1.to(other), self.scale2.to(other), self.batch_shape
+        )
+
+    def expand(self, batch_shape, _instance=None) -> ScaleMixtureNormal:
+        """The same distribution with another batch shape."""
+        return ScaleMixtureNormal(self.pi, self.scale1, self.scale2, batch_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density, elementwise; shape of ``value``."""
+        wide = self.pi.log() + dist.Normal(0.0, self.scale1).log_prob(value)
+        narrow = torch.log1p(-self.pi) + dist.Normal(0.0, self.scale2).log_prob(value)
+        return torch.logaddexp(wide, narrow)
+
+    def sample(self, sample_shape=()) -> Tensor:
+        """Draws of shape (\\*sample_shape, \\*batch_shape)."""
+        shape = torch.Size(sample_shape) + self.batch_shape
+        like = {"dtype": self.scale1.dtype, "device": self.scale1.device}
+        scale = torch.where(torch.rand(shape, **like) < self.pi, self.scale1, self.scale2)
+        return torch.randn(shape, **like) * scale
+
+
+class _SelectivePrior(Prior):
+    """TyXe's hide/expose, where an option that is given takes effect without ``expose_all=False``."""
+
+    def __init__(self, hide, expose, hide_modules, expose_modules):
+        unselected = all(chosen is None for chosen in (hide, expose, hide_modules, expose_modules))
+        super().__init__(
+            expose_all=unselected,
+            hide=hide,
+            expose=expose,
+            hide_modules=hide_modules,
+            expose_modules=expose_modules,
+        )
+
+
+class ScaleMixture(_SelectivePrior):
+    r"""Spike and slab of two normals on every weight.
+
+    .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
+
+    Args:
+        pi: weight of the first component, in (0, 1).
+        scale1, scale2: standard deviations of the wide and the narrow component.
+        hide, expose: parameter names (``"0.weight"``) that are not, or alone are, Bayesian.
+        hide_modules, expose_modules: the same by module.
+
+    Raises:
+        ValueError: ``pi`` outside (0, 1) or a scale that is not positive.
+
+    Caveat: it has no closed-form KL against a normal; SVI uses Monte Carlo for it.
+
+    Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_.
+
+    Example:
+        >>> prior = ScaleMixture(pi=0.5, scale1=1.0, scale2=0.1)
+        >>> prior.prior_dist("0.weight", None, None).log_prob(torch.tensor(0.0)).exp().item()  # doctest: +ELLIPSIS
+        2.19...
+    """
+
+    def __init__(
+        self,
+        pi: float = 0.5,
+        scale1: float = 1.0,
+        scale2: float = math.exp(-6),
+        *,
+        hide: Sequence[str] | None = None,
+        expose: Sequence[str] | None = None,
+        hide_modules: Sequence[nn.Module] | None = None,
+        expose_modules: Sequence[nn.Module] | None = None,
+    ):
+        super().__init__(hide, expose, hide_modules, expose_modules)
+        check_number("pi", pi, above=0, below=1)
+        check_number("scale1", scale1, above=0)
+        check_number("scale2", scale2, above=0)
+        self.distribution = ScaleMixtureNormal(pi, scale1, scale2)
+
+    def prior_dist(self, name, module, param):
+        """The prior of one parameter, to be expanded to its shape."""
+        return self.distribution
+
+
+class FanInNormal(_SelectivePrior):
+    r"""Normal weights whose scale keeps the variance of a layer's output: :math:`w \sim N(0, s^2 / n_{in})`.
+
+    Args:
+        scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
+        bias_scale: standard deviation of biases and other one-dimensional parameters.
+        hide, expose: parameter names (``"0.weight"``) that are not, or alone are, Bayesian.
+        hide_modules, expose_modules: the same by module.
+
+    Raises:
+        ValueError: a scale that is not positive.
+
+    Reference: Bayesian Learning for Neural Networks (Neal, 1996), chapter 2.
+
+    Example:
+        >>> FanInNormal().prior_dist("0.weight", None, torch.zeros(50, 4)).scale.item()
+        0.5
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        bias_scale: float = 1.0,
+        *,
+        hide: Sequence[str] | None = None,
+        expose: Sequence[str] | None = None,
+        hide_modules: Sequence[nn.Module] | None = None,
+        expose_modules: Sequence[nn.Module] | None = None,
+    ):
+        super().__init__(hide, expose, hide_modules, expose_modules)
+        self.scale = check_number("scale", scale, above=0)
+        self.bias_scale = check_number("bias_scale", bias_scale, above=0)
+
+    def prior_dist(self, name, module, param):
+        """The prior of one parameter, to be expanded to its shape."""
+        if param.dim() < 2:
+            return dist.Normal(0.0, self.bias_scale)
+        return dist.Normal(0.0, self.scale / math.sqrt(param[0].numel()))
+
+
+def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:
+    """The prior of every Bayesian parameter of ``net``, by parameter name, expanded to its shape.
+
+    Raises:
+        ValueError: ``hide``/``expose`` names something the net does not have, or nothing at all is Bayesian.
+    """
+    _check_selection(prior, net)
+    found = {}
+    for module_name, module in net.named_modules():
+        for param_name, param in module.named_parameters(recurse=False):
+            name = f"{module_name}.{param_name}" if module_name else param_name
+            if prior.expose_fn(module, name):
+                try:
+                    base = prior.prior_dist(name, module, param)
+                except KeyError as error:
+                    raise ValueError(
+                        f"the prior has no entry for the parameter {name!r}: add it, or hide it"
+                    ) from error
+                found[name] = _expand(base, param)
+    if not found:
+        names = ", ".join(name for name, _ in net.named_parameters())
+        raise ValueError(
+            f"the prior's hide/expose leaves no Bayesian parameter; the net has: {names or 'none'}"
+        )
+    return found
+
+
+def _expand(base: dist.Distribution, param: Tensor) -> dist.Distribution:
+    # the net may live on another device or in another dtype than the prior's own numbers
+    base = move(base, param)
+    shape = param.shape[: param.dim() - len(base.event_shape)]
+    return base.expand(shape).to_event(len(shape))
+
+
+_MOVABLE = (
+    dist.Beta,
+    dist.Cauchy,
+    dist.Exponential,
+    dist.Gamma,
+    dist.HalfCauchy,
+    dist.HalfNormal,
+    dist.InverseGamma,
+    dist.Laplace,
+    dist.LogNormal,
+    dist.Normal,
+    dist.StudentT,
+)
+
+
+def move(distribution: dist.Distribution, like: Tensor) -> dist.Distribution:
+    """The same distribution with parameters in the dtype and on the device of ``like``, where its family is known."""
+    if isinstance(distribution, torch.distributions.Independent):
+        return move(distribution.base_dist, like).to_event(distribution.reinterpreted_batch_ndims)
+    if isinstance(distribution, ScaleMixtureNormal):
+        return distribution.to(like)
+    if type(distribution) in _MOVABLE:
+        names = type(distribution).arg_constraints
+        return type(distribution)(**{name: getattr(distribution, name).to(like) for name in names})
+    return distribution
+
+
+def _check_selection(prior: Prior, net: nn.Module) -> None:
+    """Every name, module and type given to hide/expose must match something in the net."""
+    chosen = inspect.getclosurevars(prior.expose_fn).nonlocals if inspect.isfunction(prior.expose_fn) else {}
+    names = [name for name, _ in net.named_parameters()]
+    modules = list(net.modules())
+    known = {
+        "parameter": (names, chosen.get("hide"), chosen.get("expose")),
+        "parameter suffix": (
+            [n.rsplit(".")[-1] for n in names],
+            chosen.get("hide_parameters"),
+            chosen.get("expose_parameters"),
+        ),
+    }
+    for what, (available, *wanted) in known.items():
+        for entry in [entry for group in wanted for entry in group or ()]:
+            if entry not in available:
+                raise ValueError(
+                    f"the prior's hide/expose names the {what} {entry!r}, but the net has: {', '.join(dict.fromkeys(available))}"
+                )
+    for entry in [*(chosen.get("hide_modules") or ()), *(chosen.get("expose_modules") or ())]:
+        if not any(entry is module for module in modules):
+            raise ValueError(
+                f"the prior's hide/expose names the module {entry}, which is not part of the net"
+            )
+    types = chosen.get("hide_module_types") or (), chosen.get("expose_module_types") or ()
+    for entry in [entry for group in types for entry in (group if isinstance(group, tuple) else (group,))]:
+        if not any(isinstance(module, entry) for module in modules):
+            raise ValueError(
+                f"the prior's hide/expose names the type {entry.__name__}, but no module of the net has it"
+            )
