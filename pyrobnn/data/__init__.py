@@ -1,0 +1,30 @@
+"""Data sets: seeded generators with a known truth, loaders of real data, splitting and standardisation."""
+
+from __future__ import annotations
+
+from .dataset import Dataset, Standardizer, train_test_split
+from .real import breast_cancer, diabetes, digits, from_csv
+from .registry import load, names
+from .synthetic import clusters, cubic_clusters, polynomial, sine, sinusoid, sinx3
+from .uci_sets import fetch_uci_openml, uci, uci_all
+
+__all__ = [
+    "Dataset",
+    "Standardizer",
+    "breast_cancer",
+    "clusters",
+    "cubic_clusters",
+    "diabetes",
+    "digits",
+    "fetch_uci_openml",
+    "from_csv",
+    "load",
+    "names",
+    "polynomial",
+    "sine",
+    "sinusoid",
+    "sinx3",
+    "train_test_split",
+    "uci",
+    "uci_all",
+]

@@ -1,0 +1,258 @@
+"""What every loader returns, how it is split, and how it is standardised and brought back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from sklearn import model_selection
+from torch import Tensor
+
+__all__ = ["Dataset", "Standardizer", "train_test_split"]
+
+Task = Literal["regression", "classification"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs and targets with their names and, for synthetic data, the truth behind them.
+
+    Args:
+        x: inputs, float (N, feature) or images (N, channel, height, width).
+        y: regression targets, float (N, output), or class labels, int64 (N,) in 0 … num_classes − 1.
+        name: of the data set.
+        task: ``"regression"`` or ``"classification"``.
+        feature_names: one per column of x (empty for images).
+        target_name: name of the target.
+        class_names: one per class, in the order of the labels (empty for regression).
+        true_f: the true function at ``x``, (N, output), where known.
+        true_noise: the true standard deviation of the noise at ``x``, (N, output), where known.
+        true_function: the true function of any inputs (M, feature) → (M, output), where known.
+
+    Raises:
+        ValueError: empty data, NaN or infinity, shapes that disagree, labels out of range.
+        TypeError: y of the wrong dtype for the task.
+    """
+
+    x: Tensor
+    y: Tensor
+    name: str
+    task: Task
+    feature_names: tuple[str, ...] = ()
+    target_name: str = "y"
+    class_names: tuple[str, ...] = ()
+    true_f: Tensor | None = None
+    true_noise: Tensor | None = None
+    true_function: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in ("regression", "classification"):
+            raise ValueError(f"'task' must be 'regression' or 'classification', got {self.task!r}")
+        if self.x.ndim < 2:
+            raise ValueError(
+                f"'x' must be (N, feature), got shape {tuple(self.x.shape)}: use x.unsqueeze(-1)"
+            )
+        if len(self.x) == 0:
+            raise ValueError(f"data set {self.name!r} is empty: x has shape {tuple(self.x.shape)}")
+        if len(self.x) != len(self.y):
+            raise ValueError(
+                f"x has {len(self.x)} rows and y has {len(self.y)}: they must be the same points"
+            )
+        _check_finite("x", self.x, self.name)
+        if self.task == "regression":
+            self._check_targets()
+        else:
+            self._check_labels()
+
+    def _check_targets(self) -> None:
+        if not self.y.is_floating_point():
+            raise TypeError(f"a regression target must be float, got {self.y.dtype}: use y.float()")
+        if self.y.ndim != 2:
+            raise ValueError(f"'y' must be (N, output), got shape {tuple(self.y.shape)}: use y.unsqueeze(-1)")
+        _check_finite("y", self.y, self.name)
+        for name in ("true_f", "true_noise"):
+            truth = getattr(self, name)
+            if truth is not None and truth.shape != self.y.shape:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(truth.shape)}, expected that of y, {tuple(self.y.shape)}"
+                )
+
+    def _check_labels(self) -> None:
+        if self.y.dtype != torch.int64:
+            raise TypeError(f"class labels must be int64, got {self.y.dtype}: use y.long()")
+        if self.y.ndim != 1:
+            raise ValueError(f"class labels must be (N,), got shape {tuple(self.y.shape)}: use y.squeeze(-1)")
+        low, high = int(self.y.min()), int(self.y.max())
+        if low < 0 or (self.class_names and high >= len(self.class_names)):
+            raise ValueError(f"class labels span {low} … {high}, expected 0 … {len(self.class_names) - 1}")
+
+    @property
+    def num_data(self) -> int:
+        """Number of points N."""
+        return len(self.x)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs (regression) or of classes (classification)."""
+        if self.task == "regression":
+            return self.y.shape[1]
+        return len(self.class_names) or int(self.y.max()) + 1
+
+    def subset(self, index: Tensor | np.ndarray | list[int]) -> Dataset:
+        """The points at ``index`` (row numbers), with the truth that belongs to them."""
+        rows = torch.as_tensor(index, dtype=torch.int64)
+        pick = {
+            name: None if value is None else value[rows]
+            for name, value in (("true_f", self.true_f), ("true_noise", self.true_noise))
+        }
+        return dataclasses.replace(self, x=self.x[rows], y=self.y[rows], **pick)
+
+    def widest_gap(self) -> tuple[float, float]:
+        """The two neighbouring inputs of a 1-D data set with the widest gap between them.
+
+        Raises:
+            ValueError: the inputs are not one-dimensional, or fewer than two.
+        """
+        if self.x.ndim != 2 or self.x.shape[1] != 1 or len(self.x) < 2:
+            raise ValueError(f"a gap needs two or more inputs (N, 1), got shape {tuple(self.x.shape)}")
+        ordered = self.x[:, 0].sort().values
+        left = int(ordered.diff().argmax())
+        return float(ordered[left]), float(ordered[left + 1])
+
+
+def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """A random split into train and test part; classes keep their shares where each has points enough.
+
+    Args:
+        dataset: what is split.
+        test_fraction: share of the points that are held out, in (0, 1).
+        seed: of the permutation; global generators are untouched.
+
+    Returns:
+        The train part and the test part.
+
+    Raises:
+        ValueError: a fraction outside (0, 1), or one that leaves a part empty.
+
+    Example:
+        >>> from pyrobnn.data import sinusoid
+        >>> train, test = train_test_split(sinusoid(), test_fraction=0.2, seed=0)
+        >>> train.num_data, test.num_data
+        (120, 30)
+    """
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"'test_fraction' must lie in (0, 1), got {test_fraction}")
+    num_test = round(test_fraction * dataset.num_data)
+    if num_test in (0, dataset.num_data):
+        raise ValueError(
+            f"test_fraction={test_fraction} of {dataset.num_data} points leaves a part empty: "
+            "use more data or another fraction"
+        )
+    stratify = None
+    if dataset.task == "classification":
+        counts = torch.bincount(dataset.y)
+        present = int((counts > 0).sum())
+        if counts[counts > 0].min() >= 2 and present <= min(num_test, dataset.num_data - num_test):
+            stratify = dataset.y.numpy()
+    train, test = model_selection.train_test_split(
+        np.arange(dataset.num_data), test_size=num_test, random_state=seed, stratify=stratify
+    )
+    return dataset.subset(train), dataset.subset(test)
+
+
+@dataclass(frozen=True)
+class Standardizer:
+    r"""The affine map to mean 0 and standard deviation 1, and its inverse for everything that is reported.
+
+    .. math:: x' = (x - m_x) / s_x, \quad y' = (y - m_y) / s_y, \quad
+        \log p(y) = \log p(y') - \sum_o \log s_{y,o}
+
+    Means and standard deviations (ddof 0) are per input feature (pixel) and per output; a constant column
+    gets scale 1. Class labels are left as they are (m_y = 0, s_y = 1).
+
+    Args:
+        x_mean, x_scale: (feature) or (channel, height, width).
+        y_mean, y_scale: (output,), and (1,) for classes.
+
+    Example:
+        >>> from pyrobnn.data import diabetes
+        >>> standardizer = Standardizer.fit(diabetes())
+        >>> y = standardizer.transform(diabetes()).y
+        >>> round(float(standardizer.inverse_mean(y)[0]), 3)
+        151.0
+    """
+
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+
+    @classmethod
+    def fit(cls, train: Dataset) -> Standardizer:
+        """The standardizer of a data set: fit it on the train part only."""
+        x_mean, x_scale = _moments(train.x)
+        if train.task == "classification":
+            return cls(x_mean, x_scale, torch.zeros(1), torch.ones(1))
+        return cls(x_mean, x_scale, *_moments(train.y))
+
+    def transform_x(self, x: Tensor) -> Tensor:
+        """Inputs (N, *feature) in standard units."""
+        return (x - self.x_mean) / self.x_scale
+
+    def transform_y(self, y: Tensor) -> Tensor:
+        """Targets (…, output) in standard units; integer labels come back unchanged."""
+        return (y - self.y_mean) / self.y_scale if y.is_floating_point() else y
+
+    def transform(self, dataset: Dataset) -> Dataset:
+        """The data set in standard units, the truth behind it included."""
+        truth: dict[str, object] = {}
+        if dataset.true_f is not None:
+            truth["true_f"] = self.transform_y(dataset.true_f)
+        if dataset.true_noise is not None:
+            truth["true_noise"] = dataset.true_noise / self.y_scale
+        if dataset.true_function is not None:
+            function = dataset.true_function
+            truth["true_function"] = lambda x: self.transform_y(function(self.inverse_x(x)))
+        return dataclasses.replace(
+            dataset, x=self.transform_x(dataset.x), y=self.transform_y(dataset.y), **truth
+        )
+
+    def inverse_x(self, x: Tensor) -> Tensor:
+        """Inputs (N, *feature) back in original units."""
+        return x * self.x_scale + self.x_mean
+
+    def inverse_mean(self, y: Tensor) -> Tensor:
+        """Targets, means, draws or quantiles (…, output) back in original units; labels unchanged."""
+        return y * self.y_scale + self.y_mean if y.is_floating_point() else y
+
+    def inverse_scale(self, scale: Tensor) -> Tensor:
+        """Standard deviations (…, output) back in original units."""
+        return scale * self.y_scale
+
+    def inverse_var(self, var: Tensor) -> Tensor:
+        """Variances (…, output) back in original units."""
+        return var * self.y_scale**2
+
+    def inverse_log_prob(self, log_prob: Tensor) -> Tensor:
+        """Log densities per point, summed over outputs, (…,) of y in original units (change of variable)."""
+        return log_prob - self.y_scale.log().sum()
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    wide = values.double()  # a float32 sum over many rows loses digits of the mean
+    mean, scale = wide.mean(0), wide.std(0, correction=0)
+    # compared by range: the sd of a constant column need not round to exactly zero
+    constant = wide.amax(0) == wide.amin(0)
+    return mean.to(values.dtype), torch.where(constant, 1.0, scale).to(values.dtype)
+
+
+def _check_finite(what: str, values: Tensor, name: str) -> None:
+    bad = int((~torch.isfinite(values)).sum())
+    if bad:
+        raise ValueError(
+            f"{what} of data set {name!r} holds {bad} NaN or infinite values: drop or impute these rows"
+        )

@@ -1,0 +1,167 @@
+"""The UCI regression benchmark with its standard splits, from a local directory or from OpenML.
+
+The layout, one folder per set: ``data.txt`` (rows of numbers), ``index_features.txt`` and
+``index_target.txt`` (0-based columns), ``index_train_S.txt`` and ``index_test_S.txt`` (0-based rows of split S).
+The splits are those of Probabilistic Backpropagation (Hernández-Lobato & Adams, 2015),
+https://arxiv.org/abs/1502.05336
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import fetch_openml
+
+from .dataset import Dataset
+
+__all__ = ["fetch_uci_openml", "uci", "uci_all"]
+
+VARIABLE = "PYROBNN_DATA"
+
+
+@dataclass(frozen=True)
+class OpenMLSet:
+    """Where OpenML keeps a set, and the size that tells it from another of the same name."""
+
+    data_id: int
+    num_data: int
+    num_features: int
+
+
+# the target is the first column after the features (energy: the heating load, before the cooling load)
+OPENML = {
+    "bostonHousing": OpenMLSet(531, 506, 13),
+    "concrete": OpenMLSet(4353, 1030, 8),
+    "energy": OpenMLSet(1472, 768, 8),
+    "yacht": OpenMLSet(42370, 308, 6),
+}
+
+
+def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset, Dataset]:
+    """One standard train/test split of a UCI set, in original units.
+
+    Args:
+        name: folder of the set, such as ``"concrete"``.
+        split: number of the split, from 0.
+        root: directory that holds the sets, or holds them under ``uci/``; by default the environment
+            variable ``PYROBNN_DATA``.
+
+    Returns:
+        The train part and the test part.
+
+    Raises:
+        ValueError: no root, no such set (the message lists those found) or no such split.
+    """
+    folder = _folder(name, root)
+    full = _read(folder)
+    parts = []
+    for part in ("train", "test"):
+        path = folder / f"index_{part}_{split}.txt"
+        if not path.is_file():
+            raise ValueError(f"{name} has no split {split}: there is no file {path.name} in {folder}")
+        rows = _integers(path)
+        if rows.min() < 0 or rows.max() >= full.num_data:
+            raise ValueError(f"{path} holds rows outside 0 … {full.num_data - 1}: indices count from 0")
+        parts.append(full.subset(rows))
+    return parts[0], parts[1]
+
+
+def uci_all(name: str, root: str | Path | None = None) -> Dataset:
+    """All rows of a UCI set, unsplit; arguments and errors as in :func:`uci`."""
+    return _read(_folder(name, root))
+
+
+def fetch_uci_openml(name: str) -> Dataset:
+    """All rows of a UCI set over the network, by scikit-learn's ``fetch_openml`` (kept in its cache).
+
+    OpenML has the data but not the standard splits: use :func:`train_test_split`.
+
+    Args:
+        name: ``bostonHousing``, ``concrete``, ``energy`` or ``yacht``.
+
+    Returns:
+        :class:`Dataset` in original units.
+
+    Raises:
+        ValueError: an unknown name, no network, or an answer of another size than the published set.
+    """
+    if name not in OPENML:
+        raise ValueError(f"unknown UCI set {name!r}: OpenML is asked for one of {', '.join(OPENML)}")
+    known = OPENML[name]
+    try:
+        frame = fetch_openml(data_id=known.data_id, as_frame=True, parser="auto").frame
+    except OSError as error:  # URLError and HTTPError are of this kind
+        raise ValueError(
+            f"could not fetch {name} from OpenML ({error}): connect to the network, or set {VARIABLE} to a "
+            "directory that holds it"
+        ) from error
+    if len(frame) != known.num_data or frame.shape[1] <= known.num_features:
+        raise ValueError(
+            f"OpenML's data set {known.data_id} has shape {frame.shape}, expected {known.num_data} rows and "
+            f"more than {known.num_features} columns: it is not {name}"
+        )
+    table = frame.astype(float).to_numpy()
+    return _dataset(
+        name,
+        table[:, : known.num_features],
+        table[:, known.num_features],
+        tuple(map(str, frame.columns[: known.num_features])),
+        str(frame.columns[known.num_features]),
+    )
+
+
+def _folder(name: str, root: str | Path | None) -> Path:
+    root = root or os.environ.get(VARIABLE)
+    if not root:
+        raise ValueError(
+            f"no directory for UCI set {name!r}: pass 'root' or set {VARIABLE}, or fetch the set with "
+            "fetch_uci_openml"
+        )
+    for base in (Path(root) / "uci", Path(root)):
+        if (base / name / "data.txt").is_file():
+            return base / name
+    found = sorted({path.parent.name for path in Path(root).glob("**/data.txt")})
+    raise ValueError(
+        f"there is no UCI set {name!r} in {str(root)!r}: found {', '.join(found) or 'none'} "
+        "(a set is a folder with data.txt)"
+    )
+
+
+def _read(folder: Path) -> Dataset:
+    table = np.loadtxt(folder / "data.txt", ndmin=2)
+    features = _integers(folder / "index_features.txt")
+    target = _integers(folder / "index_target.txt")
+    for path, columns in (("index_features.txt", features), ("index_target.txt", target)):
+        if columns.min() < 0 or columns.max() >= table.shape[1]:
+            raise ValueError(
+                f"{folder / path} holds columns outside 0 … {table.shape[1] - 1}: they count from 0"
+            )
+    names = tuple(f"feature_{column}" for column in features)
+    return _dataset(folder.name, table[:, features], table[:, target[0]], names, f"column_{target[0]}")
+
+
+def _integers(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise ValueError(f"{path.name} is missing in {path.parent}: the folder is not in the UCI layout")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "input contained no data": answered below
+        values = np.loadtxt(path, ndmin=1)
+    if values.size == 0:
+        raise ValueError(f"{path} is empty")
+    return values.astype(int)  # some of the published files write the integers as floats
+
+
+def _dataset(name: str, x: np.ndarray, y: np.ndarray, features: tuple[str, ...], target: str) -> Dataset:
+    return Dataset(
+        x=torch.tensor(x, dtype=torch.float32),
+        y=torch.tensor(y, dtype=torch.float32).unsqueeze(-1),
+        name=name,
+        task="regression",
+        feature_names=features,
+        target_name=target,
+    )

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from pyrobnn import data
+from pyrobnn.data import Dataset, Standardizer, uci_sets
+
+GENERATORS = {
+    "polynomial": (data.polynomial, 100, (-1, 1), lambda x: 0.5 * x**2 + 0.25 * x**3, lambda x: 0.2 + 0 * x),
+    "sinusoid": (data.sinusoid, 150, (0, 10), np.sin, lambda x: 0.3 + 0 * x),
+    "sine": (data.sine, 92, (-0.5, 0.5), lambda x: 10 * np.sin(2 * np.pi * x), lambda x: 2 + 0 * x),
+    "sinx3": (
+        data.sinx3,
+        500,
+        (-5, 5),
+        lambda x: 3 * np.sin(x),
+        lambda x: np.abs(0.7 + 2 * np.sin(0.2 * x)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generator_has_the_published_size_range_function_and_noise(name):
+    make, num_data, (low, high), function, noise = GENERATORS[name]
+    dataset = make()
+    x = dataset.x.double().numpy()
+    assert dataset.x.shape == dataset.y.shape == (num_data, 1)
+    assert dataset.x.dtype == dataset.y.dtype == torch.float32
+    assert low <= x.min() < x.max() <= high
+    np.testing.assert_allclose(dataset.true_f.numpy(), function(x), atol=1e-5)
+    np.testing.assert_allclose(dataset.true_noise.numpy(), noise(x), atol=1e-6)
+    grid = torch.linspace(low, high, 7).unsqueeze(-1)
+    np.testing.assert_allclose(
+        dataset.true_function(grid).numpy(), function(grid.numpy()), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", [*GENERATORS, "clusters", "cubic_clusters", "polynomial_heteroskedastic"])
+def test_residuals_over_the_true_noise_are_standard_normal(name):
+    if name == "polynomial_heteroskedastic":
+        dataset = data.polynomial(20_000, noise="heteroskedastic", seed=3)
+    else:
+        dataset = getattr(data, name)(20_000, seed=3)
+    z = ((dataset.y - dataset.true_f) / dataset.true_noise).double().numpy().ravel()
+    keep = dataset.true_noise.numpy().ravel() > 1e-3  # near σ = 0 the float32 rounding of y shows
+    assert stats.kstest(z[keep], "norm").pvalue > 1e-6
+
+
+def test_one_seed_gives_one_data_set():
+    one, same, other = (data.clusters(seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.x, same.x) and torch.equal(one.y, same.y)
+    assert not torch.equal(one.x, other.x)
+
+
+def test_clusters_lie_where_their_parameters_say():
+    dataset = data.clusters(10, fractions=(0.3, 0.7), vertical_stds=(1, 2), spreads=(1, 2), offsets=(-5, 5))
+    x = dataset.x.ravel()
+    first, second = x[:3], x[3:]
+    assert -5 <= first.min() and first.max() <= -4
+    assert 5 <= second.min() and second.max() <= 7
+    assert dataset.true_noise.ravel().tolist() == [1.0] * 3 + [2.0] * 7
+
+
+def test_the_widest_gap_of_the_default_clusters_is_between_the_last_two():
+    left, right = data.clusters().widest_gap()
+    assert 1.7 < left <= 1.9 and 4.0 <= right < 4.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fractions": (0.5, 0.5)}, "one entry per cluster, got lengths 2, 4, 4, 4"),
+        ({"fractions": (0.5, 0.5, 0.5, 0.5)}, "sum to 1"),
+        ({"spreads": (1.0, 0.0, 1.0, 1.0)}, "'spreads' must be positive"),
+        ({"num_data": 0}, "'num_data' must be at least 1"),
+    ],
+)
+def test_bad_cluster_parameters_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        data.clusters(**arguments)
+
+
+def test_an_unknown_noise_lists_the_choices():
+    with pytest.raises(ValueError, match="homoskedastic, heteroskedastic"):
+        data.polynomial(noise="loud")
+
+
+def test_bundled_sets():
+    diabetes, digits, cancer = data.diabetes(), data.digits(), data.breast_cancer()
+    assert diabetes.x.shape == (442, 10) and diabetes.y.shape == (442, 1) and diabetes.num_outputs == 1
+    assert digits.x.shape == (1797, 1, 8, 8) and digits.y.dtype == torch.int64 and digits.num_outputs == 10
+    assert float(digits.x.min()) == 0 and float(digits.x.max()) == 1
+    assert cancer.x.shape == (569, 30) and cancer.num_outputs == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": torch.tensor([[1.0], [math.nan]])}, ValueError, "x of data set 'd' holds 1 NaN"),
+        ({"y": torch.tensor([[1.0], [math.inf]])}, ValueError, "y of data set 'd' holds 1 NaN or infinite"),
+        ({"x": torch.zeros(0, 1), "y": torch.zeros(0, 1)}, ValueError, "is empty"),
+        ({"x": torch.zeros(2)}, ValueError, r"x.unsqueeze\(-1\)"),
+        ({"y": torch.zeros(3, 1)}, ValueError, "x has 2 rows and y has 3"),
+        ({"y": torch.zeros(2)}, ValueError, r"y.unsqueeze\(-1\)"),
+        ({"y": torch.zeros(2, 1).long()}, TypeError, r"y.float\(\)"),
+        ({"task": "ranking"}, ValueError, "'regression' or 'classification'"),
+        ({"task": "classification"}, TypeError, r"y.long\(\)"),
+        (
+            {"task": "classification", "y": torch.tensor([0, 2]), "class_names": ("a", "b")},
+            ValueError,
+            "labels span 0 … 2, expected 0 … 1",
+        ),
+        ({"true_f": torch.zeros(2, 2)}, ValueError, "'true_f' has shape"),
+    ],
+)
+def test_a_data_set_refuses_what_is_not_data(change, error, message):
+    good = {"x": torch.zeros(2, 1), "y": torch.zeros(2, 1), "name": "d", "task": "regression"}
+    Dataset(**good)
+    with pytest.raises(error, match=message):
+        Dataset(**{**good, **change})
+
+
+class TestCsv:
+    def write(self, tmp_path, text):
+        path = tmp_path / "table.csv"
+        path.write_text(text)
+        return path
+
+    def test_regression(self, tmp_path):
+        dataset = data.from_csv(self.write(tmp_path, "a, b, price\n1, 2, 3.5\n4, 5, 6\n"), "price")
+        assert dataset.task == "regression" and dataset.feature_names == ("a", "b")
+        assert dataset.x.tolist() == [[1, 2], [4, 5]] and dataset.y.tolist() == [[3.5], [6]]
+
+    def test_text_targets_become_classes_in_sorted_order(self, tmp_path):
+        dataset = data.from_csv(self.write(tmp_path, "a,kind\n1,dog\n2,cat\n3,dog\n"), "kind")
+        assert dataset.task == "classification" and dataset.class_names == ("cat", "dog")
+        assert dataset.y.tolist() == [1, 0, 1]
+
+    def test_numbers_become_classes_on_request(self, tmp_path):
+        path = self.write(tmp_path, "a,kind\n1,7\n2,3\n3,7\n")
+        dataset = data.from_csv(path, "kind", task="classification")
+        assert dataset.y.tolist() == [1, 0, 1] and dataset.class_names == ("3", "7")
+
+    @pytest.mark.parametrize(
+        ("text", "target", "message"),
+        [
+            ("a,city,y\n1,Rome,2\n", "y", "column 'city' is not numeric: drop it, or encode"),
+            ("a,b\n1,2\n", "y", "no column 'y': its columns are a, b"),
+            ("a,b,y\n1,,2\n3,4,\n", "y", r"missing values in column 'b' \(1\), 'y' \(1\)"),
+            ("a,y\ninf,2\n", "y", "NaN or infinite"),
+            ("a,y\n", "y", "no rows"),
+            ("", "y", "not a CSV file with a header"),
+            ("y\n1\n", "y", "nothing to predict from"),
+            ("a,y\n1,dog\n2,dog\n", "y", "single class"),
+        ],
+    )
+    def test_a_bad_file_is_explained(self, tmp_path, text, target, message):
+        with pytest.raises(ValueError, match=message):
+            data.from_csv(self.write(tmp_path, text), target)
+
+    def test_a_target_that_does_not_fit_the_task(self, tmp_path):
+        path = self.write(tmp_path, "a,y,kind\n1,0.5,dog\n2,1.5,cat\n")
+        frame = pd.read_csv(path)
+        frame.drop(columns="kind").to_csv(path, index=False)
+        with pytest.raises(ValueError, match="fractions, which are no class labels"):
+            data.from_csv(path, "y", task="classification")
+        frame.drop(columns="y").to_csv(path, index=False)
+        with pytest.raises(ValueError, match="target 'kind' is not numeric"):
+            data.from_csv(path, "kind", task="regression")
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(ValueError, match="there is no file"):
+            data.from_csv(tmp_path / "none.csv", "y")
+
+
+@pytest.fixture
+def uci_root(tmp_path):
+    folder = tmp_path / "uci" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "data.txt").write_text("1.0 \t2.0 \t10 \n3.0 4.0 20\n5.0 6.0 30\n")
+    (folder / "index_features.txt").write_text("0\n1\n")
+    (folder / "index_target.txt").write_text("2\n")
+    (folder / "index_train_0.txt").write_text("2\n0\n")
+    (folder / "index_test_0.txt").write_text("1.0\n")
+    return tmp_path
+
+
+class TestUci:
+    def test_indices_count_from_zero(self, uci_root):
+        train, test = data.uci("tiny", 0, uci_root)
+        assert train.x.tolist() == [[5, 6], [1, 2]] and train.y.tolist() == [[30], [10]]
+        assert test.x.tolist() == [[3, 4]] and test.y.tolist() == [[20]]
+
+    def test_root_by_variable_and_without_the_uci_folder(self, uci_root, monkeypatch):
+        monkeypatch.setenv("PYROBNN_DATA", str(uci_root / "uci"))
+        assert data.uci_all("tiny").num_data == 3
+
+    def test_what_is_missing_is_named(self, uci_root, monkeypatch):
+        with pytest.raises(ValueError, match="has no split 7"):
+            data.uci("tiny", 7, uci_root)
+        with pytest.raises(ValueError, match="found tiny"):
+            data.uci("huge", 0, uci_root)
+        monkeypatch.delenv("PYROBNN_DATA", raising=False)
+        with pytest.raises(ValueError, match="set PYROBNN_DATA"):
+            data.uci("tiny", 0)
+
+    def test_rows_outside_the_table(self, uci_root):
+        (uci_root / "uci/tiny/index_test_0.txt").write_text("3\n")
+        with pytest.raises(ValueError, match="rows outside 0 … 2"):
+            data.uci("tiny", 0, uci_root)
+
+    @pytest.mark.parametrize("name", uci_sets.OPENML)
+    def test_the_published_sets_split_without_overlap(self, name):
+        try:
+            full = data.uci_all(name)
+        except ValueError as error:
+            pytest.skip(f"the UCI sets are not at hand: {error}")
+        assert full.x.shape == (uci_sets.OPENML[name].num_data, uci_sets.OPENML[name].num_features)
+        train, test = data.uci(name, 19)
+        assert train.num_data + test.num_data == full.num_data
+        assert test.num_data == pytest.approx(0.1 * full.num_data, abs=1)
+
+    def test_openml_answers_are_checked(self, monkeypatch):
+        class Bunch:
+            frame = pd.DataFrame(np.arange(308 * 7).reshape(308, 7), columns=[*"abcdef", "resistance"])
+
+        asked = {}
+        monkeypatch.setattr(uci_sets, "fetch_openml", lambda **options: asked.update(options) or Bunch)
+        yacht = data.fetch_uci_openml("yacht")
+        assert asked["data_id"] == 42370
+        assert yacht.x.shape == (308, 6) and yacht.y[1, 0] == 13 and yacht.target_name == "resistance"
+        with pytest.raises(ValueError, match="it is not concrete"):
+            data.fetch_uci_openml("concrete")
+        with pytest.raises(ValueError, match="unknown UCI set 'wine'"):
+            data.fetch_uci_openml("wine")
+
+    def test_no_network_is_explained(self, monkeypatch):
+        def offline(**options):
+            raise OSError("no route")
+
+        monkeypatch.setattr(uci_sets, "fetch_openml", offline)
+        with pytest.raises(ValueError, match="set PYROBNN_DATA"):
+            data.fetch_uci_openml("yacht")
+
+
+class TestLoad:
+    def test_every_name_but_the_uci_sets_loads(self):
+        for name in set(data.names()) - set(uci_sets.OPENML):
+            assert data.load(name).num_data > 0
+
+    def test_a_seed_reaches_the_synthetic_sets(self):
+        assert not torch.equal(data.load("sine", seed=0).x, data.load("sine", seed=1).x)
+
+    def test_a_file(self, tmp_path):
+        path = tmp_path / "t.csv"
+        path.write_text("a,y\n1,2\n3,4\n")
+        assert data.load(str(path), "y").name == "t"
+        with pytest.raises(ValueError, match="--target"):
+            data.load(path)
+
+    def test_bad_names(self):
+        with pytest.raises(ValueError, match="unknown data 'diabetis': choose one of diabetes"):
+            data.load("diabetis")
+        with pytest.raises(ValueError, match="has its own target"):
+            data.load("diabetes", "bmi")
+
+
+class TestSplit:
+    def test_parts_are_disjoint_and_complete(self):
+        full = data.sinusoid()
+        train, test = data.train_test_split(full, 0.2, seed=0)
+        assert (train.num_data, test.num_data) == (120, 30)
+        both = torch.cat([train.x, test.x]).sort(dim=0).values
+        torch.testing.assert_close(both, full.x.sort(dim=0).values, rtol=0, atol=0)
+        torch.testing.assert_close(test.true_f, torch.sin(test.x))
+
+    def test_seeds(self):
+        parts = [data.train_test_split(data.sinusoid(), 0.2, seed)[1].x for seed in (0, 0, 1)]
+        assert torch.equal(parts[0], parts[1]) and not torch.equal(parts[0], parts[2])
+
+    def test_classes_keep_their_shares(self):
+        _, test = data.train_test_split(data.digits(), 0.1, seed=0)
+        assert torch.bincount(test.y).tolist() == pytest.approx([18] * 10, abs=1)
+
+    @pytest.mark.parametrize(
+        ("fraction", "message"), [(0.0, "in"), (1.5, "in"), (0.001, "leaves a part empty")]
+    )
+    def test_bad_fractions(self, fraction, message):
+        with pytest.raises(ValueError, match=message):
+            data.train_test_split(data.sinusoid(), fraction, 0)
+
+
+class TestStandardizer:
+    def test_train_part_has_mean_zero_and_sd_one_with_ddof_zero(self):
+        dataset = data.diabetes()
+        z = Standardizer.fit(dataset).transform(dataset)
+        x = dataset.x.double()
+        expected = (x - x.mean(0)) / x.std(0, correction=0)
+        torch.testing.assert_close(z.x.double(), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(z.y.square().mean(), torch.tensor(1.0))
+
+    def test_a_constant_column_keeps_scale_one(self):
+        x = torch.cat([torch.full((7, 1), 0.1), torch.arange(7.0).unsqueeze(-1)], 1)
+        standardizer = Standardizer.fit(Dataset(x, x[:, 1:], "d", "regression"))
+        assert standardizer.x_scale.tolist() == [1.0, 2.0]
+        assert standardizer.transform_x(x)[:, 0].abs().max() < 1e-7
+
+    def test_everything_reported_comes_back(self):
+        train = data.diabetes()
+        standardizer = Standardizer.fit(train)
+        z = standardizer.transform(train)
+        torch.testing.assert_close(standardizer.inverse_x(z.x), train.x, rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(standardizer.inverse_mean(z.y), train.y, rtol=1e-5, atol=1e-3)
+        # a normal density, moved by its parameters or by the change of variable
+        f, scale = 0.2 * z.y, torch.tensor(0.7)
+        moved = torch.distributions.Normal(standardizer.inverse_mean(f), standardizer.inverse_scale(scale))
+        inside = torch.distributions.Normal(f, scale).log_prob(z.y).sum(-1)
+        torch.testing.assert_close(standardizer.inverse_log_prob(inside), moved.log_prob(train.y).sum(-1))
+        torch.testing.assert_close(standardizer.inverse_var(scale**2), standardizer.inverse_scale(scale) ** 2)
+
+    def test_the_truth_moves_with_the_data(self):
+        dataset = data.sinx3()
+        z = Standardizer.fit(dataset).transform(dataset)
+        torch.testing.assert_close(z.true_function(z.x), z.true_f, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            (z.y - z.true_f) / z.true_noise,
+            (dataset.y - dataset.true_f) / dataset.true_noise,
+            rtol=1e-2,
+            atol=1e-3,
+        )
+
+    def test_labels_and_their_log_probabilities_stay(self):
+        dataset = data.breast_cancer()
+        standardizer = Standardizer.fit(dataset)
+        assert torch.equal(standardizer.transform(dataset).y, dataset.y)
+        assert standardizer.inverse_log_prob(torch.tensor([-1.5])).tolist() == [-1.5]
