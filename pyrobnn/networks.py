@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+
+from .seeding import seeded
 
 __all__ = ["mlp", "small_cnn"]
 
@@ -147,12 +149,5 @@ def _activation(activation: str | type[nn.Module]) -> type[nn.Module]:
     raise TypeError(f"'activation' must be a name or an nn.Module class, got {activation!r}")
 
 
-@contextmanager
-def _initial_weights(seed: int | None) -> Iterator[None]:
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reseed CUDA, which fork_rng leaves alone here
-        torch.default_generator.manual_seed(seed)
-        yield
+def _initial_weights(seed: int | None) -> AbstractContextManager[None]:
+    return nullcontext() if seed is None else seeded(seed)

@@ -1,0 +1,310 @@
+r"""How good are predictions? Scores of point forecasts, densities, draws, intervals and probabilities.
+
+Every function takes tensors on any device, one entry per held-out point, and returns a float, except those that
+return an entry per level, bin or point. Averages are over points; :func:`mean_and_error` gives the average of any
+per-point score with its standard error.
+
+Shapes: ``point`` are the held-out points, ``draw`` the draws of the predictive (chains flattened), ``output`` the
+outputs of a regression, ``class`` the classes. A regression score averages over outputs unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sklearn import metrics as sk_metrics
+from torch import Tensor
+
+__all__ = [
+    "Reliability",
+    "accuracy",
+    "auroc",
+    "brier",
+    "crps",
+    "ece",
+    "interval_coverage",
+    "interval_width",
+    "log_predictive_density",
+    "mean_and_error",
+    "nll",
+    "pit",
+    "reliability",
+    "rmse",
+]
+
+
+class Reliability(NamedTuple):
+    """A reliability diagram: per bin of confidence, its mean, the share that was right, and the count."""
+
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor
+
+
+def mean_and_error(scores: Tensor) -> tuple[float, float]:
+    """The mean of per-point scores (point,) and its standard error, sd / √N (NaN for a single point)."""
+    _check_nonempty("scores", scores)
+    error = float(scores.double().std()) / math.sqrt(scores.numel()) if scores.numel() > 1 else math.nan
+    return float(scores.double().mean()), error
+
+
+def rmse(mean: Tensor, y: Tensor) -> float:
+    r"""Root mean squared error of the predictive mean, in the units of y.
+
+    .. math:: \sqrt{\frac1N \sum_n (y_n - m_n)^2}
+
+    Args:
+        mean: predictive mean (point, output) or (point,).
+        y: observed, of the same shape.
+
+    Returns:
+        The error, over points and outputs together.
+
+    Raises:
+        ValueError: shapes that differ, or no points.
+
+    Example:
+        >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        1.4142135...
+    """
+    _check_same("mean", mean, "y", y)
+    return math.sqrt(float((y.double() - mean.double()).square().mean()))
+
+
+def log_predictive_density(log_prob: Tensor) -> float:
+    """The mean over points of log p(y | x), (point,): the log of the *mixture* over draws, per point.
+
+    It is what ``Prediction.log_prob(y)`` gives. The mean over draws of log densities is another, smaller number.
+    """
+    return mean_and_error(log_prob)[0]
+
+
+def crps(draws: Tensor, y: Tensor) -> Tensor:
+    r"""Continuous ranked probability score of the empirical distribution of the draws, exactly.
+
+    .. math:: \mathrm{CRPS}(F, y) = \mathbb E|Z - y| - \tfrac12 \mathbb E|Z - Z'|
+        = \frac1S\sum_s |z_s - y| - \frac1{S^2}\sum_{s=1}^S (2s - S - 1)\, z_{(s)}
+
+    Sorting replaces the S² pairs of the second mean. Smaller is better; in the units of y; for a single
+    draw it is the absolute error. With few draws the score is that of their empirical distribution, which is
+    a little worse than that of the distribution they were drawn from.
+
+    Args:
+        draws: of the predictive of y, noise included, (draw, point[, output]).
+        y: observed (point[, output]).
+
+    Returns:
+        The score of every entry of y, of its shape: average it with :func:`mean_and_error`.
+
+    Raises:
+        ValueError: shapes that do not fit, or no draws.
+
+    References:
+        Strictly Proper Scoring Rules, Prediction, and Estimation (Gneiting & Raftery, 2007),
+        https://doi.org/10.1198/016214506000001437
+
+    Example:
+        >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
+        tensor([0.5000], dtype=torch.float64)
+    """
+    _check_draws(draws, y)
+    # the shift by y leaves the score and keeps the digits of draws far from zero
+    z = (draws.double() - y.double()).sort(dim=0).values
+    num_draws = len(z)
+    rank = torch.arange(1, num_draws + 1, dtype=z.dtype, device=z.device)
+    weight = (2 * rank - num_draws - 1) / num_draws**2
+    return z.abs().mean(0) - torch.tensordot(weight, z, dims=1)
+
+
+def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
+    r"""Probability integral transform: where y falls among the draws, uniform on (0, 1) if calibrated.
+
+    .. math:: u = \frac{\#\{z_s < y\} + v\,(\#\{z_s = y\} + 1)}{S + 1},\quad v \sim U(0, 1)
+
+    The rank is randomised over its step, so that u is exactly uniform for any number of draws.
+
+    Args:
+        draws: of the predictive of y, noise included, (draw, point[, output]).
+        y: observed (point[, output]).
+        seed: of v; global generators are untouched.
+
+    Returns:
+        The values in (0, 1), of the shape of y.
+    """
+    _check_draws(draws, y)
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.rand(y.shape, generator=generator, dtype=torch.float64).to(y.device)
+    below, ties = (draws < y).sum(0), (draws == y).sum(0)
+    return (below + v * (ties + 1)) / (len(draws) + 1)
+
+
+def interval_coverage(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5, 0.9, 0.95)) -> Tensor:
+    """The share of observations inside the central predictive interval of each level.
+
+    A calibrated predictive covers as much as its level says; a share below it is overconfidence.
+
+    Args:
+        draws: of the predictive of y, noise included, (draw, point[, output]).
+        y: observed (point[, output]).
+        levels: probabilities of the intervals, each in (0, 1).
+
+    Returns:
+        Shares (level,).
+
+    Raises:
+        ValueError: shapes that do not fit, or a level outside (0, 1).
+    """
+    low, high = _intervals(draws, y, levels)
+    inside = (low <= y) & (y <= high)
+    return inside.double().flatten(1).mean(1)
+
+
+def interval_width(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5, 0.9, 0.95)) -> Tensor:
+    """The mean width of the central predictive interval of each level, (level,); as interval_coverage."""
+    low, high = _intervals(draws, y, levels)
+    return (high - low).double().flatten(1).mean(1)
+
+
+def accuracy(probs: Tensor, y: Tensor) -> float:
+    """The share of points whose most probable class (point, class) is the label (point,)."""
+    _check_probs(probs, y)
+    return float((probs.argmax(-1) == y).double().mean())
+
+
+def nll(probs: Tensor, y: Tensor) -> float:
+    """The mean of −log p(label), in nats; probs (point, class), labels (point,). Infinite for a p of 0."""
+    _check_probs(probs, y)
+    return float(-probs.double().gather(-1, y.unsqueeze(-1)).log().mean())
+
+
+def brier(probs: Tensor, y: Tensor) -> float:
+    r"""Brier score of all classes, in [0, 2]: the mean of :math:`\sum_c (p_c - 1[y = c])^2`.
+
+    Args:
+        probs: (point, class), rows that sum to 1.
+        y: labels (point,), int64.
+    """
+    _check_probs(probs, y)
+    target = torch.nn.functional.one_hot(y, probs.shape[-1])
+    return float((probs.double() - target).square().sum(-1).mean())
+
+
+def auroc(score: Tensor, positive: Tensor) -> float:
+    """Area under the ROC curve of a score for being positive: 0.5 is chance, 1 a perfect order.
+
+    Used for binary classifiers (score: probability of class 1) and for out-of-distribution detection (score:
+    an uncertainty, positive: whether the point is from elsewhere).
+
+    Args:
+        score: (point,), larger means more likely positive.
+        positive: (point,), bool or 0/1, with both kinds present.
+
+    Raises:
+        ValueError: shapes that differ, or only one kind of point.
+    """
+    _check_same("score", score, "positive", positive)
+    labels = positive.bool()
+    if bool(labels.all()) or not bool(labels.any()):
+        raise ValueError("'positive' holds one kind of point only: the area under the ROC curve needs both")
+    return float(sk_metrics.roc_auc_score(labels.cpu().numpy(), score.double().cpu().numpy()))
+
+
+def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
+    """Confidence of the predicted class against how often it was right, in bins of equal width on [0, 1].
+
+    Args:
+        probs: (point, class), rows that sum to 1.
+        y: labels (point,), int64.
+        num_bins: number of bins; empty ones are left out.
+
+    Returns:
+        :class:`Reliability`, each field (bin,) for the bins with points.
+
+    Raises:
+        ValueError: shapes that do not fit, or fewer than one bin.
+    """
+    _check_probs(probs, y)
+    if num_bins < 1:
+        raise ValueError(f"'num_bins' must be at least 1, got {num_bins}")
+    confidence, predicted = probs.double().max(-1)
+    right = (predicted == y).double()
+    # right-closed bins: a confidence of exactly 1 belongs to the last
+    index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    count = torch.bincount(index, minlength=num_bins)
+    used = count > 0
+    total = {
+        name: torch.bincount(index, weights=values, minlength=num_bins)[used] / count[used]
+        for name, values in (("confidence", confidence), ("accuracy", right))
+    }
+    return Reliability(**total, count=count[used])
+
+
+def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
+    r"""Expected calibration error, :math:`\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|`.
+
+    It is biased upwards when bins hold few points: compare it between methods on the same points only.
+
+    Args:
+        probs, y, num_bins: as in :func:`reliability`.
+
+    References:
+        On Calibration of Modern Neural Networks (Guo et al., 2017), https://arxiv.org/abs/1706.04599
+    """
+    bins = reliability(probs, y, num_bins)
+    gap = (bins.accuracy - bins.confidence).abs()
+    return float((gap * bins.count).sum() / bins.count.sum())
+
+
+def _intervals(draws: Tensor, y: Tensor, levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    _check_draws(draws, y)
+    for level in levels:
+        if not 0 < level < 1:
+            raise ValueError(f"'levels' must lie in (0, 1), got {level}")
+    tails = [(1 - level) / 2 for level in levels]
+    # NumPy, because torch.quantile refuses more than 2**24 numbers
+    values = draws.detach().double().cpu().numpy()
+    edges = np.quantile(values, [*tails, *(1 - tail for tail in tails)], axis=0)
+    low, high = torch.as_tensor(edges).to(y.device).split(len(levels))
+    return low, high
+
+
+def _check_nonempty(name: str, values: Tensor) -> None:
+    if values.numel() == 0:
+        raise ValueError(f"{name!r} is empty (shape {tuple(values.shape)}): there is nothing to score")
+
+
+def _check_same(name: str, values: Tensor, other: str, reference: Tensor) -> None:
+    if values.shape != reference.shape:
+        raise ValueError(
+            f"{name!r} has shape {tuple(values.shape)} and {other!r} has {tuple(reference.shape)}: "
+            "they must agree, point by point"
+        )
+    _check_nonempty(other, reference)
+
+
+def _check_draws(draws: Tensor, y: Tensor) -> None:
+    if draws.ndim != y.ndim + 1 or draws.shape[1:] != y.shape:
+        raise ValueError(
+            f"'draws' has shape {tuple(draws.shape)}, expected (draw, *y.shape) with y {tuple(y.shape)}: "
+            "flatten chains and draws into one leading dimension"
+        )
+    _check_nonempty("draws", draws)
+
+
+def _check_probs(probs: Tensor, y: Tensor) -> None:
+    if probs.ndim != 2 or y.shape != probs.shape[:1]:
+        raise ValueError(
+            f"expected probs (point, class) and labels (point,), got {tuple(probs.shape)} and {tuple(y.shape)}"
+        )
+    if y.dtype != torch.int64:
+        raise ValueError(f"class labels must be int64, got {y.dtype}: use y.long()")
+    _check_nonempty("probs", probs)
+    if int(y.min()) < 0 or int(y.max()) >= probs.shape[1]:
+        raise ValueError(
+            f"class labels must lie in 0 … {probs.shape[1] - 1}, got {int(y.min())} … {int(y.max())}"
+        )
+    if not torch.allclose(probs.sum(-1), torch.ones_like(probs[:, 0]), atol=1e-3):
+        raise ValueError("the rows of 'probs' must sum to 1: pass probabilities (softmax), not logits")
