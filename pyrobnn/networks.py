@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import nn
 
 from .seeding import seeded
@@ -52,6 +51,7 @@ def mlp(
         TypeError: widths that are not integers, or an activation of another kind.
 
     Example:
+        >>> import torch
         >>> net = mlp(3, hidden=(20, 20), num_outputs=2, activation="relu", seed=0)
         >>> net(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
@@ -101,6 +101,7 @@ def small_cnn(
         TypeError: counts that are not integers.
 
     Example:
+        >>> import torch
         >>> net = small_cnn(10, seed=0)
         >>> net(torch.zeros(4, 1, 8, 8)).shape, net(torch.zeros(4, 64)).shape
         (torch.Size([4, 10]), torch.Size([4, 10]))

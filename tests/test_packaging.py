@@ -1,0 +1,144 @@
+"""The package as it is installed: dependencies, pins, files, and an import that changes nothing."""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def requirements(lines):
+    return [Requirement(line) for line in lines.splitlines() if line and not line.startswith("#")]
+
+
+def pins(python):
+    active = {}
+    for pin in requirements((ROOT / "constraints.txt").read_text()):
+        if pin.marker is None or pin.marker.evaluate({"python_version": python}):
+            assert canonicalize_name(pin.name) not in active, f"{pin.name} is pinned twice for {python}"
+            (specifier,) = pin.specifier
+            assert specifier.operator == "=="
+            active[canonicalize_name(pin.name)] = Version(specifier.version)
+    return active
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_dependency_has_one_pin_that_satisfies_it(python):
+    parser, active = setup_cfg(), pins(python)
+    extras = parser["options.extras_require"]
+    needed = requirements(parser["options"]["install_requires"])
+    needed += [requirement for extra in extras for requirement in requirements(extras[extra])]
+    for requirement in needed:
+        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": python}):
+            continue
+        assert requirement.specifier, f"{requirement.name} has no lower bound"
+        assert requirement.specifier.contains(active[canonicalize_name(requirement.name)]), requirement
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_torch_is_pinned_with_the_torchvision_that_needs_it(python):
+    active = pins(python)
+    assert (active["torch"], active["torchvision"]) == (Version("2.13.0"), Version("0.28.0"))
+
+
+def test_arviz_itself_is_a_dependency_only_where_it_exists():
+    (arviz,) = (
+        requirement
+        for requirement in requirements(setup_cfg()["options"]["install_requires"])
+        if requirement.name == "arviz"
+    )
+    assert [arviz.marker.evaluate({"python_version": python}) for python in PYTHONS] == [False, True, True]
+
+
+def test_every_extra_the_makefile_installs_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    asked = {name for group in re.findall(r"\.installed-([a-z,]+)", makefile) for name in group.split(",")}
+    assert asked and asked <= set(setup_cfg()["options.extras_require"])
+
+
+def test_every_file_of_the_package_is_installed():
+    patterns = setup_cfg()["options.package_data"]["pyrobnn"].split()
+    for path in (ROOT / "pyrobnn").rglob("*"):
+        name = path.relative_to(ROOT / "pyrobnn").as_posix()
+        if path.is_dir() or "__pycache__" in path.parts:
+            continue
+        if path.suffix == ".py":
+            assert (path.parent / "__init__.py").is_file(), f"{path.parent.name} has no __init__.py"
+        else:
+            assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), (
+                f"{name} would not be installed"
+            )
+
+
+def test_the_top_level_holds_what_it_may():
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    top = {line.split("/")[0] for line in listing.stdout.splitlines()}
+    allowed = {"setup.cfg", "pyproject.toml", "constraints.txt", "pyrobnn", "scripts", "tests", "notebooks"}
+    allowed |= {"README.md", "Makefile", "LICENSE"}
+    assert {name for name in top if not name.startswith(".")} <= allowed
+
+
+@pytest.mark.parametrize(
+    ("verb", "command"),
+    [
+        ("compare", ".venv/bin/pyrobnn compare --option"),
+        ("test", ".venv/bin/python -m pytest --option"),
+        ("lint", ".venv/bin/python -m ruff format --check ."),
+        ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
+        ("benchmark", ".venv/bin/python scripts/benchmark_speed.py --option"),
+    ],
+)
+def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    # without the variables of a make that runs these tests
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "ARGS"}
+    shown = subprocess.run(
+        ["make", "--dry-run", verb, "ARGS=--option"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert command in shown.stdout.splitlines()
+
+
+def test_import_changes_nothing_and_warns_of_nothing():
+    program = (
+        "import matplotlib, torch._inductor.config\n"
+        "from global_state import GlobalState\n"
+        "state = GlobalState()\n"
+        "import pyrobnn\n"
+        "leaks = state.leaks()\n"
+        "assert not leaks, leaks\n"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
