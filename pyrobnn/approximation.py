@@ -42,7 +42,8 @@ class FlatApproximation:
 
     Args:
         layout: the density whose latent sites make up the vector (its data are not used).
-        family: ``"normal"`` (loc, scale), ``"full_rank"`` (loc, scale_tril) or ``"low_rank"`` (loc, cov_factor, cov_diag).
+        family: ``"normal"`` (loc, scale), ``"full_rank"`` (loc, scale_tril) or ``"low_rank"``
+            (loc, cov_factor, cov_diag).
         state: the tensors of the family, ``loc`` (dim,).
     """
 

@@ -176,7 +176,7 @@ class Density:
         return prior, likelihood
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
-        """Log likelihood of each datum at ``z`` (dim,), unscaled, shape (N,); several observed sites are concatenated."""
+        """Log likelihood of each datum at ``z`` (dim,), unscaled, (N,); observed sites are concatenated."""
         parts = []
         for node in self._trace(self.constrain(z), args).nodes.values():
             if node["type"] == "sample" and _is_observed(node):
@@ -197,7 +197,7 @@ class Density:
         return torch.stack(draws)
 
     def initial(self, values: Mapping[str, Tensor] | None = None, seed: int = 0) -> Tensor:
-        """A start for optimisation (dim,): ``values`` where given, else the point's own, else the prior median of 25 draws."""
+        """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians."""
         center = self.constrain(self.sample_prior(25, seed).median(0).values)
         return self.unconstrain(center | {k: v for k, v in (values or {}).items() if k in self._by_name})
 

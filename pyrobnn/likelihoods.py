@@ -92,7 +92,8 @@ class _Gaussian(Likelihood):
         heads = "a mean and a scale for each output, " if self.heads == 2 else ""
         return (
             f"the net returns {width} values per point but {type(self).__name__} expects {self.heads * out} "
-            f"({heads}'y' has shape {tuple(y.shape)}): give the net {self.heads * out} outputs or y {width // self.heads} columns"
+            f"({heads}'y' has shape {tuple(y.shape)}): give the net {self.heads * out} outputs "
+            f"or y {width // self.heads} columns"
         )
 
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -212,7 +213,9 @@ class HeteroskedasticGaussian(_Gaussian, tyxe.likelihoods.HeteroskedasticGaussia
 
 
 class Categorical(Likelihood, tyxe.likelihoods.Categorical):
-    r"""Class labels: :math:`y \sim \mathrm{Categorical}(\mathrm{softmax}(f(x)))`; the network returns logits (N, classes).
+    r"""Class labels: :math:`y \sim \mathrm{Categorical}(\mathrm{softmax}(f(x)))`; the network returns logits.
+
+    The network's output is (N, classes).
 
     Labels are integers 0 … classes − 1 of shape (N,).
 
@@ -228,9 +231,10 @@ class Categorical(Likelihood, tyxe.likelihoods.Categorical):
 
     def width_error(self, width: int, y: Tensor) -> str | None:
         if y.dim() != 1:
-            return f"'y' has shape {tuple(y.shape)} but Categorical expects ({len(y)},): use y.squeeze(-1) or y.argmax(-1)"
+            fix = "use y.squeeze(-1)" if y.shape[-1] == 1 else "use y.argmax(-1)"
+            return f"'y' has shape {tuple(y.shape)} but Categorical expects ({len(y)},): {fix}"
         if width < 2:
-            return f"the net returns {width} value per point but Categorical expects one logit per class: use Bernoulli()"
+            return f"the net returns {width} value per point but Categorical expects a logit per class: use Bernoulli()"
         return None
 
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.priors import Prior, move, site_priors
 
@@ -28,6 +29,8 @@ class BNN:
         net: maps inputs (N, …) to outputs (N, width).
         prior: any ``tyxe.priors.Prior``, see :mod:`pyrobnn.priors`.
         likelihood: one of :mod:`pyrobnn.likelihoods`.
+        standardizer: the units of the data, ``pb.data.Standardizer.fit(train)``. ``fit`` and ``predict`` then take
+            and return original units; the program itself, its prior and its noise live in standard units.
 
     Raises:
         TypeError: an argument of another kind.
@@ -42,7 +45,14 @@ class BNN:
         torch.Size([50, 1])
     """
 
-    def __init__(self, net: nn.Module, prior: Prior, likelihood: Likelihood):
+    def __init__(
+        self,
+        net: nn.Module,
+        prior: Prior,
+        likelihood: Likelihood,
+        *,
+        standardizer: Standardizer | None = None,
+    ):
         if not isinstance(net, nn.Module):
             raise TypeError(f"'net' must be a torch.nn.Module, got {type(net).__name__}")
         if not isinstance(prior, Prior):
@@ -50,14 +60,14 @@ class BNN:
                 f"'prior' must be a tyxe.priors.Prior, got {type(prior).__name__}: try pyrobnn.priors.IIDPrior"
             )
         if not isinstance(likelihood, Likelihood):
-            raise TypeError(
-                f"'likelihood' must be one of pyrobnn.likelihoods, got {type(likelihood).__module__}.{type(likelihood).__name__}"
-            )
+            kind = f"{type(likelihood).__module__}.{type(likelihood).__name__}"
+            raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods, got {kind}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net)
         self.net = copy.deepcopy(net)
         self.prior = prior
         self.likelihood = likelihood
+        self.standardizer = standardizer
         self.priors = {NET + name: site for name, site in priors.items()} | dict(likelihood.priors)
         self._eval_net = copy.deepcopy(self.net).eval()
 
@@ -85,6 +95,8 @@ class BNN:
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device)
         moved._eval_net = copy.deepcopy(self._eval_net).to(device)
+        if self.standardizer is not None:
+            moved.standardizer = self.standardizer.to(device)
         moved.likelihood = copy.deepcopy(self.likelihood).to(device)
         like = torch.zeros((), dtype=self.dtype, device=device)
         moved.priors = {name: move(prior, like) for name, prior in self.priors.items()}
@@ -136,6 +148,16 @@ class BNN:
         values = {name: value for name, value in values.items() if name in known}
         return torch.func.functional_call(self._eval_net, values, (x,))
 
+    def standard_inputs(self, x: Tensor) -> Tensor:
+        """Inputs (N, …) of the data in the units of the program."""
+        return x if self.standardizer is None else self.standardizer.transform_x(x)
+
+    def standard_targets(self, y: Tensor) -> Tensor:
+        """Targets (N, out) of the data in the units of the program; labels as they are."""
+        if self.standardizer is None or not y.is_floating_point():
+            return y
+        return self.standardizer.transform_y(y if y.dim() > 1 else y[:, None])
+
     def initial_values(self) -> dict[str, Tensor]:
         """The net's own parameter values by site: where optimisation starts."""
         return {NET + name: param.detach().clone() for name, param in self.net.named_parameters()}
@@ -175,4 +197,10 @@ class BNN:
         ]
 
     def __repr__(self) -> str:
-        return f"BNN({type(self.net).__name__}, {type(self.prior).__name__}, {self.likelihood!r}, {self.num_weights} weights)"
+        parts = (
+            type(self.net).__name__,
+            type(self.prior).__name__,
+            repr(self.likelihood),
+            f"{self.num_weights} weights",
+        )
+        return f"BNN({', '.join(parts)})"

@@ -29,8 +29,8 @@ class Posterior:
     Attributes:
         model: the :class:`pyrobnn.BNN` or the plain Pyro program.
         draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws.
-        sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps, acceptance_rate, step_size;
-            for SVI, Laplace and SWAG log_p and log_q.
+        sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps,
+            acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q.
         log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats.
         approximation: q of SVI, Laplace and SWAG, else None.
         network: (params, x) → f where it isn't the model's own ``forward`` (linearised Laplace).
@@ -61,7 +61,7 @@ class Posterior:
 
     @property
     def guide(self) -> Callable[..., Any] | None:
-        """SVI, Laplace, SWAG: a Pyro guide over the model's sites, for ``pyro.infer.Predictive(model, guide=…)``; else None."""
+        """SVI, Laplace, SWAG: a Pyro guide over the model's sites, as ``pyro.infer.Predictive`` takes it; else None."""
         return None if self.approximation is None else self.approximation.guide
 
     def log_q(self, draws: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -72,7 +72,8 @@ class Posterior:
         """
         if self.approximation is None:
             raise ValueError(
-                f"{self.meta.get('method', 'this method')} has no approximate density q: log_q exists for SVI, Laplace and SWAG"
+                f"{self.meta.get('method', 'this method')} has no approximate density q: "
+                "log_q exists for SVI, Laplace and SWAG"
             )
         return self.approximation.log_prob(self.draws if draws is None else draws)
 
@@ -106,7 +107,7 @@ class Posterior:
         """The predictive distribution at inputs ``x``.
 
         Args:
-            x: inputs (point, …) in the units the model was fitted in.
+            x: inputs (point, …) in the units of the data.
             num_draws: use only this many draws of each chain (evenly spaced).
             chunk_scalars: bound on the scalars evaluated at once; draws and points are split to meet it.
 
@@ -117,13 +118,17 @@ class Posterior:
         f = self.function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
-        return Prediction(f, self.model.likelihood, few.draws, moments=moments)
+        prediction = Prediction(f, self.model.likelihood, few.draws, moments=moments)
+        units = self.model.standardizer
+        if units is None or prediction.task != "gaussian":
+            return prediction
+        return prediction.in_units(units.y_mean, units.y_scale)
 
     @torch.no_grad()
     def function(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
     ) -> Tensor:
-        """Network outputs at ``x`` for every draw, (chain, draw, point, width); coherent functions, computed in chunks."""
+        """Network outputs at ``x`` for every draw (chain, draw, point, width), computed in chunks."""
         x = self._inputs(x)
         if num_draws is not None:
             return self.thin(num_draws).function(x, chunk_scalars=chunk_scalars)
@@ -153,13 +158,15 @@ class Posterior:
         probe_x: Tensor | None = None,
         test: tuple[Tensor, Tensor] | None = None,
         grid: Tensor | None = None,
-        units: Units | None = None,
+        true_function: Callable[[Tensor], Tensor] | None = None,
         label: str | None = None,
     ) -> DataTree:
-        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.datatree.to_datatree` for the arguments."""
+        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.datatree.to_datatree`."""
         from pyrobnn.datatree import to_datatree
 
-        return to_datatree(self, x, y, probe_x=probe_x, test=test, grid=grid, units=units, label=label)
+        return to_datatree(
+            self, x, y, probe_x=probe_x, test=test, grid=grid, true_function=true_function, label=label
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle), see :func:`pyrobnn.storage.save`."""
@@ -190,7 +197,8 @@ class Posterior:
             raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
         check_finite("x", x)
         device = next(iter(self.draws.values())).device
-        return x.to(device, self.model.dtype) if x.is_floating_point() else x.to(device)
+        x = self.model.standard_inputs(x.to(device))
+        return x.to(self.model.dtype) if x.is_floating_point() else x
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains × {self.num_draws} draws"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import as_tensor
-from pyrobnn.likelihoods import Likelihood, _Gaussian
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.seeding import seeded
 
 
@@ -28,7 +28,8 @@ class Prediction:
 
     Attributes: ``f``; for regression ``mean``, ``aleatoric_var``, ``epistemic_var``, ``var``, all (point, out), with
     :math:`\mathrm{var} = E_s[\sigma_s^2] + \mathrm{Var}_s[\mu_s]` (law of total variance); for classification
-    ``probs`` (point, class), ``aleatoric_entropy``, ``epistemic_entropy`` (mutual information), ``entropy`` (point,), in nats.
+    ``probs`` (point, class), and in nats ``aleatoric_entropy``, ``epistemic_entropy`` (mutual information) and
+    their sum ``entropy``, all (point,).
     """
 
     def __init__(
@@ -145,24 +146,26 @@ class Prediction:
 
         In the units of y: log p(y|x) = logsumexp_s log p(y|x, θ_s) − log S.
         """
+        per_draw = self.log_prob_draws(y).flatten(0, 1)
+        return torch.logsumexp(per_draw, 0) - math.log(len(per_draw))
+
+    def log_prob_draws(self, y: Tensor) -> Tensor:
+        """Log density of ``y`` under each draw by itself, (chain, draw, point): what LOO is computed from.
+
+        Raises:
+            ValueError: ``y`` has another number of points, or a shape the likelihood does not take.
+        """
         y = as_tensor("y", y).to(self.f.device)
-        y = self.likelihood.target(y, self.f.shape[-1], self.f.dtype)
+        outputs = self.f.shape[-1]
+        y = self.likelihood.target(y, outputs, torch.float64)
         if len(y) != self.f.shape[-2]:
+            points = self.f.shape[-2]
             raise ValueError(
-                f"'y' has {len(y)} rows but the prediction has {self.f.shape[-2]} points: predict at the same x"
+                f"'y' has {len(y)} rows but the prediction has {points} points: predict at the same x"
             )
         if self.task == "gaussian":
-            per_draw = (
-                torch.distributions.Normal(self.loc.double(), self.scale.double())
-                .log_prob(y.double())
-                .sum(-1)
-            )
-        else:
-            per_draw = self.likelihood.log_prob(
-                self.f.double(), y.double() if y.is_floating_point() else y, self.params
-            )
-        per_draw = per_draw.flatten(0, 1)
-        return torch.logsumexp(per_draw, 0) - math.log(len(per_draw))
+            return torch.distributions.Normal(self.loc.double(), self.scale.double()).log_prob(y).sum(-1)
+        return self.likelihood.log_prob(self.f.double(), y, self.params)
 
     def sample(self, *, seed: int = 0) -> Tensor:
         """One noisy observation per draw: (chain, draw, point, out), or labels (chain, draw, point)."""

@@ -251,7 +251,8 @@ def _check_selection(prior: Prior, net: nn.Module) -> None:
         for entry in [entry for group in wanted for entry in group or ()]:
             if entry not in available:
                 raise ValueError(
-                    f"the prior's hide/expose names the {what} {entry!r}, but the net has: {', '.join(dict.fromkeys(available))}"
+                    f"the prior's hide/expose names the {what} {entry!r}, "
+                    f"but the net has: {', '.join(dict.fromkeys(available))}"
                 )
     for entry in [*(chosen.get("hide_modules") or ()), *(chosen.get("expose_modules") or ())]:
         if not any(entry is module for module in modules):

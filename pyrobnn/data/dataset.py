@@ -199,6 +199,10 @@ class Standardizer:
             return cls(x_mean, x_scale, torch.zeros(1), torch.ones(1))
         return cls(x_mean, x_scale, *_moments(train.y))
 
+    def to(self, device: torch.device | str) -> Standardizer:
+        """The same map with its numbers on ``device``."""
+        return Standardizer(*(value.to(device) for value in dataclasses.astuple(self)))
+
     def transform_x(self, x: Tensor) -> Tensor:
         """Inputs (N, *feature) in standard units."""
         return (x - self.x_mean) / self.x_scale

@@ -45,7 +45,7 @@ class Problem:
         return isinstance(self.model, BNN)
 
     def batches(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless mini-batches (x, y) in random order from torch's present random state; the whole data without a size."""
+        """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
         if self.loader is not None:
             while True:
                 for x, y in self.loader:
@@ -130,6 +130,7 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
             f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
         )
     check_finite("x", x)
+    x, y = model.standard_inputs(x), model.standard_targets(y)
     if x.is_floating_point() or _takes_floats(model):
         x = x.to(model.dtype)
     width = _output_width(model, x)
@@ -153,7 +154,7 @@ def make_posterior(
     network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Posterior:
-    """Assemble a posterior with its provenance.
+    r"""Assemble a posterior with its provenance.
 
     Args:
         problem: what was fitted.
@@ -231,7 +232,8 @@ def check_fit(num_draws: int, seed: int) -> None:
 
 def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any]) -> bool:
     """Call every callback; True if any of them asks to stop."""
-    return any([bool(callback(step, metrics)) for callback in callbacks])
+    answers = [callback(step, metrics) for callback in callbacks]  # each is called, whatever the others say
+    return any(answers)
 
 
 def _program_problem(program, x, y, points, device, values) -> Problem:

@@ -1,0 +1,297 @@
+"""From a posterior to an ArviZ ``xarray.DataTree``: the one place that knows both vocabularies.
+
+Everything about the data is in the units of the data, also where the model standardises. ``f`` is the mean function for
+regression and the logits for classification.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import numpy as np
+import torch
+import xarray as xr
+from arviz_base import dict_to_dataset
+from torch import Tensor
+
+from pyrobnn.density import Density
+from pyrobnn.model import BNN, NET
+from pyrobnn.posterior import Posterior
+from pyrobnn.predict import Prediction
+from pyrobnn.seeding import generator, seeded
+
+#: (draws × points) above which draws are thinned in the groups that hold one value for each pair
+MAX_PAIRS = 50_000_000
+GRID_POINTS = 200
+GRID_FUNCTIONS = 30
+
+
+def to_datatree(
+    posterior: Posterior,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    *,
+    probe_x: Tensor | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    grid: Tensor | None = None,
+    true_function: Callable[[Tensor], Tensor] | None = None,
+    num_prior_draws: int = 200,
+    label: str | None = None,
+    seed: int = 0,
+) -> xr.DataTree:
+    """An ArviZ DataTree of a posterior.
+
+    Args:
+        posterior: of a BNN or a plain Pyro program.
+        x, y: the training data, (N, …) and (N, out) or labels (N,): adds log_likelihood, log_prior, function,
+            posterior_predictive, observed_data and constant_data.
+        probe_x: inputs (probe, feature) where functions are compared; default a spread of train points, points in the
+            gaps between them, and points outside.
+        test: held-out (x, y): adds predictions and predictions_constant_data.
+        grid: inputs (grid_point, 1) for bands; default 200 points over 1-D data and half its range around it.
+        true_function: x → the true mean, evaluated on the grid, where the data are synthetic.
+        num_prior_draws: draws for the groups prior and prior_predictive; 0 leaves them out.
+        label: name in reports; default the method's.
+        seed: of the predictive draws.
+
+    Returns:
+        A tree with the group posterior and those groups that the arguments allow; provenance in the root's attributes.
+
+    Raises:
+        TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`.
+    """
+    groups = {"posterior": _dataset(posterior.draws)}
+    if posterior.sample_stats:
+        groups["sample_stats"] = _dataset(posterior.sample_stats)
+    if posterior.history:
+        groups["history"] = xr.Dataset({n: ((f"step_{n}",), _array(v)) for n, v in posterior.history.items()})
+    if x is not None and y is not None:
+        groups |= _data_groups(posterior, x, y, seed)
+    if isinstance(posterior.model, BNN):
+        if x is not None:
+            groups |= _function_groups(posterior, x, probe_x, groups, num_prior_draws, seed)
+            groups |= _grid_group(posterior, x, grid, true_function)
+        if test is not None:
+            groups |= _test_groups(posterior, *test, seed=seed)
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs.update(_attributes(posterior, label))
+    return tree
+
+
+def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[str, xr.Dataset]:
+    few = posterior.thin(max(1, MAX_PAIRS // max(len(y) * posterior.num_chains, 1)))
+    log_prior, log_likelihood = log_densities(few, x, y)
+    shared = ("chain", "draw")
+    groups = {
+        "log_likelihood": xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
+        "log_prior": xr.Dataset({"log_prior": (shared, _array(log_prior))}),
+        "observed_data": xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
+    }
+    x = torch.as_tensor(x)
+    groups["constant_data"] = xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))})
+    if isinstance(posterior.model, BNN):
+        draws = few.predict(x).sample(seed=seed)
+        groups["posterior_predictive"] = xr.Dataset({"y": _targets(draws, *shared, "obs")})
+    return groups
+
+
+def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y."""
+    if not isinstance(posterior.model, BNN):
+        density = Density(posterior.model, (x, y), points="held", values=_fixed(posterior))
+        z = density.unconstrain(posterior.draws)
+        flat = z.reshape(-1, density.dim)
+        prior = torch.cat(
+            [torch.func.vmap(lambda one: density.log_parts(one)[0])(part) for part in flat.split(64)]
+        )
+        data = torch.cat([torch.func.vmap(density.log_likelihood)(part) for part in flat.split(64)])
+        return prior.reshape(z.shape[:-1]), data.reshape(*z.shape[:-1], -1)
+    model = posterior.model
+    prior = sum(site.log_prob(posterior.draws[name]) for name, site in model.priors.items())
+    x = torch.as_tensor(x)
+    # bounded: the mixture components of this many points at once
+    size = max(1, 4_000_000 // (posterior.num_chains * posterior.num_draws))
+    pieces = zip(x.split(size), torch.as_tensor(y).split(size))
+    parts = [posterior.predict(px).log_prob_draws(py) for px, py in pieces]
+    return prior, torch.cat(parts, -1)
+
+
+def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dict[str, xr.Dataset]:
+    x = torch.as_tensor(x)
+    probe_x, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+    shared = ("chain", "draw")
+    variables = {
+        "f": ((*shared, "probe", "output"), _array(_mean_function(posterior.predict(probe_x)))),
+        "probe_x": (("probe", "feature"), _array(probe_x.reshape(len(probe_x), -1))),
+        "probe_kind": (("probe",), np.array(kind)),
+    }
+    if "log_likelihood" in known and known["log_likelihood"].sizes["draw"] == posterior.num_draws:
+        variables["log_likelihood"] = known["log_likelihood"]["y"].sum("obs")
+        variables["log_prior"] = known["log_prior"]["log_prior"]
+    norms = _layer_norms(posterior.draws)
+    variables["layer_norm"] = ((*shared, "layer"), _array(torch.stack(list(norms.values()), -1)))
+    if posterior.model.likelihood.priors:
+        scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
+        variables["noise"] = ((*shared, "output"), _array(scale))
+    groups = {"function": xr.Dataset(variables, coords={"layer": list(norms)})}
+    if num_prior_draws:
+        prior = prior_posterior(posterior.model, num_prior_draws, seed)
+        groups["prior"] = _dataset(prior.draws)
+        f = _mean_function(prior.predict(probe_x))
+        groups["prior_predictive"] = xr.Dataset({"f": ((*shared, "probe", "output"), _array(f))})
+    return groups
+
+
+def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
+    """Draws from the prior in the clothes of a posterior, so that they can be predicted with and plotted."""
+    with seeded(seed, model.device):
+        draws = {name: site.sample((1, num_draws)) for name, site in model.priors.items()}
+    fixed = model.initial_values() | {name: init for name, (init, _) in model.likelihood.points.items()}
+    draws |= {n: v.expand(1, num_draws, *v.shape) for n, v in fixed.items() if n not in draws}
+    return Posterior(model, draws, meta={"method": "Prior", "iid": True})
+
+
+def _grid_group(posterior, x, grid, true_function) -> dict[str, xr.Dataset]:
+    x = torch.as_tensor(x)
+    if x.dim() != 2 or x.shape[1] != 1 or posterior.model.likelihood.task != "gaussian":
+        return {}
+    if grid is None:
+        low, high = float(x.min()), float(x.max())
+        reach = 0.5 * (high - low)
+        grid = torch.linspace(low - reach, high + reach, GRID_POINTS, dtype=x.dtype)[:, None]
+    prediction = posterior.predict(grid)
+    point = ("grid_point", "output")
+    functions = prediction.loc.flatten(0, 1)
+    keep = torch.linspace(0, len(functions) - 1, min(GRID_FUNCTIONS, len(functions))).round().long()
+    variables = {
+        "x": (("grid_point", "feature"), _array(grid)),
+        "f_draws": (("grid_draw", *point), _array(functions[keep])),
+        **{
+            name: (point, _array(getattr(prediction, name)))
+            for name in ("mean", "aleatoric_var", "epistemic_var")
+        },
+    }
+    if true_function is not None:
+        variables["true_f"] = (point, _array(true_function(grid)))
+    return {"grid": xr.Dataset(variables)}
+
+
+def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    few = posterior.thin(max(1, MAX_PAIRS // max(len(x) * posterior.num_chains, 1)))
+    prediction = few.predict(x)
+    shared, point = ("chain", "draw"), ("pred_point", "output")
+    variables = {
+        "f": ((*shared, *point), _array(_mean_function(prediction))),
+        "y": _targets(prediction.sample(seed=seed), *shared, "pred_point"),
+        "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
+    }
+    if prediction.task == "gaussian":
+        for name in ("mean", "aleatoric_var", "epistemic_var"):
+            variables[name] = (point, _array(getattr(prediction, name)))
+    else:
+        variables["probs"] = (("pred_point", "class"), _array(prediction.probs))
+        for name in ("aleatoric_entropy", "epistemic_entropy"):
+            variables[name] = (("pred_point",), _array(getattr(prediction, name)))
+    data = {"x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))), "y": _targets(y, "pred_point")}
+    return {"predictions": xr.Dataset(variables), "predictions_constant_data": xr.Dataset(data)}
+
+
+def probes(
+    x: Tensor, num_train: int = 10, num_between: int = 5, num_outside: int = 4
+) -> tuple[Tensor, list[str]]:
+    """Inputs where functions are compared: a spread of train points, gaps between neighbours, and points outside.
+
+    Args:
+        x: training inputs (N, …).
+    Returns:
+        Probe inputs (probe, …) and the kind of each, ``"train"``, ``"between"`` or ``"outside"``. Images and other
+        structured inputs have train probes only.
+    """
+    order = _along_spread(x)
+    ranks = torch.linspace(0, len(x) - 1, min(num_train, len(x))).round().long().unique()
+    train = x[order[ranks]]
+    if x.dim() != 2 or not x.is_floating_point() or len(x) < 3:
+        return train, ["train"] * len(train)
+    ordered = x[order]
+    gaps = (ordered[1:] - ordered[:-1]).norm(dim=1)
+    # in one dimension the widest gaps; in many, midpoints of neighbours along the spread, which are as far apart as any
+    widest = gaps.topk(min(num_between, len(gaps))).indices.sort().values
+    between = (ordered[widest] + ordered[widest + 1]) / 2
+    center = x.mean(0)
+    far = torch.stack([ordered[0], ordered[-1]])
+    reach = torch.linspace(1.25, 1.5, max(num_outside // 2, 1), dtype=x.dtype)
+    outside = (center + reach[:, None, None] * (far - center)).reshape(-1, x.shape[1])
+    kinds = ["train"] * len(train) + ["between"] * len(between) + ["outside"] * len(outside)
+    return torch.cat([train, between, outside]), kinds
+
+
+def _along_spread(x: Tensor) -> Tensor:
+    """Order of the points along their first principal axis."""
+    flat = x.reshape(len(x), -1).double()
+    if flat.shape[1] == 1:
+        return flat[:, 0].argsort()
+    centered = flat - flat.mean(0)
+    scale = centered.std(0, correction=0)
+    centered = centered / torch.where(scale > 0, scale, torch.ones_like(scale))
+    direction = torch.randn(flat.shape[1], dtype=flat.dtype, generator=generator(0))
+    for _ in range(20):  # power iteration: no need for the whole decomposition
+        direction = centered.T @ (centered @ direction)
+        direction = direction / direction.norm().clamp_min(1e-300)
+    return (centered @ direction).argsort()
+
+
+def _mean_function(prediction: Prediction) -> Tensor:
+    return prediction.loc if prediction.task == "gaussian" else prediction.f
+
+
+def _layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    squares: dict[str, Tensor] = {}
+    for name, value in draws.items():
+        if name.startswith(NET) and value.is_floating_point():
+            layer = name.removeprefix(NET).rpartition(".")[0] or "net"
+            squares[layer] = squares.get(layer, 0) + value.flatten(2).square().sum(-1)
+    return {layer: total.sqrt() for layer, total in squares.items()}
+
+
+def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """Targets without the output dimension where there is only one."""
+    if y.dim() > len(dims) and y.shape[-1] == 1:
+        y = y.squeeze(-1)
+    return (*dims, *(["output"] if y.dim() > len(dims) else [])), _array(y)
+
+
+def _fixed(posterior: Posterior) -> dict[str, Tensor]:
+    return {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
+
+
+def _dataset(values: Mapping[str, Tensor]) -> xr.Dataset:
+    return dict_to_dataset({name: _array(value) for name, value in values.items()})
+
+
+def _array(value: Tensor) -> np.ndarray:
+    return value.detach().cpu().numpy()
+
+
+def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | float | int]:
+    meta = posterior.meta
+    found = {
+        "method": meta.get("method", "unknown"),
+        "label": label or str(meta.get("method", "unknown")).lower(),
+        "iid": int(bool(meta.get("iid", False))),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if posterior.log_evidence is not None:
+        found["log_evidence"] = float(posterior.log_evidence)
+        found["log_evidence_kind"] = "elbo" if meta.get("method") == "SVI" else "laplace"
+    for name, value in meta.items():
+        if name in found or value is None:
+            continue
+        if isinstance(value, (str, int, float)) and not (isinstance(value, float) and math.isnan(value)):
+            found[name] = int(value) if isinstance(value, bool) else value
+        else:
+            found[name] = json.dumps(value)
+    return found
