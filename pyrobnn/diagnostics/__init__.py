@@ -1,7 +1,41 @@
-"""Whether a posterior can be believed: evidence, thresholds and next actions, from a DataTree alone."""
+"""Whether a posterior can be believed: evidence, thresholds and next actions, from a DataTree alone.
+
+`diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
+DataTrees: `convergence`, `importance` and `corrected_moments`, `loo`, `compare` and `refit_points`, `score`,
+`pit` and `loo_pit`, `fidelity`, `power_scaling`.
+"""
 
 from __future__ import annotations
 
+from pyrobnn.diagnostics.calibration import loo_pit, pit
+from pyrobnn.diagnostics.convergence import Convergence, convergence
+from pyrobnn.diagnostics.fidelity import Fidelity, cost_per_draw, fidelity
+from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance
+from pyrobnn.diagnostics.judge import diagnose
+from pyrobnn.diagnostics.loo import compare, loo, refit_points
+from pyrobnn.diagnostics.model_checks import power_scaling
+from pyrobnn.diagnostics.scores import Score, Scores, score
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
-__all__ = ["Check", "Verdict"]
+__all__ = [
+    "Check",
+    "Convergence",
+    "Fidelity",
+    "Importance",
+    "Score",
+    "Scores",
+    "Verdict",
+    "compare",
+    "convergence",
+    "corrected_moments",
+    "cost_per_draw",
+    "diagnose",
+    "fidelity",
+    "importance",
+    "loo",
+    "loo_pit",
+    "pit",
+    "power_scaling",
+    "refit_points",
+    "score",
+]

@@ -1,0 +1,309 @@
+"""Convergence of Markov chains, judged in function space, where a Bayesian neural network is identified."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import arviz_stats
+import numpy as np
+import xarray as xr
+
+from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics.verdict import Check
+
+_MAX_QUANTITIES = 256
+_MAX_WEIGHTS = 1000
+_MAX_DATA = 32
+_MIN_DRAWS = 4
+_NESTED_CHAINS = 16
+_NESTED_DRAWS = 200
+_MODE_GAP = 3.0
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """R-hat, effective sample sizes and Monte-Carlo errors of identified quantities.
+
+    Args:
+        table: Dataset over ``quantity`` with ``rhat``, ``ess_bulk``, ``ess_tail``, ``mcse`` (in the quantity's
+            units) and ``sd``; ``rhat`` is NaN where a single chain leaves it undefined. The coordinate names
+            each quantity, e.g. ``"f at x≈1.3"``.
+        nested: Whether ``rhat`` is the nested R-hat of superchains, for many short chains.
+    """
+
+    table: xr.Dataset
+    nested: bool
+
+
+def quantities(tree: xr.DataTree) -> dict[str, np.ndarray]:
+    """The identified scalar quantities of a tree, name → (chain, draw); constant ones are left out.
+
+    Function values at the probes, log-likelihood, log prior, layer norms and noise from the ``function`` group.
+    A tree without that group (NumPyro, PyMC) is judged on the log-likelihood of a spread of its data, their
+    total, and the log density.
+    """
+    found: dict[str, np.ndarray] = {}
+    f = reading.functions(tree)
+    if f is not None:
+        num_outputs = f.shape[3]
+        pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
+        for probe, output in _spread(pairs, _MAX_QUANTITIES):
+            suffix = f" (output {output})" if num_outputs > 1 else ""
+            found[f"f at {reading.probe_name(tree, probe)}{suffix} #{probe}"] = f[:, :, probe, output]
+    else:
+        pointwise = reading.log_likelihood(tree)
+        if pointwise is not None:
+            for datum in _spread(list(range(pointwise.shape[2])), _MAX_DATA):
+                found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum]
+            found["log-likelihood"] = pointwise.sum(-1)
+    for group, name, title in (
+        ("function", "log_likelihood", "log-likelihood"),
+        ("function", "log_prior", "log prior"),
+        ("sample_stats", "lp", "log density"),
+        ("function", "layer_norm", "norm of layer"),
+        ("function", "noise", "noise"),
+    ):
+        values = reading.draws_of(tree, group, name)
+        if values is None:
+            continue
+        columns = values.reshape(*values.shape[:2], -1)
+        for index in range(columns.shape[2]):
+            found[f"{title} {index}" if columns.shape[2] > 1 else title] = columns[:, :, index]
+    return {name: draws for name, draws in found.items() if np.isfinite(draws).all() and np.ptp(draws) > 0.0}
+
+
+def convergence(tree: xr.DataTree) -> Convergence | None:
+    """Rank-normalised split R-hat, bulk and tail ESS and the MCSE of the mean, of every identified quantity.
+
+    Args:
+        tree: A DataTree of Markov chains.
+
+    Returns:
+        The table, or None where nothing can be computed (fewer than four draws per chain, nothing that varies).
+
+    Caveat:
+        Chains that all miss the same mode agree with each other: R-hat is necessary, not sufficient.
+
+    References:
+        Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021).
+    """
+    found = quantities(tree)
+    if not found or next(iter(found.values())).shape[1] < _MIN_DRAWS:
+        return None
+    draws = np.stack(list(found.values()), axis=2)
+    num_chains, num_draws = draws.shape[:2]
+    nested = num_chains >= _NESTED_CHAINS and num_draws <= _NESTED_DRAWS
+    data = xr.Dataset({"q": ((*reading.SAMPLE_DIMS, "quantity"), draws)}, coords={"quantity": list(found)})
+    table = xr.Dataset(coords={"quantity": list(found)})
+    table["rhat"] = (
+        nested_rhat(data)
+        if nested
+        else arviz_stats.rhat(data)["q"]
+        if num_chains > 1
+        else ("quantity", np.full(len(found), np.nan))
+    )
+    table["ess_bulk"] = arviz_stats.ess(data, method="bulk")["q"]
+    table["ess_tail"] = arviz_stats.ess(data, method="tail", prob=(0.05, 0.95))["q"]
+    table["mcse"] = arviz_stats.mcse(data, method="mean")["q"]
+    table["sd"] = ("quantity", draws.reshape(-1, draws.shape[2]).std(axis=0))
+    return Convergence(table, nested)
+
+
+def nested_rhat(data: xr.Dataset) -> xr.DataArray:
+    """Nested R-hat of the variable ``q`` with the chains grouped, in order, into four superchains.
+
+    Chains beyond a multiple of four are left out. Superchains ought to share their starting point; with
+    independent starts the statistic is conservative about the bias and less noisy than R-hat, which is why it
+    is used for short chains.
+    """
+    size = data.sizes["chain"] // 4
+    kept = data.isel(chain=slice(0, 4 * size))
+    return arviz_stats.rhat_nested(kept, superchain_ids=np.repeat(np.arange(4), size))["q"]
+
+
+def weight_rhat(tree: xr.DataTree) -> tuple[float, float, int] | None:
+    """Largest and median R-hat over (at most 1000) weights, and how many were looked at; None where undefined."""
+    if reading.num_chains(tree) < 2 or tree["posterior"].sizes["draw"] < _MIN_DRAWS:
+        return None
+    columns = []
+    for name in tree["posterior"].data_vars:
+        draws = reading.draws_of(tree, "posterior", str(name))
+        if draws is not None and draws.ndim > 2:
+            columns.append(draws.reshape(*draws.shape[:2], -1))
+    if not columns:
+        return None
+    total = sum(column.shape[2] for column in columns)
+    every = -(-total // _MAX_WEIGHTS)
+    flat = np.concatenate([column[:, :, ::every] for column in columns], axis=2)
+    flat = flat[:, :, np.isfinite(flat).all(axis=(0, 1)) & (np.ptp(flat, axis=(0, 1)) > 0.0)]
+    if flat.shape[2] == 0:
+        return None
+    data = xr.Dataset({"w": ((*reading.SAMPLE_DIMS, "weight"), flat)})
+    rhat = arviz_stats.rhat(data)["w"].values
+    return float(np.nanmax(rhat)), float(np.nanmedian(rhat)), int(flat.shape[2])
+
+
+def convergence_checks(tree: xr.DataTree) -> list[Check]:
+    """R-hat, ESS and agreement of chains in function space; R-hat of weights as information."""
+    checks: list[Check] = []
+    if reading.num_chains(tree) == 1:
+        checks.append(
+            Check(
+                "num_chains",
+                "warn",
+                1.0,
+                "≥ 4 chains",
+                thresholds.RHAT_SOURCE,
+                "There is one chain, so nothing can show whether it missed a mode.",
+                "Run at least four chains from different starting points.",
+            )
+        )
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        found = convergence(tree)
+        weights = weight_rhat(tree)
+    if found is None:
+        if tree["posterior"].sizes["draw"] < _MIN_DRAWS:
+            checks.append(_too_short(tree))
+        return checks
+    if np.isfinite(found.table["rhat"]).any():
+        checks.append(_rhat_check(tree, found))
+        checks.extend(_modes_check(tree))
+    checks.extend(_ess_checks(tree, found))
+    if weights is not None:
+        checks.append(_weights_check(*weights))
+    return checks
+
+
+def _too_short(tree: xr.DataTree) -> Check:
+    total = reading.num_draws(tree)
+    return Check(
+        "ess",
+        "fail",
+        float(total),
+        f"≥ {thresholds.ESS_PASS:.0f}, < {thresholds.ESS_FAIL:.0f} fails",
+        thresholds.ESS_SOURCE,
+        f"There are {total} draws in all, too few to estimate anything.",
+        "Raise num_draws to at least 500 per chain.",
+    )
+
+
+def _rhat_check(tree: xr.DataTree, found: Convergence) -> Check:
+    rhat = found.table["rhat"].values
+    worst = int(np.nanargmax(rhat))
+    value, name = float(rhat[worst]), _shown(str(found.table["quantity"].values[worst]))
+    status = "pass" if value <= thresholds.RHAT_PASS else "fail" if value > thresholds.RHAT_FAIL else "warn"
+    kind = "nested R-hat (four superchains)" if found.nested else "R-hat"
+    where = name.removeprefix("f ") if name.startswith("f at ") else f"in the {name}"
+    ess = float(found.table["ess_bulk"].min())
+    slow = status == "warn" and ess < thresholds.ESS_PASS
+    return Check(
+        "rhat_function",
+        status,
+        value,
+        f"≤ {thresholds.RHAT_PASS} to pass, > {thresholds.RHAT_FAIL} to fail",
+        thresholds.NESTED_RHAT_SOURCE if found.nested else thresholds.RHAT_SOURCE,
+        f"The largest {kind} over {rhat.size} identified quantities is {value:.3f}, {where}.",
+        ""
+        if status == "pass"
+        else f"Chains mix slowly {where}: raise num_draws."
+        if slow
+        else f"Chains disagree {where}: raise num_warmup or start from a MAP.",
+    )
+
+
+def _modes_check(tree: xr.DataTree) -> list[Check]:
+    """Whether chains fall into separate groups of function values, and where."""
+    f = reading.functions(tree)
+    if f is None or not np.isfinite(f).all():
+        return []
+    means = f.mean(axis=1)
+    within = np.sqrt(f.var(axis=1).mean(axis=0))
+    ordered = np.sort(means, axis=0)
+    gaps = np.diff(ordered, axis=0).max(axis=0) / np.maximum(within, np.finfo(float).tiny)
+    probe, output = np.unravel_index(int(gaps.argmax()), gaps.shape)
+    gap = float(min(gaps[probe, output], 1e6))
+    if gap < _MODE_GAP:
+        return []
+    column = means[:, probe, output]
+    cut = int(np.diff(np.sort(column)).argmax())
+    low = sorted(int(chain) for chain in np.argsort(column)[: cut + 1])
+    high = sorted(set(range(len(column))) - set(low))
+    where = reading.probe_name(tree, int(probe))
+    return [
+        Check(
+            "modes",
+            "fail",
+            gap,
+            f"chain means < {_MODE_GAP:.0f} within-chain sd apart",
+            thresholds.RHAT_SOURCE,
+            f"At {where} chains {low} and chains {high} sit in different modes of the function, {gap:.1f} "
+            "within-chain sd apart.",
+            f"Chains disagree at {where}: raise num_warmup or start from a MAP; if the modes stay, weight them by "
+            "stacking on elpd rather than by counting chains.",
+        )
+    ]
+
+
+def _ess_checks(tree: xr.DataTree, found: Convergence) -> list[Check]:
+    bulk, tail = found.table["ess_bulk"].values, found.table["ess_tail"].values
+    both = np.fmin(bulk, tail)
+    if not np.isfinite(both).any():
+        return []
+    worst = int(np.nanargmin(both))
+    value, total = float(both[worst]), reading.num_draws(tree)
+    name = _shown(str(found.table["quantity"].values[worst]))
+    kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
+    status = "pass" if value >= thresholds.ESS_PASS else "fail" if value < thresholds.ESS_FAIL else "warn"
+    factor = int(np.ceil(1.2 * thresholds.ESS_PASS / max(value, 1.0)))
+    more = -(-tree["posterior"].sizes["draw"] * factor // 100) * 100
+    relative = (found.table["mcse"] / found.table["sd"]).values
+    checks = [
+        Check(
+            "ess_function",
+            status,
+            value,
+            f"≥ {thresholds.ESS_PASS:.0f} (100 for each of four chains), < {thresholds.ESS_FAIL:.0f} fails",
+            thresholds.ESS_SOURCE,
+            f"The smallest effective sample size is {value:.0f} ({kind}, {name}) of {total} draws.",
+            "" if status == "pass" else f"Draw more: num_draws={more} per chain would give about 400.",
+        )
+    ]
+    if np.isfinite(relative).any():
+        largest = float(np.nanmax(relative))
+        checks.append(
+            Check(
+                "mcse_function",
+                "info",
+                largest,
+                "",
+                thresholds.ESS_SOURCE,
+                f"The Monte-Carlo error of posterior means is at most {largest:.1%} of the posterior sd.",
+            )
+        )
+    return checks
+
+
+def _weights_check(largest: float, median: float, count: int) -> Check:
+    return Check(
+        "rhat_weights",
+        "info",
+        largest,
+        "",
+        thresholds.RHAT_SOURCE,
+        f"Over {count} weights R-hat is {median:.2f} in the median and {largest:.2f} at most: not identified, "
+        "since hidden "
+        "units can swap and change sign, so this decides nothing.",
+    )
+
+
+def _shown(name: str) -> str:
+    return name.split(" #")[0]
+
+
+def _spread(items: list, limit: int) -> list:
+    """At most `limit` of `items`, evenly spread."""
+    if len(items) <= limit:
+        return items
+    return [items[int(index)] for index in np.linspace(0, len(items) - 1, limit)]

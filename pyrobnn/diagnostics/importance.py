@@ -1,0 +1,263 @@
+"""Approximations judged by importance sampling: how far q is from p, measured by the tail of p/q."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from arviz_stats.base import array_stats
+from scipy.special import logsumexp
+
+from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics.verdict import Check
+
+_MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
+_FLAT = 1e-9
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Pareto-smoothed importance weights of the posterior against its approximation.
+
+    Args:
+        k: Pareto k-hat; infinite where one draw carries all the weight.
+        log_weights: Smoothed and normalised log weights (chain, draw).
+        good_k: Largest k-hat that is reliable at this number of draws.
+        ess: Effective number of draws after weighting, 1/Σw².
+        space: "full" or "subspace".
+    """
+
+    k: float
+    log_weights: np.ndarray
+    good_k: float
+    ess: float
+    space: str
+
+
+def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pareto-smoothed log weights and k-hat of log ratios log p − log q.
+
+    ArviZ's ``psislw`` takes the *negative* log ratio (it was made for the log-likelihood of leave-one-out);
+    this takes the ratio itself. A flat ratio (q is p) has k-hat 0 by definition; a ratio whose tail underflows
+    has k-hat infinity.
+
+    Args:
+        log_ratio: (…, chain, draw).
+
+    Returns:
+        Log weights (…, chain, draw), each normalised over its draws, and k-hat (…).
+    """
+    spread = np.ptp(log_ratio, axis=(-2, -1))
+    scale = np.maximum(1.0, np.abs(log_ratio).max(axis=(-2, -1)))
+    flat = spread <= _FLAT * scale
+    safe = log_ratio
+    if flat.any():
+        ramp = np.linspace(0.0, 1.0, log_ratio.shape[-2] * log_ratio.shape[-1]).reshape(log_ratio.shape[-2:])
+        safe = np.where(flat[..., None, None], ramp, log_ratio)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        log_weights, k = array_stats.psislw(-safe, axis=(-2, -1))
+    # where the tail underflows, psislw answers NaN weights with a small k-hat, the opposite of the truth
+    degenerate = ~(np.isfinite(k) & np.isfinite(log_weights).all(axis=(-2, -1)))
+    raw = log_ratio - logsumexp(log_ratio, axis=(-2, -1), keepdims=True)
+    log_weights = np.where(degenerate[..., None, None], raw, log_weights)
+    k = np.where(flat, 0.0, np.where(degenerate, np.inf, k))
+    uniform = -np.log(log_ratio.shape[-2] * log_ratio.shape[-1])
+    return np.where(flat[..., None, None], uniform, log_weights), k
+
+
+def importance(tree: xr.DataTree, *, space: str = "full") -> Importance | None:
+    """Pareto-smoothed importance weights p/q of the draws of an approximation.
+
+    Args:
+        tree: A DataTree whose ``sample_stats`` hold ``log_p`` and ``log_q`` (or ``*_subspace``).
+        space: "full", or "subspace" for the last layer or another part that the approximation treats as random.
+
+    Returns:
+        The weights and their k-hat; None for Markov chains, where log_q is missing, or with fewer than 25 draws.
+
+    Raises:
+        ValueError: If `space` is neither.
+
+    Caveat:
+        k-hat grows with dimension: in thousands of weights every approximation fails in full. It then says
+        nothing about the predictive; look at the subspace and at the distance from a reference.
+
+    References:
+        Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html
+        Yes, but did it work? (Yao et al., 2018) https://arxiv.org/abs/1802.02538
+    """
+    if space not in ("full", "subspace"):
+        raise ValueError(f"'space' is {space!r}; expected 'full' or 'subspace'.")
+    suffix = "" if space == "full" else "_subspace"
+    log_p = reading.draws_of(tree, "sample_stats", "log_p" + suffix)
+    log_q = reading.draws_of(tree, "sample_stats", "log_q" + suffix)
+    if log_p is None or log_q is None or log_p.size < _MIN_DRAWS:
+        return None
+    log_ratio = log_p - log_q
+    if not np.isfinite(log_ratio).all():
+        return None
+    log_weights, k = pareto_smooth(log_ratio)
+    ess = 1.0 / float((np.exp(log_weights) ** 2).sum())
+    return Importance(float(k), log_weights, thresholds.good_k(log_p.size), ess, space)
+
+
+def corrected_moments(tree: xr.DataTree, *, group: str = "function") -> xr.Dataset | None:
+    """Mean and sd of f before and after importance weighting, where k-hat allows it.
+
+    Args:
+        tree: A DataTree of an approximation.
+        group: "function" (probes) or "predictions" (held-out points).
+
+    Returns:
+        Dataset over (point, output) with ``mean``, ``sd`` of the raw draws and ``mean_corrected``,
+        ``sd_corrected``, in the units of f; None where k-hat (in full, else in the subspace) exceeds its limit
+        or nothing can be computed.
+    """
+    found = importance(tree)
+    if found is None or found.k > found.good_k:
+        found = importance(tree, space="subspace")
+    if found is None or found.k > found.good_k:
+        return None
+    f = reading.functions(tree) if group == "function" else reading.draws_of(tree, group, "f")
+    if f is None:
+        return None
+    f = f.reshape(*f.shape[:3], -1)
+    weights = np.exp(found.log_weights)[:, :, None, None]
+    mean, corrected = f.mean(axis=(0, 1)), (weights * f).sum(axis=(0, 1))
+    variance = (weights * (f - corrected) ** 2).sum(axis=(0, 1))
+    dims = ("point", "output")
+    return xr.Dataset(
+        {
+            "mean": (dims, mean),
+            "sd": (dims, f.std(axis=(0, 1))),
+            "mean_corrected": (dims, corrected),
+            "sd_corrected": (dims, np.sqrt(variance)),
+        }
+    )
+
+
+def importance_checks(tree: xr.DataTree) -> list[Check]:
+    """k-hat in full and in the subspace, number of draws, and the correction where k-hat allows one."""
+    checks = _count_check(tree)
+    full, part = importance(tree), importance(tree, space="subspace")
+    if full is not None:
+        checks.append(_k_check(full, decides=part is None))
+    if part is not None:
+        checks.append(_k_check(part, decides=True))
+    if full is None and part is None:
+        return [*checks, _unjudged(tree)]
+    moments = corrected_moments(tree)
+    if moments is not None:
+        sd = np.maximum(moments["sd"].values, np.finfo(float).tiny)
+        shift = float(min(np.max(np.abs(moments["mean_corrected"] - moments["mean"]).values / sd), 1e6))
+        ratio = float(min(np.median(moments["sd_corrected"].values / sd), 1e6))
+        checks.append(
+            Check(
+                "psis_correction",
+                "info",
+                shift,
+                "",
+                thresholds.PARETO_SOURCE,
+                f"Importance weighting moves the mean of f by at most {shift:.2f} sd and multiplies its sd by "
+                f"{ratio:.2f} in "
+                "the median.",
+            )
+        )
+    return checks
+
+
+def _k_check(found: Importance, *, decides: bool) -> Check:
+    where = "all weights" if found.space == "full" else "the last layer or subspace alone"
+    finite = bool(np.isfinite(found.k))
+    status = "pass" if found.k <= found.good_k else "fail" if found.k > thresholds.PARETO_K else "warn"
+    seen = (
+        f"Pareto k-hat of p/q over {where} is {found.k:.2f}"
+        if finite
+        else f"Over {where} one draw carries all the importance weight (k-hat is infinite)"
+    )
+    if not decides:
+        return Check(
+            "khat",
+            "info" if status != "pass" else "pass",
+            found.k if finite else None,
+            f"≤ {found.good_k:.2f} (decided in the subspace)",
+            thresholds.APPROXIMATION_SOURCE,
+            f"{seen}; in this many dimensions that is expected, and the subspace decides.",
+        )
+    action = ""
+    if status == "warn":
+        action = "Raise num_draws: k-hat is in the range where more draws make importance weights reliable."
+    elif status == "fail":
+        action = (
+            "The approximation misses the posterior: use a richer guide (low_rank, full_rank) or "
+            "full-covariance Laplace, or "
+            "run NUTS and compare."
+        )
+    return Check(
+        "khat" if found.space == "full" else "khat_subspace",
+        status,
+        found.k if finite else None,
+        f"≤ {found.good_k:.2f} to pass, > {thresholds.PARETO_K} to fail",
+        thresholds.APPROXIMATION_SOURCE,
+        f"{seen}; weighted, the draws are worth {found.ess:.0f} of {found.log_weights.size}.",
+        action,
+    )
+
+
+def _count_check(tree: xr.DataTree) -> list[Check]:
+    count = reading.num_draws(tree)
+    if reading.variable(tree, "sample_stats", "log_q") is None:
+        return []
+    status = "pass" if count >= thresholds.ESS_PASS else "fail" if count < thresholds.ESS_FAIL else "warn"
+    return [
+        Check(
+            "num_draws",
+            status,
+            float(count),
+            f"≥ {thresholds.ESS_PASS:.0f}, < {thresholds.ESS_FAIL:.0f} fails",
+            thresholds.PARETO_SOURCE,
+            f"There are {count} independent draws.",
+            "" if status == "pass" else "Raise num_draws to 1000: draws from an approximation cost little.",
+        )
+    ]
+
+
+def _unjudged(tree: xr.DataTree) -> Check:
+    method = reading.method(tree)
+    log_p = reading.draws_of(tree, "sample_stats", "log_p")
+    log_q = reading.draws_of(tree, "sample_stats", "log_q")
+    if log_p is not None and log_q is not None and not np.isfinite(log_p - log_q).all():
+        return Check(
+            "khat",
+            "fail",
+            None,
+            "finite log p and log q",
+            thresholds.APPROXIMATION_SOURCE,
+            f"log p or log q is not finite for {int((~np.isfinite(log_p - log_q)).sum())} draws.",
+            "Fit again with a smaller step size or more damping: some draws lie where the model has no density.",
+        )
+    if log_p is not None and log_q is not None:
+        return Check(
+            "khat",
+            "info",
+            None,
+            "",
+            thresholds.APPROXIMATION_SOURCE,
+            f"{log_p.size} draws are too few for Pareto k-hat, which needs {_MIN_DRAWS}.",
+            "Raise num_draws.",
+        )
+    name = "This method" if method == "unknown" else method
+    return Check(
+        "posterior_claim",
+        "warn",
+        None,
+        "log_p and log_q of the draws",
+        thresholds.POSTERIOR_CLAIM_SOURCE,
+        f"{name} has no density q, so its draws are not this prior's posterior and no importance weight can "
+        "tell how far off "
+        "they are.",
+        "Judge it by held-out scores and calibration, or compare it with a NUTS run as reference.",
+    )

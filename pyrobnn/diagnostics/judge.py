@@ -1,0 +1,140 @@
+"""`diagnose`: every check that a tree allows, and the verdict that they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+
+from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics.calibration import calibration_checks
+from pyrobnn.diagnostics.convergence import convergence_checks
+from pyrobnn.diagnostics.fidelity import cost_per_draw, fidelity_checks
+from pyrobnn.diagnostics.importance import importance_checks
+from pyrobnn.diagnostics.loo import loo, loo_checks
+from pyrobnn.diagnostics.model_checks import model_checks
+from pyrobnn.diagnostics.sampler import sampler_checks
+from pyrobnn.diagnostics.verdict import Check, Verdict
+
+
+def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verdict:
+    """Say whether a posterior can be believed, on what evidence, and what to do next.
+
+    Markov chains are judged by R-hat and effective sample size *in function space* and by their sampler;
+    approximations with independent draws, for which R-hat is 1 by construction, by Pareto k-hat of p/q and LOO;
+    every method by calibration, by checks
+    of the model, and, where a reference is given, by its distance from it. What a tree does not hold is left out: a
+    missing check is never a pass.
+
+    Args:
+        tree: Draws as DataTree: from this library, NumPyro or PyMC; only ``posterior`` is required.
+        reference: DataTree of a long NUTS run on the same model and data; None for no comparison.
+
+    Returns:
+        The verdict. Point estimates (one draw) never get better or worse than "warn": they have no epistemic
+        uncertainty to judge.
+
+    Raises:
+        TypeError: If `tree` or `reference` is no DataTree.
+        ValueError: If it has no posterior draws with dims ``chain`` and ``draw``.
+
+    Caveat:
+        A pass means that no check found a fault, not that there is none: chains that all miss a mode agree with
+        each other.
+
+    References:
+        Bayesian workflow (Gelman et al., 2020) https://arxiv.org/abs/2011.01808
+
+    Example:
+        >>> import numpy as np, xarray as xr
+        >>> f = np.random.default_rng(0).normal(size=(4, 500, 3, 1))
+        >>> dims = ("chain", "draw", "probe", "output")
+        >>> tree = xr.DataTree.from_dict({
+        ...     "posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}), "function": xr.Dataset({"f": (dims, f)})})
+        >>> diagnose(tree).status
+        'pass'
+    """
+    reading.check_tree(tree)
+    if reference is not None:
+        reading.check_tree(reference, "reference")
+    name = reading.method(tree)
+    label = reading.text(tree, "label") or name
+    broken = _not_finite(tree)
+    if broken:
+        return Verdict.from_checks(name, label, broken)
+    point = reading.is_point(tree)
+    checks: list[Check] = []
+    if point:
+        checks.append(_point_estimate(name))
+    elif reading.is_iid(tree):
+        checks.extend(importance_checks(tree))
+    else:
+        checks.extend(convergence_checks(tree))
+        checks.extend(sampler_checks(tree))
+    if not point:
+        checks.extend(loo_checks(tree, loo(tree)))
+    checks.extend(calibration_checks(tree))
+    checks.extend(model_checks(tree))
+    if reference is not None and reference is not tree and not point:
+        checks.extend(fidelity_checks(tree, reference))
+    checks.extend(_cost(tree))
+    if point:
+        checks = [replace(check, status="warn") if check.status == "fail" else check for check in checks]
+    nothing = not any(check.status in ("pass", "warn", "fail") for check in checks)
+    return Verdict.from_checks(name, label, checks, at_least="warn" if nothing else "pass")
+
+
+def _point_estimate(name: str) -> Check:
+    method = "This run" if name == "unknown" else name
+    return Check(
+        "point_estimate",
+        "warn",
+        1.0,
+        "more than one draw",
+        thresholds.POSTERIOR_CLAIM_SOURCE,
+        f"{method} is a point estimate: no epistemic uncertainty.",
+        "Use it as a baseline or a start; for uncertainty fit Laplace around it, SVI or NUTS.",
+    )
+
+
+def _not_finite(tree: xr.DataTree) -> list[Check]:
+    """A failing check if draws hold NaN or infinity: nothing else can then be computed."""
+    bad, total = 0, 0
+    for group in ("posterior", "function"):
+        if group not in tree.children:
+            continue
+        for name in tree[group].data_vars:
+            draws = tree[group][name]
+            if set(reading.SAMPLE_DIMS) <= set(draws.dims) and np.issubdtype(draws.dtype, np.floating):
+                bad += int((~np.isfinite(draws.values)).sum())
+                total += draws.size
+    if bad == 0:
+        return []
+    return [
+        Check(
+            "finite",
+            "fail",
+            bad / total,
+            "0 values that are NaN or infinite",
+            "numerical",
+            f"{bad} of {total} draws are NaN or infinite.",
+            "Standardise x and y, lower the learning rate or step size, and fit again.",
+        )
+    ]
+
+
+def _cost(tree: xr.DataTree) -> list[Check]:
+    seconds = cost_per_draw(tree)
+    if seconds is None or not np.isfinite(seconds):
+        return []
+    return [
+        Check(
+            "cost",
+            "info",
+            seconds,
+            "",
+            thresholds.PARETO_SOURCE if reading.is_iid(tree) else thresholds.ESS_SOURCE,
+            f"Fitting took {1e3 * seconds:.3g} ms per effective draw of the function.",
+        )
+    ]

@@ -1,0 +1,319 @@
+"""Checks of the model itself: does the prior fight the data, is the guide alive, is it the Bayes posterior at all?"""
+
+from __future__ import annotations
+
+import warnings
+
+import arviz_stats
+import numpy as np
+import xarray as xr
+
+from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics.verdict import Check
+
+_MAX_PROBES = 24
+_MIN_DRAWS = 100
+_NOISE_SITE = "likelihood.scale"
+
+
+def model_checks(tree: xr.DataTree) -> list[Check]:
+    """Every model check that the tree allows."""
+    checks = [*_temperature(tree), *_sensitivity(tree), *_noise(tree), *_prior_predictive(tree)]
+    if reading.is_iid(tree) and reading.variable(tree, "sample_stats", "log_q") is not None:
+        checks.extend(_collapse(tree))
+        checks.extend(_dead_sites(tree))
+    checks.extend(_in_between(tree))
+    return checks
+
+
+def power_scaling(tree: xr.DataTree) -> xr.Dataset | None:
+    """Sensitivity of f at the train probes to power-scaling the prior and the likelihood (``arviz_stats.psense``).
+
+    In a network the log prior sums over hundreds of weights, and its Monte-Carlo correlation with f alone gives
+    a sensitivity well above 0.05. The noise floor says how large: the same statistic with the log prior shifted
+    along the chains, which
+    keeps its autocorrelation but breaks its link to f.
+
+    Args:
+        tree: A DataTree with function values, ``log_prior`` and ``log_likelihood``.
+
+    Returns:
+        Dataset over (quantity) with ``prior``, ``likelihood`` and their noise floors ``prior_floor``,
+        ``likelihood_floor``; None where something is missing or there are fewer than 100 draws.
+
+    References:
+        Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024).
+    """
+    f, log_prior, pointwise = reading.functions(tree), reading.log_prior(tree), reading.log_likelihood(tree)
+    if f is None or log_prior is None or pointwise is None or reading.num_draws(tree) < _MIN_DRAWS:
+        return None
+    train = np.flatnonzero(reading.probe_kinds(tree, f.shape[2]) == "train")
+    if train.size == 0:
+        return None
+    chosen = train[np.unique(np.linspace(0, train.size - 1, min(train.size, _MAX_PROBES)).astype(int))]
+    values = f[:, :, chosen].reshape(*f.shape[:2], -1)[:, :, : 2 * _MAX_PROBES]
+    total = pointwise.sum(-1)
+    if not (np.isfinite(values).all() and np.isfinite(log_prior).all() and np.isfinite(total).all()):
+        return None
+    if np.ptp(log_prior) == 0.0 or np.ptp(total) == 0.0:
+        return None
+    values = values[:, :, np.ptp(values, axis=(0, 1)) > 0.0]
+    if values.shape[2] == 0:
+        return None
+    found = {
+        "prior": _psense(values, log_prior, "prior"),
+        "likelihood": _psense(values, total, "likelihood"),
+        "prior_floor": _floor(values, log_prior, "prior"),
+        "likelihood_floor": _floor(values, total, "likelihood"),
+    }
+    return xr.Dataset({name: ("quantity", array) for name, array in found.items()})
+
+
+def _psense(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarray:
+    dims = reading.SAMPLE_DIMS
+    data = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset(
+                {"f": ((*dims, "quantity"), values)},
+                coords={"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1])},
+            ),
+            "log_prior" if group == "prior" else "log_likelihood": xr.Dataset(
+                {"total": (dims, log_density)},
+                coords={"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1])},
+            ),
+        }
+    )
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        found = np.asarray(arviz_stats.psense(data, group=group)["f"].values, dtype=np.float64).ravel()
+    return np.where(np.isfinite(found), found, 0.0)
+
+
+def _floor(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarray:
+    num_draws = values.shape[1]
+    shifts = [num_draws // 3, num_draws // 2, (2 * num_draws) // 3]
+    found = [
+        _psense(values, np.roll(np.roll(log_density, shift, axis=1), index, axis=0), group)
+        for index, shift in enumerate(shifts)
+    ]
+    return np.max(found, axis=0)
+
+
+def _sensitivity(tree: xr.DataTree) -> list[Check]:
+    if reading.number(tree, "temperature", 1.0) != 1.0:
+        return []
+    if reading.is_iid(tree) and reading.variable(tree, "sample_stats", "log_q") is None:
+        return []
+    found = power_scaling(tree)
+    if found is None:
+        return []
+    prior, likelihood = found["prior"].values, found["likelihood"].values
+    limit = thresholds.PSENSE_WARN
+    pulled = prior > np.maximum(limit, 1.5 * found["prior_floor"].values)
+    informed = likelihood > np.maximum(limit, 1.5 * found["likelihood_floor"].values)
+    conflict, weak = float((pulled & informed).mean()), float((pulled & ~informed).mean())
+    dominated = float((pulled & (prior >= 0.9 * likelihood)).mean())
+    median, other = float(np.median(prior)), float(np.median(likelihood))
+    status = "fail" if dominated > 0.5 else "warn" if conflict + weak > 0.5 else "pass"
+    kind = "the prior conflicts with the data" if conflict >= weak else "the prior is stronger than the data"
+    seen = "" if status == "pass" else f": {kind} at {conflict + weak:.0%} of the train probes"
+    return [
+        Check(
+            "prior_sensitivity",
+            status,
+            median,
+            f"≤ {limit} above its noise floor at half of the train probes; a prior as strong as the likelihood fails",
+            thresholds.PSENSE_SOURCE,
+            f"Power-scaling sensitivity of f is {median:.2f} to the prior and {other:.2f} to the likelihood "
+            f"(median){seen}.",
+            ""
+            if status == "pass"
+            else "The prior is too tight: widen the prior scale of the weights (or give it a hyperprior) and "
+            "fit again.",
+        )
+    ]
+
+
+def _temperature(tree: xr.DataTree) -> list[Check]:
+    temperature = reading.number(tree, "temperature", 1.0)
+    if temperature == 1.0:
+        return []
+    side = (
+        "cold: it is more certain than the model"
+        if temperature < 1.0
+        else "warm: it is less certain than the model"
+    )
+    return [
+        Check(
+            "temperature",
+            "warn",
+            temperature,
+            "1 for the Bayes posterior",
+            thresholds.TEMPERATURE_SOURCE,
+            f"The effective temperature is {temperature:.3g}; this posterior is {side}.",
+            "End the KL schedule at weight 1 (temperature 1), or report the run as tempered.",
+        )
+    ]
+
+
+def _noise(tree: xr.DataTree) -> list[Check]:
+    """Prior against posterior of the noise."""
+    prior = reading.draws_of(tree, "prior", _NOISE_SITE)
+    posterior = reading.draws_of(tree, "posterior", _NOISE_SITE)
+    if prior is None or posterior is None or prior.size < _MIN_DRAWS:
+        return []
+    if not (np.isfinite(prior).all() and np.isfinite(posterior).all()) or np.ptp(prior) == 0.0:
+        return []
+    columns = prior.reshape(-1, prior[0, 0].size), posterior.reshape(-1, posterior[0, 0].size)
+    if columns[0].shape[1] != columns[1].shape[1]:
+        return []
+    tail = np.array(
+        [
+            min((before <= after).mean(), (before >= after).mean())
+            for before, after in zip(columns[0].T, np.median(columns[1], axis=0), strict=True)
+        ]
+    )
+    lowest = float(tail.min())
+    status = "warn" if lowest < 0.005 else "pass"
+    return [
+        Check(
+            "noise_prior",
+            status,
+            lowest,
+            "posterior median within the central 99 % of the prior",
+            thresholds.PSENSE_SOURCE,
+            f"The posterior median of the noise, {np.median(columns[1]):.3g} in fitted units, has prior tail "
+            f"probability {lowest:.3f}.",
+            "" if status == "pass" else "The noise prior excludes what the data say: widen it.",
+        )
+    ]
+
+
+def _prior_predictive(tree: xr.DataTree) -> list[Check]:
+    """Spread of prior functions or replicates against the observed spread, as information."""
+    y = reading.values_of(tree, "observed_data", "y")
+    if y is None or not np.issubdtype(y.dtype, np.floating) or y.size < 2:
+        return []
+    for name in ("y", "f"):
+        draws = reading.draws_of(tree, "prior_predictive", name)
+        if draws is not None and np.isfinite(draws).all() and float(np.std(y)) > 0.0:
+            ratio = float(draws.std(axis=(0, 1)).mean() / np.std(y))
+            what = "replicates of y" if name == "y" else "functions"
+            return [
+                Check(
+                    "prior_predictive",
+                    "info",
+                    ratio,
+                    "",
+                    thresholds.LOO_PIT_SOURCE,
+                    f"Before data, {what} spread {ratio:.2g} times as far as the observed y.",
+                )
+            ]
+    return []
+
+
+def _random_sites(tree: xr.DataTree) -> list[str]:
+    points = reading.json_attr(tree, "point_sites")
+    fixed = set(points) if isinstance(points, list) else set()
+    return [str(name) for name in tree["posterior"].data_vars if str(name) not in fixed]
+
+
+def _collapse(tree: xr.DataTree) -> list[Check]:
+    """Whether the approximation has shrunk to a point."""
+    shares, narrow = [], []
+    for name in _random_sites(tree):
+        draws = reading.draws_of(tree, "posterior", name)
+        if draws is None or draws.shape[0] * draws.shape[1] < 2:
+            continue
+        sd, mean = draws.std(axis=(0, 1)).ravel(), np.abs(draws.mean(axis=(0, 1))).ravel()
+        collapsed = sd <= 1e-3 * (mean + sd)
+        shares.append((collapsed.sum(), collapsed.size))
+        if collapsed.mean() > 0.5:
+            narrow.append(name)
+    if not shares:
+        return []
+    share = float(sum(part for part, _ in shares) / sum(size for _, size in shares))
+    status = "warn" if narrow else "pass"
+    return [
+        Check(
+            "scale_collapse",
+            status,
+            share,
+            "sd > 0.1 % of |mean| for half of every site",
+            thresholds.COLLAPSE_SOURCE,
+            f"{share:.0%} of the weights have collapsed to a point"
+            + (f", most of {', '.join(narrow[:3])}." if narrow else "."),
+            ""
+            if status == "pass"
+            else "Raise the initial scale of the guide or lower its learning rate: it has become a point.",
+        )
+    ]
+
+
+def _dead_sites(tree: xr.DataTree) -> list[Check]:
+    """Weights whose approximation is still the prior: the data never reached them."""
+    dead, counted, named = 0, 0, []
+    for name in _random_sites(tree):
+        prior, posterior = reading.draws_of(tree, "prior", name), reading.draws_of(tree, "posterior", name)
+        if prior is None or posterior is None or prior.shape[2:] != posterior.shape[2:]:
+            continue
+        before, after = (draws.reshape(draws.shape[0] * draws.shape[1], -1) for draws in (prior, posterior))
+        if min(len(before), len(after)) < _MIN_DRAWS:
+            continue
+        scale = np.maximum(before.std(axis=0), np.finfo(float).tiny)
+        tolerance = max(0.05, 3.0 * np.sqrt(0.5 / len(before) + 0.5 / len(after)))
+        shift = np.abs(after.mean(axis=0) - before.mean(axis=0)) / scale
+        same = (np.abs(np.log(np.maximum(after.std(axis=0), 1e-300) / scale)) < tolerance) & (
+            shift < max(0.05, 3.0 * np.sqrt(1.0 / len(before) + 1.0 / len(after)))
+        )
+        dead, counted = dead + int(same.sum()), counted + same.size
+        if same.mean() > 0.5:
+            named.append(name)
+    if counted == 0:
+        return []
+    share = dead / counted
+    status = "warn" if named else "pass"
+    return [
+        Check(
+            "dead_sites",
+            status,
+            float(share),
+            "q differs from the prior for half of every site",
+            thresholds.COLLAPSE_SOURCE,
+            f"{share:.0%} of the weights are distributed as in the prior"
+            + (f", most of {', '.join(named[:3])}." if named else "."),
+            ""
+            if status == "pass"
+            else "The guide pruned these weights: warm the KL weight up over more steps, start with a "
+            "smaller guide scale, or use a "
+            "smaller network.",
+        )
+    ]
+
+
+def _in_between(tree: xr.DataTree) -> list[Check]:
+    """sd of f between the data against at the data: mean-field guides cannot raise it, the posterior does."""
+    f = reading.functions(tree)
+    if f is None or reading.is_point(tree):
+        return []
+    kinds = reading.probe_kinds(tree, f.shape[2])
+    if not ((kinds == "between").any() and (kinds == "train").any()):
+        return []
+    sd = f.std(axis=(0, 1)).mean(axis=-1)
+    at_data = float(np.median(sd[kinds == "train"]))
+    if not np.isfinite(sd).all() or at_data <= 0.0:
+        return []
+    between = np.flatnonzero(kinds == "between")
+    widest = int(between[sd[between].argmax()])
+    ratio = float(min(sd[widest] / at_data, 1e6))
+    return [
+        Check(
+            "in_between",
+            "info",
+            ratio,
+            "",
+            thresholds.IN_BETWEEN_SOURCE,
+            f"Between the data the sd of f reaches {ratio:.1f} times its median at the data (at "
+            f"{reading.probe_name(tree, widest)}).",
+        )
+    ]

@@ -1,0 +1,183 @@
+"""Reading a DataTree without assuming anything: what is there, in float64, or None.
+
+Trees come from this library, NumPyro or PyMC; every group but ``posterior`` may be missing. The accessors here
+answer None (or a default) for what a tree does not hold, and the checks leave out what they cannot see.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import xarray as xr
+
+SAMPLE_DIMS = ("chain", "draw")
+
+_POINT_METHODS = ("MLE", "MAP")
+
+
+def check_tree(tree: object, name: str = "tree") -> xr.DataTree:
+    """`tree` itself, once it is known to be a DataTree with posterior draws.
+
+    Raises:
+        TypeError: If it is no ``xarray.DataTree``.
+        ValueError: If it has no ``posterior`` group with dims ``chain`` and ``draw``.
+    """
+    if not isinstance(tree, xr.DataTree):
+        raise TypeError(
+            f"'{name}' is a {type(tree).__name__}; expected an xarray.DataTree: pass posterior.to_datatree(), "
+            "or arviz_base.from_dict(...) for draws from elsewhere."
+        )
+    if "posterior" not in tree.children:
+        raise ValueError(f"'{name}' has groups {sorted(tree.children)} but no 'posterior' group of draws.")
+    missing = [dim for dim in SAMPLE_DIMS if dim not in tree["posterior"].sizes]
+    if missing:
+        raise ValueError(
+            f"the 'posterior' group of '{name}' lacks the dims {missing}; expected ('chain', 'draw', …)."
+        )
+    return tree
+
+
+def variable(tree: xr.DataTree, group: str, name: str) -> xr.DataArray | None:
+    """One variable of one group, or None where either is missing."""
+    if group not in tree.children or name not in tree[group].data_vars:
+        return None
+    return tree[group][name]
+
+
+def draws_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
+    """A variable as float64 array (chain, draw, …), or None where it is missing or has no such dims."""
+    array = variable(tree, group, name)
+    if array is None or any(dim not in array.dims for dim in SAMPLE_DIMS):
+        return None
+    return array.transpose(*SAMPLE_DIMS, ...).values.astype(np.float64)
+
+
+def values_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
+    """A variable without sample dims as array, or None where it is missing."""
+    array = variable(tree, group, name)
+    return None if array is None else np.asarray(array.values)
+
+
+def number(tree: xr.DataTree, name: str, default: float) -> float:
+    """A numeric root attribute."""
+    value = tree.attrs.get(name, default)
+    return float(value) if value is not None else default
+
+
+def text(tree: xr.DataTree, name: str, default: str = "") -> str:
+    """A string root attribute."""
+    return str(tree.attrs.get(name, default))
+
+
+def json_attr(tree: xr.DataTree, name: str) -> object:
+    """A root attribute that holds JSON, decoded; None where it is missing or empty."""
+    value = tree.attrs.get(name)
+    if isinstance(value, str):
+        return json.loads(value) if value.strip() else None
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def settings(tree: xr.DataTree) -> dict[str, object]:
+    """The settings of the run, empty where unknown."""
+    found = json_attr(tree, "settings")
+    return found if isinstance(found, dict) else {}
+
+
+def method(tree: xr.DataTree) -> str:
+    """Name of the method, "unknown" where the tree does not say."""
+    return text(tree, "method") or "unknown"
+
+
+def num_chains(tree: xr.DataTree) -> int:
+    """Number of chains."""
+    return int(tree["posterior"].sizes["chain"])
+
+
+def num_draws(tree: xr.DataTree) -> int:
+    """Number of draws over all chains."""
+    return int(tree["posterior"].sizes["chain"] * tree["posterior"].sizes["draw"])
+
+
+def is_point(tree: xr.DataTree) -> bool:
+    """Whether the tree holds one point of parameter space: one draw, or every draw the same."""
+    if num_draws(tree) == 1:
+        return True
+    if method(tree) not in _POINT_METHODS:
+        return False
+    f = draws_of(tree, "function", "f")
+    return f is None or bool(np.all(f == f[:1, :1]))
+
+
+def is_iid(tree: xr.DataTree) -> bool:
+    """Whether the draws are independent by construction, so that R-hat is no evidence for them."""
+    if "iid" in tree.attrs:
+        return bool(int(tree.attrs["iid"]))
+    return variable(tree, "sample_stats", "log_q") is not None
+
+
+def log_likelihood(tree: xr.DataTree) -> np.ndarray | None:
+    """Per-datum log-likelihood (chain, draw, obs), all observed variables side by side; None where missing."""
+    if "log_likelihood" not in tree.children:
+        return None
+    parts = []
+    for name in tree["log_likelihood"].data_vars:
+        part = draws_of(tree, "log_likelihood", str(name))
+        if part is not None:
+            parts.append(part.reshape(*part.shape[:2], -1))
+    return np.concatenate(parts, axis=-1) if parts else None
+
+
+def log_prior(tree: xr.DataTree) -> np.ndarray | None:
+    """Log prior density (chain, draw), from the ``log_prior`` or ``function`` group; None where missing."""
+    if "log_prior" in tree.children:
+        parts = [draws_of(tree, "log_prior", str(name)) for name in tree["log_prior"].data_vars]
+        parts = [part.reshape(*part.shape[:2], -1).sum(-1) for part in parts if part is not None]
+        if parts:
+            return np.sum(parts, axis=0)
+    return draws_of(tree, "function", "log_prior")
+
+
+def log_scale(tree: xr.DataTree) -> float:
+    """Σ log y_scale: what a log density per datum in fitted units must lose to be one in original units."""
+    for attrs in (tree.attrs, *(tree[group].attrs for group in tree.children)):
+        if "y_scale" in attrs:
+            found = attrs["y_scale"]
+            scale = np.asarray(json.loads(found) if isinstance(found, str) else found, dtype=np.float64)
+            return float(np.log(scale).sum())
+    return 0.0
+
+
+def functions(tree: xr.DataTree) -> np.ndarray | None:
+    """Function draws at the probes (chain, draw, probe, output), or None.
+
+    Class scores are taken relative to their mean over classes: a shift of all scores leaves every probability
+    as it is, so the likelihood does not identify it.
+    """
+    f = draws_of(tree, "function", "f")
+    if f is None:
+        return None
+    f = f.reshape(*f.shape[:3], -1)
+    if text(tree, "likelihood") == "categorical" and f.shape[-1] > 1:
+        f = f - f.mean(axis=-1, keepdims=True)
+    return f
+
+
+def probe_kinds(tree: xr.DataTree, num_probes: int) -> np.ndarray:
+    """Kind of each probe ("train", "between", "outside"); all "train" where the tree does not say."""
+    kinds = values_of(tree, "function", "probe_kind")
+    if kinds is None or len(kinds) != num_probes:
+        return np.full(num_probes, "train")
+    return np.array([kind.decode() if isinstance(kind, bytes) else str(kind) for kind in kinds])
+
+
+def probe_name(tree: xr.DataTree, probe: int) -> str:
+    """Where a probe lies, in words: ``"x≈1.3"``, or the probe's number where x is unknown."""
+    x = values_of(tree, "function", "probe_x")
+    if x is None:
+        return f"probe {probe}"
+    point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
+    if point.size == 1:
+        return f"x≈{point[0]:.2g}"
+    shown = ", ".join(f"{value:.2g}" for value in point[:3])
+    return f"probe {probe}, x≈({shown}{', …' if point.size > 3 else ''})"

@@ -1,0 +1,241 @@
+"""Held-out scores with two error bars apart: one for the finite data, one for the finite number of draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from scipy.special import logsumexp, softmax
+
+from pyrobnn import metrics
+from pyrobnn.diagnostics import reading
+
+LEVELS = (0.5, 0.9, 0.95)
+_NUM_BATCHES = 8
+_MIN_PER_BATCH = 10
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score with its error bars.
+
+    Args:
+        name: ``"log_prob"``, ``"crps"``, ``"rmse"``, ``"coverage_90"``, ``"width_90"``, ``"sharpness"``; for
+            classes ``"log_prob"``, ``"accuracy"``, ``"brier"``, ``"ece"``.
+        value: The score, a mean over held-out data, in original units.
+        data_se: Standard error from the finite number of data; None where it has no simple estimate.
+        mc_se: Standard error from the finite number of draws (batch means, which respect autocorrelation); None
+            where the tree does not hold what it takes.
+        better: ``"higher"``, ``"lower"``, or ``"nominal"`` for coverage.
+    """
+
+    name: str
+    value: float
+    data_se: float | None
+    mc_se: float | None
+    better: str
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All scores of a tree; empty where it has no held-out predictions.
+
+    Args:
+        scores: One `Score` per name.
+        num_data: Number of held-out data.
+    """
+
+    scores: tuple[Score, ...]
+    num_data: int
+
+    def __getitem__(self, name: str) -> Score:
+        for score in self.scores:
+            if score.name == name:
+                return score
+        raise KeyError(f"no score {name!r}; there are {[score.name for score in self.scores]}")
+
+    def __contains__(self, name: object) -> bool:
+        return any(score.name == name for score in self.scores)
+
+    def to_dict(self) -> dict[str, dict[str, float | str | None]]:
+        """Score name → value, data_se, mc_se, better."""
+        return {
+            score.name: {
+                "value": score.value,
+                "data_se": score.data_se,
+                "mc_se": score.mc_se,
+                "better": score.better,
+            }
+            for score in self.scores
+        }
+
+
+def score(tree: xr.DataTree) -> Scores:
+    """Held-out log density, CRPS, RMSE, coverage and width; for classes accuracy, Brier score and ECE.
+
+    Everything is read from the groups ``predictions`` and ``predictions_constant_data``.
+
+    Args:
+        tree: A DataTree.
+
+    Returns:
+        The scores that the tree allows, possibly none.
+
+    Caveat:
+        ``data_se`` treats held-out data as independent; ``mc_se`` needs at least 80 draws.
+
+    References:
+        Strictly proper scoring rules (Gneiting & Raftery, 2007) https://doi.org/10.1198/016214506000001437
+    """
+    y = reading.values_of(tree, "predictions_constant_data", "y")
+    if y is None:
+        return Scores((), 0)
+    found: list[Score] = []
+    log_prob = reading.values_of(tree, "predictions", "log_prob")
+    if log_prob is not None and np.isfinite(log_prob).all():
+        found.append(_mean_score("log_prob", log_prob, _log_prob_mc_se(tree, y, log_prob), "higher"))
+    probs = reading.values_of(tree, "predictions", "probs")
+    if probs is not None:
+        found.extend(_class_scores(probs, y))
+    else:
+        found.extend(_regression_scores(tree, y.astype(np.float64).reshape(len(y), -1)))
+    return Scores(tuple(found), len(y))
+
+
+def predictive_draws(tree: xr.DataTree) -> np.ndarray | None:
+    """Held-out replicates of y as (draw, point, output), chains one after another; None where missing."""
+    y = reading.draws_of(tree, "predictions", "y")
+    return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
+
+
+def _mean_score(name: str, values: np.ndarray, mc_se: float | None, better: str) -> Score:
+    flat = np.asarray(values, dtype=np.float64).ravel()
+    data_se = float(flat.std(ddof=1) / math.sqrt(flat.size)) if flat.size > 1 else None
+    return Score(name, float(flat.mean()), data_se, mc_se, better)
+
+
+def _batches(num_draws: int) -> list[slice]:
+    """Contiguous batches of draws; none when they would be too short to mean anything."""
+    size = num_draws // _NUM_BATCHES
+    if size < _MIN_PER_BATCH:
+        return []
+    return [slice(index * size, (index + 1) * size) for index in range(_NUM_BATCHES)]
+
+
+def _batch_se(values: list[float]) -> float | None:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def _regression_scores(tree: xr.DataTree, y: np.ndarray) -> list[Score]:
+    found: list[Score] = []
+    mean = reading.values_of(tree, "predictions", "mean")
+    f = reading.draws_of(tree, "predictions", "f")
+    if mean is not None:
+        error = mean.reshape(len(y), -1)[:, : y.shape[1]] - y
+        rmse = float(np.sqrt((error**2).mean()))
+        spread = (error**2).std(ddof=1) if error.size > 1 else 0.0
+        data_se = (
+            float(spread / math.sqrt(error.size) / (2.0 * rmse)) if rmse > 0 and error.size > 1 else None
+        )
+        mc_se = None
+        if f is not None:
+            flat = f.reshape(-1, len(y), f.size // (f.shape[0] * f.shape[1] * len(y)))[:, :, : y.shape[1]]
+            mc_se = _batch_se(
+                [float(np.sqrt(((flat[part].mean(axis=0) - y) ** 2).mean())) for part in _batches(len(flat))]
+            )
+        found.append(Score("rmse", rmse, data_se, mc_se, "lower"))
+    draws = predictive_draws(tree)
+    if draws is None or len(draws) < 2:
+        return found
+    batches = _batches(len(draws))
+    by_batch = [float(_crps(draws[part], y).mean()) for part in batches]
+    found.append(_mean_score("crps", _crps(draws, y).mean(axis=1), _batch_se(by_batch), "lower"))
+    tails = sorted({tail for level in LEVELS for tail in ((1 - level) / 2, (1 + level) / 2)})
+    quantiles = dict(zip(tails, np.quantile(draws, tails, axis=0), strict=True))
+    in_batches = [dict(zip(tails, np.quantile(draws[part], tails, axis=0), strict=True)) for part in batches]
+    for level in LEVELS:
+        inside, width = _interval(quantiles, level, y)
+        batch = [_interval(each, level, y) for each in in_batches]
+        percent = f"{100 * level:.0f}"
+        coverage = float(inside.mean())
+        # Laplace's rule keeps the binomial error positive at 0 and 1
+        share = (inside.sum() + 1.0) / (inside.size + 2.0)
+        data_se = math.sqrt(share * (1.0 - share) / inside.size)
+        mc_se = _batch_se([float(each[0].mean()) for each in batch])
+        found.append(Score(f"coverage_{percent}", coverage, data_se, mc_se, "nominal"))
+        mc_width = _batch_se([float(each[1].mean()) for each in batch])
+        found.append(_mean_score(f"width_{percent}", width, mc_width, "lower"))
+    by_batch = [float(draws[part].std(axis=0).mean()) for part in batches]
+    found.append(_mean_score("sharpness", draws.std(axis=0), _batch_se(by_batch), "lower"))
+    return found
+
+
+def _interval(
+    quantiles: dict[float, np.ndarray], level: float, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    low, high = quantiles[(1 - level) / 2], quantiles[(1 + level) / 2]
+    return (y >= low) & (y <= high), high - low
+
+
+def _crps(draws: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return metrics.crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+
+
+def class_tensors(probs: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Class probabilities (point, class), rows summing to one, and labels (point,), as in `pyrobnn.metrics`."""
+    probs = np.asarray(probs, dtype=np.float64).reshape(len(y), -1)
+    if probs.shape[1] == 1:
+        probs = np.concatenate([1.0 - probs, probs], axis=1)
+    probs = probs / probs.sum(axis=1, keepdims=True)
+    return torch.as_tensor(probs), torch.as_tensor(y.reshape(len(y)).astype(np.int64))
+
+
+def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
+    p, labels = class_tensors(probs, y)
+    one_hot = torch.nn.functional.one_hot(labels, p.shape[1])
+    return [
+        _mean_score("accuracy", (p.argmax(dim=1) == labels).numpy(), None, "higher"),
+        _mean_score("brier", (p - one_hot).square().sum(dim=1).numpy(), None, "lower"),
+        Score("ece", metrics.ece(p, labels), None, None, "lower"),
+    ]
+
+
+def _log_prob_mc_se(tree: xr.DataTree, y: np.ndarray, log_prob: np.ndarray) -> float | None:
+    """Monte-Carlo error of the mean log density, where per-draw densities can be rebuilt from f; else None.
+
+    They can for classes, and for Gaussian noise that is the same everywhere. The mixture of the rebuilt
+    densities must reproduce the stored one, or nothing is claimed.
+    """
+    per_draw = _per_draw_log_prob(tree, y)
+    if per_draw is None or not np.isfinite(per_draw).all():
+        return None
+    mixture = logsumexp(per_draw, axis=0) - math.log(len(per_draw))
+    if not np.allclose(mixture, log_prob.ravel(), rtol=1e-3, atol=1e-3):
+        return None
+    by_batch = []
+    for part in _batches(len(per_draw)):
+        each = per_draw[part]
+        by_batch.append(float((logsumexp(each, axis=0) - math.log(len(each))).mean()))
+    return _batch_se(by_batch)
+
+
+def _per_draw_log_prob(tree: xr.DataTree, y: np.ndarray) -> np.ndarray | None:
+    f = reading.draws_of(tree, "predictions", "f")
+    if f is None:
+        return None
+    flat = f.reshape(f.shape[0] * f.shape[1], len(y), -1)
+    law = reading.text(tree, "likelihood")
+    labels = y.reshape(len(y), -1)
+    if law == "categorical":
+        return np.log(softmax(flat, axis=2))[:, np.arange(len(y)), labels[:, 0].astype(int)]
+    noise = reading.draws_of(tree, "posterior", "likelihood.scale")
+    if law != "gaussian" or noise is None or flat.shape[2] != 1 or labels.shape[1] != 1:
+        return None
+    if noise.size != flat.shape[0]:
+        return None
+    scale = noise.reshape(-1, 1) * math.exp(reading.log_scale(tree))
+    z = (labels[None, :, 0].astype(np.float64) - flat[:, :, 0]) / scale
+    return -0.5 * z**2 - np.log(scale) - 0.5 * math.log(2.0 * math.pi)

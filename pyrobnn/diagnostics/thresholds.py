@@ -1,0 +1,80 @@
+"""The thresholds that verdicts rest on, each with its source."""
+
+from __future__ import annotations
+
+from math import log10
+
+RHAT_PASS = 1.01
+RHAT_FAIL = 1.05
+RHAT_SOURCE = "Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021) https://doi.org/10.1214/20-BA1221"
+
+NESTED_RHAT_SOURCE = (
+    "Nested R-hat: assessing the convergence of MCMC when running many short chains "
+    "(Margossian et al., 2024) https://doi.org/10.1214/24-BA1453"
+)
+
+ESS_PASS = 400.0
+ESS_FAIL = 100.0
+ESS_SOURCE = RHAT_SOURCE
+
+BFMI_PASS = 0.3
+BFMI_FAIL = 0.2
+BFMI_SOURCE = "Diagnosing suboptimal cotangent disintegrations in HMC (Betancourt, 2016) https://arxiv.org/abs/1604.00695"
+
+DIVERGENCE_FAIL = 0.01
+HMC_SOURCE = (
+    "A conceptual introduction to Hamiltonian Monte Carlo (Betancourt, 2017) https://arxiv.org/abs/1701.02434"
+)
+TREE_DEPTH_WARN = 0.05
+ACCEPTANCE_WARN = 0.6
+ACCEPTANCE_SOURCE = "Optimizing the integrator step size for HMC (Betancourt, Byrne & Girolami, 2014) https://arxiv.org/abs/1411.6669"
+
+PARETO_K = 0.7
+PARETO_SOURCE = (
+    "Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html"
+)
+APPROXIMATION_SOURCE = "Yes, but did it work? Evaluating variational inference (Yao et al., 2018) https://arxiv.org/abs/1802.02538"
+LOO_SOURCE = "Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017) https://doi.org/10.1007/s11222-016-9696-4"
+LOO_APPROXIMATE_SOURCE = "Bayesian leave-one-out cross-validation for large data (Magnusson et al., 2019) https://arxiv.org/abs/1904.10679"
+LOO_SUBSAMPLE_FROM = 50_000
+LOO_SUBSAMPLE_SIZE = 1_000
+
+PIT_WARN = 1e-2
+PIT_FAIL = 1e-4
+PIT_DISTANCE_FAIL = 0.1
+PIT_SOURCE = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
+LOO_PIT_SOURCE = "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
+COVERAGE_SIGMAS = 3.0
+ECE_SOURCE = "On calibration of modern neural networks (Guo et al., 2017) https://arxiv.org/abs/1706.04599"
+
+PSENSE_WARN = 0.05
+PSENSE_SOURCE = "Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024) https://doi.org/10.1007/s11222-023-10366-5"
+TEMPERATURE_SOURCE = "How good is the Bayes posterior in deep neural networks really? (Wenzel et al., 2020) https://arxiv.org/abs/2002.02405"
+COLLAPSE_SOURCE = "Overpruning in variational Bayesian neural networks (Trippe & Turner, 2018) https://arxiv.org/abs/1801.06230"
+IN_BETWEEN_SOURCE = (
+    "In-between uncertainty in Bayesian neural networks (Foong et al., 2019) https://arxiv.org/abs/1906.11537"
+)
+POSTERIOR_CLAIM_SOURCE = "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
+
+WASSERSTEIN_PASS = 0.25
+WASSERSTEIN_FAIL = 1.0
+SD_RATIO_PASS = 0.8
+SD_RATIO_FAIL = 0.5
+AGREEMENT_PASS = 0.95
+AGREEMENT_FAIL = 0.8
+TOTAL_VARIATION_PASS = 0.05
+TOTAL_VARIATION_FAIL = 0.2
+FIDELITY_SOURCE = POSTERIOR_CLAIM_SOURCE + "; the threshold is this library's convention"
+
+
+def good_k(num_draws: int) -> float:
+    """Largest Pareto k-hat at which `num_draws` importance draws still give a reliable estimate.
+
+    min(1 − 1/log10 S, 0.7), equation 13 of Vehtari et al. (2024).
+
+    >>> round(good_k(4000), 2), round(good_k(200), 2)
+    (0.7, 0.57)
+    """
+    if num_draws < 2:
+        return 0.0
+    return max(0.0, min(1.0 - 1.0 / log10(num_draws), PARETO_K)) if num_draws > 10 else 0.0

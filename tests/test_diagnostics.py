@@ -1,0 +1,280 @@
+"""Six planted failures are caught, six healthy runs pass, and nothing that a tree lacks breaks a diagnosis."""
+
+from __future__ import annotations
+
+import json
+
+import arviz_stats
+import numpy as np
+import pytest
+import xarray as xr
+from known_posteriors import (
+    HEALTHY,
+    SAMPLE,
+    TRUTH,
+    exact_tree,
+    gaussian_tree,
+    healthy_laplace,
+    healthy_stats,
+    healthy_subspace,
+    healthy_svi,
+    line_data,
+    line_tree,
+    posterior_of,
+)
+from scipy import stats
+
+from pyrobnn.diagnostics import (
+    compare,
+    corrected_moments,
+    diagnose,
+    importance,
+    loo,
+    refit_points,
+)
+
+
+def check(verdict, name):
+    found = [each for each in verdict.checks if each.name == name]
+    assert len(found) == 1, f"{name} not once among {[each.name for each in verdict.checks]}"
+    return found[0]
+
+
+def as_text(verdict):
+    return verdict.to_json().lower()
+
+
+# six planted failures
+
+
+def test_chains_in_different_function_modes_fail_and_name_the_place():
+    x, y, _ = line_data()
+    tree = exact_tree()
+    f = tree["function"]["f"].values.copy()
+    at = int(np.argmin(np.abs(tree["function"]["probe_x"].values[:, 0] - 1.3)))
+    f[2:, :, at] += 1.0
+    tree["function"] = tree["function"].to_dataset().assign(f=(("chain", "draw", "probe", "output"), f))
+    verdict = diagnose(tree)
+    assert verdict.status == "fail"
+    assert "x≈1.3" in check(verdict, "rhat_function").evidence
+    assert "x≈1.3" in verdict.action and "num_warmup" in verdict.action and "MAP" in verdict.action
+    modes = check(verdict, "modes")
+    assert "[0, 1]" in modes.evidence and "[2, 3]" in modes.evidence
+
+
+def test_mean_field_on_a_correlated_posterior_fails_by_khat():
+    x, y, _ = line_data()
+    covariance = np.array([[1.0, 0.98], [0.98, 1.0]]) * 0.01
+    mean_field = np.diag(1.0 / np.diag(np.linalg.inv(covariance)))
+    tree = gaussian_tree(TRUTH, mean_field, TRUTH, covariance, 4000, x, y, 0.5)
+    verdict = diagnose(tree)
+    khat = check(verdict, "khat")
+    assert verdict.status == "fail" and khat.status == "fail" and khat.value > 0.7
+    assert "full_rank" in verdict.action and "NUTS" in verdict.action
+    assert corrected_moments(tree) is None
+
+
+@pytest.mark.parametrize(("chains", "draws", "status"), [(4, 15, "fail"), (4, 60, "warn"), (4, 2, "fail")])
+def test_too_few_draws_are_caught_by_ess(chains, draws, status):
+    tree = exact_tree(chains, draws)
+    verdict = diagnose(tree)
+    name = "ess" if draws < 4 else "ess_function"
+    assert check(verdict, name).status == status
+    assert "num_draws" in check(verdict, name).action
+
+
+def test_centred_funnel_fails_by_divergences_and_energy():
+    rng = np.random.default_rng(0)
+    shape = (4, 1000)
+    energy = np.cumsum(rng.normal(size=shape), axis=1)  # a random walk: heavy-tailed, crossed slowly
+    bad = {**healthy_stats(shape), "energy": energy, "diverging": rng.random(shape) < 0.03}
+    verdict = diagnose(exact_tree(sample_stats=bad))
+    assert verdict.status == "fail"
+    assert (
+        check(verdict, "divergences").status == "fail"
+        and "non-centred" in check(verdict, "divergences").action
+    )
+    assert check(verdict, "bfmi").status == "fail"
+    assert "non-centred" in verdict.action
+
+
+def test_constant_noise_on_heteroskedastic_data_fails_by_region():
+    x, y, _ = line_data(num=400, noise=0.4, slope_of_noise=0.8)
+    noise = float((y - TRUTH[0] - TRUTH[1] * x).std())
+    mean, covariance = posterior_of(x, y, noise, 10.0)
+    weights = np.random.default_rng(1).multivariate_normal(mean, covariance, (4, 500))
+    verdict = diagnose(line_tree(weights, x, y, noise, sample_stats=healthy_stats((4, 500))))
+    region = check(verdict, "coverage_by_region")
+    assert verdict.status == "fail" and region.status == "fail"
+    assert "HeteroskedasticGaussian" in region.action and "depends on x" in region.action
+
+
+def test_over_tight_prior_fails_by_power_scaling():
+    verdict = diagnose(exact_tree(prior_scale=0.03))
+    sensitivity = check(verdict, "prior_sensitivity")
+    assert verdict.status == "fail" and sensitivity.status == "fail"
+    assert "widen the prior scale" in sensitivity.action
+
+
+# six healthy runs
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_runs_pass(name):
+    verdict = diagnose(HEALTHY[name]())
+    assert verdict.status == "pass", verdict.to_json()
+    assert verdict.action == "" and len(verdict.passed) >= 2
+
+
+# evidence
+
+
+@pytest.mark.parametrize("name", ["svi", "laplace", "subspace"])
+def test_rhat_is_never_evidence_for_independent_draws(name):
+    tree = HEALTHY[name]()
+    for text in (as_text(diagnose(tree)), as_text(diagnose(tree, reference=exact_tree()))):
+        assert "r-hat" not in text and "rhat" not in text
+    assert "khat" in as_text(diagnose(tree))
+
+
+def test_subspace_khat_decides_where_the_full_one_is_hopeless():
+    verdict = diagnose(healthy_subspace())
+    assert check(verdict, "khat").status == "info" and check(verdict, "khat").value > 0.7
+    assert (
+        check(verdict, "khat_subspace").status == "pass"
+        and "subspace" in check(verdict, "khat_subspace").evidence
+    )
+
+
+def test_khat_agrees_with_arviz():
+    tree = healthy_svi()
+    ratio = tree["sample_stats"]["log_p"] - tree["sample_stats"]["log_q"]
+    log_weights, k = (-ratio).azstats.psislw(dim=["chain", "draw"])
+    found = importance(tree)
+    assert found.k == pytest.approx(float(k), abs=1e-12)
+    np.testing.assert_allclose(found.log_weights, log_weights.values, atol=1e-12)
+
+
+@pytest.mark.parametrize("spread", [30.0, 1e3, 1e6])
+def test_khat_of_hopeless_ratios_is_never_small(spread):
+    """At spreads that underflow, arviz_stats.psislw answers k-hat 0.02 with NaN weights."""
+    tree = healthy_laplace()
+    ratio = spread * np.random.default_rng(0).normal(size=(1, 1000))
+    tree["sample_stats"] = (
+        tree["sample_stats"].to_dataset().assign(log_p=tree["sample_stats"]["log_q"] + ratio)
+    )
+    found = importance(tree)
+    assert found.k > 5 and found.ess < 2 and np.isfinite(found.ess)
+    verdict = diagnose(tree)
+    assert verdict.status == "fail" and check(verdict, "khat").status == "fail"
+    json.loads(verdict.to_json())
+
+
+def test_khat_of_an_exact_approximation_is_zero():
+    found = importance(healthy_laplace())
+    assert found.k <= 0.0 and found.ess == pytest.approx(1000.0)
+
+
+def test_khat_of_a_known_pareto_tail():
+    """p/q for N(0, 1) by N(0, s²) has tail index 1 − s² exactly (Vehtari et al., 2024)."""
+    scale, size = 0.5, 40_000
+    draws = scale * np.random.default_rng(0).normal(size=(1, size, 1))
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset({"w": ((*SAMPLE, "d"), draws)}),
+            "sample_stats": xr.Dataset(
+                {
+                    "log_p": (SAMPLE, stats.norm.logpdf(draws[..., 0])),
+                    "log_q": (SAMPLE, stats.norm.logpdf(draws[..., 0], scale=scale)),
+                }
+            ),
+        }
+    )
+    tail = 3 * np.sqrt(size)
+    assert abs(importance(tree).k - (1 - scale**2)) < 5 * (1 + 0.75) / np.sqrt(tail)
+
+
+def test_psis_correction_recovers_the_exact_moments():
+    x, y, _ = line_data()
+    mean, covariance = posterior_of(x, y, 0.5, 10.0)
+    tree = gaussian_tree(
+        mean + 0.3 * np.sqrt(np.diag(covariance)), 1.5 * covariance, mean, covariance, 4000, x, y, 0.5
+    )
+    moments = corrected_moments(tree)
+    at = tree["function"]["probe_x"].values
+    design = np.concatenate([np.ones_like(at), at], axis=1)
+    exact_sd = np.sqrt(np.einsum("pi,ij,pj->p", design, covariance, design))
+    error = np.abs(moments["mean_corrected"].values[:, 0] - design @ mean)
+    ess = importance(tree).ess
+    assert ess > 400
+    assert (error < 5 * exact_sd / np.sqrt(ess)).all()
+    assert (np.abs(moments["sd_corrected"].values[:, 0] / exact_sd - 1) < 5 / np.sqrt(2 * ess)).all()
+    assert (np.abs(moments["mean"].values[:, 0] - design @ mean) > error).mean() > 0.5
+
+
+def test_loo_agrees_with_arviz_for_chains_and_approximations():
+    tree = exact_tree()
+    found = loo(tree)
+    direct = arviz_stats.loo(tree, pointwise=True, reff=1.0)
+    assert found.elpd == pytest.approx(direct.elpd, abs=0.02)
+    svi = healthy_svi()
+    approximate = loo(svi)
+    direct = arviz_stats.loo_approximate_posterior(
+        svi, svi["sample_stats"]["log_p"], svi["sample_stats"]["log_q"], pointwise=True
+    )
+    assert approximate.elpd == pytest.approx(direct.elpd, abs=1e-10)
+    np.testing.assert_allclose(np.asarray(approximate.pareto_k), np.asarray(direct.pareto_k))
+
+
+def test_loo_is_in_original_units():
+    tree = exact_tree()
+    plain = loo(tree).elpd
+    tree.attrs["y_scale"] = json.dumps([2.0])
+    assert loo(tree).elpd == pytest.approx(plain - 120 * np.log(2.0))
+
+
+def test_loo_subsamples_and_agrees_with_the_full_one():
+    tree = exact_tree()
+    full, part = loo(tree), loo(tree, num_subsample=40)
+    assert abs(full.elpd - part.elpd) < 5 * part.subsampling_se
+    assert np.isfinite(np.asarray(part.pareto_k)).sum() == 40
+
+
+def test_an_outlier_is_listed_for_refitting():
+    x, y, _ = line_data(num=30)
+    y[7] += 40.0
+    mean, covariance = posterior_of(x, y, 0.5, 10.0)
+    weights = np.random.default_rng(0).multivariate_normal(mean, covariance, (4, 500))
+    tree = line_tree(weights, x, y, 0.5)
+    assert refit_points(loo(tree))[0] == 7
+    found = check(diagnose(tree), "loo_khat")
+    assert found.status == "warn" and "7" in found.action and "reloo" in found.action
+
+
+def test_compare_ranks_by_elpd():
+    table = compare({"wide": exact_tree(), "tight": exact_tree(prior_scale=0.03), "svi": healthy_svi()})
+    assert list(table.index)[-1] == "tight" and np.isfinite(table["dse"]).all()
+    with pytest.raises(ValueError, match="two trees"):
+        compare({"one": exact_tree()})
+
+
+def test_many_short_chains_use_nested_rhat():
+    verdict = diagnose(exact_tree(32, 50))
+    assert "nested" in check(verdict, "rhat_function").evidence
+    assert check(verdict, "rhat_function").status == "pass"
+    weights = np.random.default_rng(0).normal(size=(32, 1, 2)) + 0.01 * np.random.default_rng(1).normal(
+        size=(32, 50, 2)
+    )
+    x, y, _ = line_data()
+    assert check(diagnose(line_tree(weights, x, y, 0.5)), "rhat_function").status == "fail"
+
+
+def test_weight_rhat_decides_nothing():
+    tree = exact_tree()
+    flipped = tree["posterior"]["net.weight"].values.copy()
+    flipped[2:] *= -1.0
+    tree["posterior"] = xr.Dataset({"net.weight": ((*SAMPLE, "d"), flipped)})
+    verdict = diagnose(tree)
+    found = check(verdict, "rhat_weights")
+    assert found.status == "info" and found.value > 1.5 and "not identified" in found.evidence
+    assert verdict.status == "pass"
