@@ -1,4 +1,4 @@
-"""DataTrees whose posterior is known exactly, for tests of diagnostics: a line with Gaussian noise, and three classes."""
+"""DataTrees whose posterior is known exactly, for tests of diagnostics: a line with Gaussian noise; classes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.importance import Importance, corrected_moments, import
 from pyrobnn.diagnostics.judge import diagnose
 from pyrobnn.diagnostics.loo import compare, loo, refit_points
 from pyrobnn.diagnostics.model_checks import power_scaling
-from pyrobnn.diagnostics.scores import Score, Scores, score
+from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "corrected_moments",
     "cost_per_draw",
     "diagnose",
+    "expected_calibration_error",
     "fidelity",
     "importance",
     "loo",

@@ -10,7 +10,7 @@ from scipy import stats
 from pyrobnn import metrics
 from pyrobnn.diagnostics import reading, thresholds
 from pyrobnn.diagnostics.loo import loo_weights
-from pyrobnn.diagnostics.scores import class_tensors, predictive_draws, score
+from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error, predictive_draws, score
 from pyrobnn.diagnostics.verdict import Check
 
 _MIN_DATA = 20
@@ -251,14 +251,15 @@ def _class_checks(tree: xr.DataTree) -> list[Check]:
     if y is None or len(y) < _MIN_DATA:
         return []
     p_class, labels = class_tensors(probs, y)
-    ece = metrics.ece(p_class, labels)
+    confidence, correct = p_class.max(dim=1).values.numpy(), (p_class.argmax(dim=1) == labels).numpy()
+    ece, _ = expected_calibration_error(confidence, correct)
     # what a perfectly calibrated forecast would score on as many data
-    generator = torch.Generator().manual_seed(0)
-    simulated = torch.multinomial(p_class, _NUM_SIMULATED, replacement=True, generator=generator)
-    null = np.array([metrics.ece(p_class, column) for column in simulated.T])
+    rng = np.random.default_rng(0)
+    simulated = rng.random((_NUM_SIMULATED, len(y))) < confidence
+    null = np.array([expected_calibration_error(confidence, row)[0] for row in simulated])
     limit, p = float(np.quantile(null, 0.99)), float((null >= ece).mean())
     status = "pass" if ece <= limit else "fail" if ece > limit + thresholds.PIT_DISTANCE_FAIL else "warn"
-    gap = float(p_class.max(dim=1).values.mean()) - metrics.accuracy(p_class, labels)
+    gap = float(confidence.mean() - correct.mean())
     direction = "over" if gap > 0 else "under"
     return [
         Check(

@@ -23,7 +23,7 @@ _MAX_ELEMENTS = 40_000_000
 
 
 def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -> ELPDData | None:
-    """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the original units of y.
+    """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
 
     Markov chains use ``arviz_stats.loo``; approximations ``arviz_stats.loo_approximate_posterior`` with their
     log_p and log_q. From 50 000 data on (or 40 million log-likelihood values), ``arviz_stats.loo_subsample``
@@ -55,7 +55,7 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
     data, log_p, log_q = prepared
     num_data = data["log_likelihood"].sizes["obs"]
     if num_subsample is None and (
-        num_data >= thresholds.LOO_SUBSAMPLE_FROM or num_data * reading.num_draws(tree) > _MAX_ELEMENTS
+        num_data >= thresholds.LOO_SUBSAMPLE_FROM or data["log_likelihood"]["y"].size > _MAX_ELEMENTS
     ):
         num_subsample = thresholds.LOO_SUBSAMPLE_SIZE
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -115,14 +115,12 @@ def refit_points(elpd: ELPDData) -> list[int]:
 def loo_weights(tree: xr.DataTree, points: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Smoothed log weights (point, chain, draw) of leaving each of `points` out, and their k-hat; None as in `loo`."""
     pointwise = reading.log_likelihood(tree)
-    usable = _usable(tree, pointwise)
-    if pointwise is None or not usable:
+    if pointwise is None or not _usable(tree, pointwise):
         return None
     log_ratio = -np.moveaxis(pointwise[:, :, points], 2, 0)
-    log_p = reading.draws_of(tree, "sample_stats", "log_p")
-    log_q = reading.draws_of(tree, "sample_stats", "log_q")
-    if reading.is_iid(tree) and log_p is not None and log_q is not None:
-        log_ratio = log_ratio + (log_p - log_q)
+    densities = _densities(tree, pointwise)
+    if densities is not None:
+        log_ratio = log_ratio + (densities[0] - densities[1])
     return pareto_smooth(log_ratio)
 
 
@@ -185,37 +183,40 @@ def _degenerate(tree: xr.DataTree) -> list[Check]:
     ]
 
 
-def _usable(tree: xr.DataTree, pointwise: np.ndarray | None) -> bool:
-    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] == 0:
-        return False
-    if not np.isfinite(pointwise).all() or reading.is_point(tree):
-        return False
-    if not reading.is_iid(tree):
-        return True
+def _densities(tree: xr.DataTree, pointwise: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """log p and log q of an approximation at the draws of its log-likelihood; None for chains, or where missing."""
     log_p = reading.draws_of(tree, "sample_stats", "log_p")
     log_q = reading.draws_of(tree, "sample_stats", "log_q")
-    return log_p is not None and log_q is not None and bool(np.isfinite(log_p - log_q).all())
+    if not reading.is_iid(tree) or log_p is None or log_q is None:
+        return None
+    log_p, log_q = reading.matched(log_p, pointwise), reading.matched(log_q, pointwise)
+    if log_p is None or log_q is None or not np.isfinite(log_p - log_q).all():
+        return None
+    return log_p, log_q
+
+
+def _usable(tree: xr.DataTree, pointwise: np.ndarray) -> bool:
+    if pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] == 0:
+        return False
+    if reading.is_point(tree) or not np.isfinite(pointwise).all():
+        return False
+    return not reading.is_iid(tree) or _densities(tree, pointwise) is not None
 
 
 def _prepare(tree: xr.DataTree) -> tuple[xr.DataTree, xr.DataArray | None, xr.DataArray | None] | None:
-    """A tree of the log-likelihood alone, in original units, so that ArviZ reads nothing else; with log_p and log_q."""
+    """A tree of the log-likelihood alone, so that ArviZ reads nothing else; with log_p and log_q."""
     pointwise = reading.log_likelihood(tree)
     if pointwise is None or not _usable(tree, pointwise):
         return None
-    shift = reading.log_scale(tree)
-    coords = {"chain": np.arange(pointwise.shape[0]), "draw": np.arange(pointwise.shape[1])}
-    y = xr.DataArray(
-        pointwise - shift if shift else pointwise, dims=(*reading.SAMPLE_DIMS, "obs"), coords=coords, name="y"
-    )
-    y = y.assign_coords(obs=np.arange(pointwise.shape[2]))
-    data = xr.DataTree.from_dict({"log_likelihood": xr.Dataset({"y": y})})
-    if not reading.is_iid(tree):
+    sizes = (*reading.SAMPLE_DIMS, "obs")
+    coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
+    data = xr.DataTree.from_dict({"log_likelihood": xr.Dataset({"y": (sizes, pointwise)}, coords=coords)})
+    densities = _densities(tree, pointwise)
+    if densities is None:
         return data, None, None
-    pair = [
-        xr.DataArray(reading.draws_of(tree, "sample_stats", name), dims=reading.SAMPLE_DIMS, coords=coords)
-        for name in ("log_p", "log_q")
-    ]
-    return data, pair[0], pair[1]
+    del coords["obs"]
+    log_p, log_q = (xr.DataArray(each, dims=reading.SAMPLE_DIMS, coords=coords) for each in densities)
+    return data, log_p, log_q
 
 
 def _relative_efficiency(tree: xr.DataTree) -> float:

@@ -47,7 +47,11 @@ def power_scaling(tree: xr.DataTree) -> xr.Dataset | None:
     f, log_prior, pointwise = reading.functions(tree), reading.log_prior(tree), reading.log_likelihood(tree)
     if f is None or log_prior is None or pointwise is None or reading.num_draws(tree) < _MIN_DRAWS:
         return None
-    train = np.flatnonzero(reading.probe_kinds(tree, f.shape[2]) == "train")
+    f, log_prior = reading.matched(f, pointwise), reading.matched(log_prior, pointwise)
+    if f is None or log_prior is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS:
+        return None
+    kinds = reading.probe_kinds(tree, f.shape[2])
+    train = np.flatnonzero((kinds == "train") | (kinds == "user"))
     if train.size == 0:
         return None
     chosen = train[np.unique(np.linspace(0, train.size - 1, min(train.size, _MAX_PROBES)).astype(int))]

@@ -138,14 +138,16 @@ def log_prior(tree: xr.DataTree) -> np.ndarray | None:
     return draws_of(tree, "function", "log_prior")
 
 
-def log_scale(tree: xr.DataTree) -> float:
-    """Σ log y_scale: what a log density per datum in fitted units must lose to be one in original units."""
-    for attrs in (tree.attrs, *(tree[group].attrs for group in tree.children)):
-        if "y_scale" in attrs:
-            found = attrs["y_scale"]
-            scale = np.asarray(json.loads(found) if isinstance(found, str) else found, dtype=np.float64)
-            return float(np.log(scale).sum())
-    return 0.0
+def matched(draws: np.ndarray, like: np.ndarray) -> np.ndarray | None:
+    """`draws` (chain, draw, …) at the draws of `like`, which may be fewer and evenly spaced; None if it cannot be.
+
+    Groups with a value for each pair of draw and datum are stored thinned when there are many pairs.
+    """
+    if draws.shape[0] != like.shape[0] or draws.shape[1] < like.shape[1]:
+        return None
+    if draws.shape[1] == like.shape[1]:
+        return draws
+    return draws[:, np.linspace(0, draws.shape[1] - 1, like.shape[1]).round().astype(int)]
 
 
 def functions(tree: xr.DataTree) -> np.ndarray | None:

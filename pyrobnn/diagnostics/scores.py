@@ -111,6 +111,28 @@ def predictive_draws(tree: xr.DataTree) -> np.ndarray | None:
     return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
+def expected_calibration_error(
+    confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 10
+) -> tuple[float, np.ndarray]:
+    """Expected calibration error in bins of equal *count*, and the reliability table behind it.
+
+    `pyrobnn.metrics.ece` has bins of equal width, as in most tables; equal counts leave no bin to a handful of
+    points.
+
+    Args:
+        confidence: Probability of the predicted class (point,).
+        correct: Whether it was right (point,).
+        num_bins: Number of bins.
+
+    Returns:
+        The error, and an array (bin, 3) of mean confidence, share correct and count.
+    """
+    bins = [part for part in np.array_split(np.argsort(confidence, kind="stable"), num_bins) if part.size]
+    table = np.array([(confidence[part].mean(), correct[part].mean(), part.size) for part in bins])
+    gap = np.abs(table[:, 0] - table[:, 1])
+    return float((gap * table[:, 2]).sum() / table[:, 2].sum()), table
+
+
 def _mean_score(name: str, values: np.ndarray, mc_se: float | None, better: str) -> Score:
     flat = np.asarray(values, dtype=np.float64).ravel()
     data_se = float(flat.std(ddof=1) / math.sqrt(flat.size)) if flat.size > 1 else None
@@ -195,11 +217,12 @@ def class_tensors(probs: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch
 
 def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
     p, labels = class_tensors(probs, y)
+    ece, _ = expected_calibration_error(p.max(dim=1).values.numpy(), (p.argmax(dim=1) == labels).numpy())
     one_hot = torch.nn.functional.one_hot(labels, p.shape[1])
     return [
         _mean_score("accuracy", (p.argmax(dim=1) == labels).numpy(), None, "higher"),
         _mean_score("brier", (p - one_hot).square().sum(dim=1).numpy(), None, "lower"),
-        Score("ece", metrics.ece(p, labels), None, None, "lower"),
+        Score("ece", ece, None, None, "lower"),
     ]
 
 
@@ -231,11 +254,16 @@ def _per_draw_log_prob(tree: xr.DataTree, y: np.ndarray) -> np.ndarray | None:
     labels = y.reshape(len(y), -1)
     if law == "categorical":
         return np.log(softmax(flat, axis=2))[:, np.arange(len(y)), labels[:, 0].astype(int)]
-    noise = reading.draws_of(tree, "posterior", "likelihood.scale")
-    if law != "gaussian" or noise is None or flat.shape[2] != 1 or labels.shape[1] != 1:
+    if law != "gaussian" or flat.shape[2] != 1 or labels.shape[1] != 1:
         return None
-    if noise.size != flat.shape[0]:
+    noise, constant = (
+        reading.draws_of(tree, "function", "noise"),
+        reading.values_of(tree, "predictions", "aleatoric_var"),
+    )
+    if noise is None and constant is not None:
+        noise = np.full(len(flat), np.sqrt(constant.mean(dtype=np.float64)))
+    if noise is None or noise.size != len(flat):
         return None
-    scale = noise.reshape(-1, 1) * math.exp(reading.log_scale(tree))
+    scale = noise.reshape(-1, 1)
     z = (labels[None, :, 0].astype(np.float64) - flat[:, :, 0]) / scale
     return -0.5 * z**2 - np.log(scale) - 0.5 * math.log(2.0 * math.pi)
