@@ -1,4 +1,4 @@
-"""Posteriors on disk: one netCDF file (HDF5) with JSON attributes, written atomically, read without executing anything."""
+"""Posteriors on disk: one netCDF (HDF5) file with JSON attributes, written atomically, read without running code."""
 
 from __future__ import annotations
 

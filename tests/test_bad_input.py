@@ -1,0 +1,111 @@
+"""Bad input: a ValueError or TypeError before any compute, naming the argument and the remedy."""
+
+from __future__ import annotations
+
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+from models import normal_prior, toy, toy_model, toy_net
+from torch import nn
+
+import pyrobnn as pb
+from pyrobnn.inference.base import prepare
+from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
+
+X, Y = toy()
+
+
+def classes(out=3):
+    return pb.BNN(toy_net(out=out), normal_prior(), Categorical())
+
+
+@pytest.mark.parametrize(
+    "model, x, y, error, message",
+    [
+        (toy_model(), X * math.nan, Y, ValueError, "'x' holds 40 NaN"),
+        (toy_model(), X, Y / 0, ValueError, "'y' holds 40 NaN or infinite"),
+        (toy_model(), X[:0], Y[:0], ValueError, "'x' is empty"),
+        (toy_model(), X, Y[:7], ValueError, r"\(40, 1\) and 'y' has shape \(7, 1\)"),
+        (toy_model(), X, torch.cat([Y, Y], 1), ValueError, r"\(40, 2\)\): give the net 2 outputs"),
+        (toy_model(), torch.cat([X, X], 1), Y, ValueError, r"cannot take 'x' of shape \(40, 2\)"),
+        (toy_model(), None, None, TypeError, "'x' and 'y' are needed"),
+        (toy_model(), [["a"]] * 40, Y, TypeError, "'x' must be a tensor or a numeric array"),
+        (toy_model(HeteroskedasticGaussian()), X, Y, ValueError, "a mean and a scale for each output"),
+        (classes(), X, torch.full((40,), 3), ValueError, "relabel y or give the net 4 outputs"),
+        (classes(), X, torch.full((40,), -1), ValueError, "labels from -1"),
+        (classes(), X, torch.zeros(40, 1, dtype=torch.long), ValueError, r"use y.squeeze\(-1\)"),
+        (classes(), X, torch.zeros(40), TypeError, r"use y.long\(\)"),
+        (classes(1), X, torch.zeros(40, dtype=torch.long), ValueError, "use Bernoulli"),
+        (toy_model(Bernoulli()), X, torch.full((40,), 2.0), ValueError, "0 and 1 only"),
+        ("model", X, Y, TypeError, "'model' must be a pyrobnn.BNN"),
+    ],
+)
+def test_bad_data(model, x, y, error, message):
+    with pytest.raises(error, match=message):
+        prepare(model, x, y, points="free")
+
+
+def test_a_device_that_is_not_there():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ValueError, match="0 CUDA devices: use device='cpu'"):
+        prepare(toy_model(), X, Y, points="free", device="cuda")
+    with pytest.raises(ValueError, match="must name a torch device"):
+        prepare(toy_model(), X, Y, points="free", device="gpu")
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(8)])
+def test_training_mode_layers_have_no_fixed_density(layer):
+    with seeded(0):
+        net = nn.Sequential(nn.Linear(1, 8), layer, nn.Linear(8, 1))
+    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.1))
+    with pytest.raises(ValueError, match=r"layers 1 .* call net.eval\(\)"):
+        prepare(model, X, Y, points="held")
+    prepare(pb.BNN(net.eval(), normal_prior(), HomoskedasticGaussian(0.1)), X, Y, points="held")
+
+
+@pytest.mark.parametrize(
+    "scale, message",
+    [
+        (0.0, "'scale' must be > 0"),
+        (-1.0, "'scale' must be > 0"),
+        (torch.tensor([0.1, -0.1]), "must be positive"),
+        (dist.Normal(0.0, 1.0), "positive numbers"),
+        ("inferred", "'learned'"),
+    ],
+)
+def test_bad_noise(scale, message):
+    with pytest.raises(ValueError, match=message):
+        HomoskedasticGaussian(scale)
+
+
+def test_a_net_that_returns_a_vector():
+    class Flat(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)[:, 0]
+
+    with seeded(0):
+        model = pb.BNN(Flat(1, 1), normal_prior(), HomoskedasticGaussian(0.1))
+    with pytest.raises(ValueError, match=r"returns shape \(2,\) for 2 points"):
+        prepare(model, X, Y, points="free")
+
+
+def test_loaders_are_checked():
+    pairs = torch.utils.data.TensorDataset(X, Y)
+    triples = torch.utils.data.TensorDataset(X, Y, Y)
+    with pytest.raises(TypeError, match="'y' must be left out"):
+        prepare(toy_model(), torch.utils.data.DataLoader(pairs), Y, points="free")
+    with pytest.raises(ValueError, match=r"batches \(x, y\)"):
+        prepare(toy_model(), torch.utils.data.DataLoader(triples), points="free")
+    with pytest.raises(TypeError, match="pass tensors, not a DataLoader"):
+        prepare(lambda x, y: None, torch.utils.data.DataLoader(pairs), points="free")
+    problem = prepare(toy_model(), torch.utils.data.DataLoader(pairs, batch_size=16), points="free")
+    assert problem.num_data == 40 and torch.equal(problem.x, X)
+
+
+def test_numpy_and_single_column_targets_are_taken():
+    problem = prepare(toy_model(), X.double().numpy(), Y[:, 0].double().numpy(), points="free")
+    assert problem.x.dtype == torch.float32 and problem.y.shape == (40, 1)

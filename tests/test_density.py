@@ -1,0 +1,193 @@
+"""The traced density is the program's own log probability plus the log-Jacobian, whatever the program."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from models import diabetes_linear, diabetes_model, normal_prior, toy, toy_model, toy_net
+from torch.func import grad, vmap
+
+import pyrobnn as pb
+from pyrobnn.compile import compiled
+from pyrobnn.density import Density
+
+
+def scale_program(x, y):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(slope * x[:, 0], scale), obs=y[:, 0])
+
+
+def dirichlet_program(x, y):
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
+    locs = pyro.sample("locs", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    mixture = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(locs, 0.5))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", mixture, obs=y[:, 0])
+
+
+def plate_program(x, y):
+    loc = pyro.sample("loc", dist.Normal(0.0, 5.0))
+    spread = pyro.sample("spread", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("groups", 4):
+        group = pyro.sample("group", dist.Normal(loc, spread))
+    index = torch.arange(len(y)) % 4
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(group[index], 1.0), obs=y[:, 0])
+
+
+def minibatch_program(x, y):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 400, subsample=x):
+        pyro.sample("y", dist.Normal(slope * x[:, 0], 0.3), obs=y[:, 0])
+
+
+def masked_program(x, y):
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with pyro.poutine.scale(scale=0.5), pyro.plate("data", len(x)), pyro.poutine.mask(mask=x[:, 0] > 0):
+        pyro.sample("y", dist.Exponential(rate), obs=y[:, 0].abs())
+
+
+INFERRED = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+BNN_MODEL = pb.BNN(toy_net(), pb.priors.ScaleMixture(), INFERRED)
+
+
+def bnn_program(x, y):
+    return BNN_MODEL.pyro_model(x, y)
+
+
+PROGRAMS = [scale_program, dirichlet_program, plate_program, minibatch_program, masked_program, bnn_program]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_density_is_log_prob_sum_plus_log_jacobian(program):
+    x, y = toy()
+    density = Density(program, (x, y))
+    for z in density.sample_prior(3, seed=1):
+        values = density.constrain(z)
+        trace = pyro.poutine.trace(pyro.poutine.condition(program, values)).get_trace(x, y)
+        jacobian = sum(
+            site.transform.log_abs_det_jacobian(u, site.transform(u)).sum()
+            for site in density.sites
+            for u in [z[site.start : site.stop].reshape(site.unconstrained_shape)]
+        )
+        expected = (trace.log_prob_sum() + jacobian).item()
+        assert density.log_joint(z).item() == pytest.approx(expected, rel=1e-5, abs=1e-4)
+        assert density.log_joint(z, jacobian=False).item() == pytest.approx(
+            trace.log_prob_sum().item(), rel=1e-5, abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("program", [dirichlet_program, plate_program, bnn_program])
+def test_traced_batched_and_compiled_equal_eager(program):
+    x, y = toy()
+    density = Density(program, (x, y))
+    z = density.sample_prior(4, seed=2)
+    batched = vmap(torch.func.grad_and_value(density.log_joint))
+    gradient, value = compiled(batched, z)(z)
+    for row, one in enumerate(z):
+        torch.testing.assert_close(value[row], density.log_joint(one), rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(gradient[row], grad(density.log_joint)(one), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_flat_vectors_and_sites_are_inverse_to_each_other(program):
+    density = Density(program, toy())
+    z = density.sample_prior(5, seed=0)
+    assert z.shape == (5, density.dim)
+    torch.testing.assert_close(density.unconstrain(density.constrain(z)), z, rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_matches_finite_differences():
+    problem = diabetes_linear()
+    density = Density(diabetes_model().pyro_model, (problem["x"], problem["y"]))
+    z = density.sample_prior(1, seed=0)[0]
+    assert torch.autograd.gradcheck(density.log_joint, z.clone().requires_grad_())
+
+
+def test_parts_add_up_and_points_have_neither_prior_nor_jacobian():
+    x, y = toy()
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian("learned"))
+    free, held = Density(model.pyro_model, (x, y)), Density(model.pyro_model, (x, y), points="held")
+    assert free.dim == held.dim + 1
+    assert [s.name for s in free.sites if s.kind == "point"] == ["likelihood.scale"]
+    z = free.initial()
+    prior, likelihood = free.log_parts(z)
+    torch.testing.assert_close(prior + likelihood, free.log_joint(z))
+    torch.testing.assert_close(free.log_joint(z), held.log_joint(z[:-1]))
+    torch.testing.assert_close(free.log_likelihood(z).double().sum(), likelihood, rtol=1e-5, atol=1e-4)
+
+
+def test_minibatch_likelihood_is_scaled_to_the_whole_data():
+    x, y = toy(40)
+    model = toy_model()
+    whole = Density(model.pyro_model, (x, y))
+    part = Density(lambda x, y: model.pyro_model(x, y, num_data=40), (x[:10], y[:10]))
+    z = whole.sample_prior(1, seed=0)[0]
+    batches = [part.log_parts(z, x[i : i + 10], y[i : i + 10])[1] for i in range(0, 40, 10)]
+    torch.testing.assert_close(torch.stack(batches).mean(), whole.log_parts(z)[1], rtol=1e-6, atol=1e-4)
+
+
+def test_sums_are_accumulated_in_float64():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200_000, 1, generator=generator)
+    y = 3 * x + torch.randn(x.shape, generator=generator)
+    density = Density(minibatch_free, (x, y))
+    exact = Density(minibatch_free, (x.double(), y.double()))
+    z = torch.tensor([2.9])
+    assert density.log_joint(z).dtype == torch.float64
+    assert abs(density.log_joint(z) - exact.log_joint(z.double())) < 0.01  # a float32 sum is off by several units
+
+
+def minibatch_free(x, y):
+    slope = pyro.sample("slope", dist.Normal(torch.zeros((), dtype=x.dtype), 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(slope * x[:, 0], 1.0), obs=y[:, 0])
+
+
+def test_a_random_subsample_is_told():
+    def program(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x), subsample_size=5) as rows:
+            pyro.sample("y", dist.Normal(slope * x[rows, 0], 1.0), obs=y[rows, 0])
+
+    assert Density(program, toy()).stochastic == "rows"
+    assert Density(minibatch_program, toy()).stochastic is None
+
+
+def test_parameters_stay_out_of_the_param_store():
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian("learned"))
+    density = Density(model.pyro_model, toy())
+    density.log_joint(density.initial())
+    assert list(pyro.get_param_store().keys()) == []
+
+
+def test_bad_programs_are_named():
+    def discrete(x, y):
+        pyro.sample("k", dist.Poisson(3.0))
+
+    with pytest.raises(ValueError, match="'k' is discrete"):
+        Density(discrete, (None, None))
+    with pytest.raises(ValueError, match="no latent site"):
+        Density(lambda x, y: None, (None, None))
+    with pytest.raises(ValueError, match="'slope' is missing"):
+        Density(scale_program, toy()).unconstrain({"scale": torch.ones(())})
+
+
+def test_validation_stays_as_the_user_left_it():
+    with pyro.validation_enabled(True):
+        Density(scale_program, toy()).log_joint(torch.zeros(2))
+        with pytest.raises(ValueError):
+            dist.Normal(0.0, -1.0)
+
+
+def test_priors_of_a_bnn_are_the_sites_priors():
+    model = pb.BNN(toy_net(), normal_prior(0.5), pb.likelihoods.HomoskedasticGaussian(0.2))
+    x, y = toy()
+    density = Density(model.pyro_model, (x, y))
+    z = density.sample_prior(1, seed=0)[0]
+    prior, _ = density.log_parts(z)
+    torch.testing.assert_close(prior, dist.Normal(0.0, 0.5).log_prob(z).double().sum(), rtol=1e-6, atol=1e-5)
