@@ -122,7 +122,7 @@ def rank(trees: Trees, *, num_quantities: int = 4, num_bins: int = 20) -> Figure
         for ax, title, path in cells:
             ax.set_title(title, fontsize=9)
             chains, draws = path.shape
-            bins = max(4, min(num_bins, draws // 5))
+            bins = max(4, min(num_bins, draws // 10))
             ranks = stats.rankdata(path).reshape(chains, draws) / (chains * draws)
             expected = draws / bins
             low, high = stats.binom.ppf((0.005, 0.995), draws, 1 / bins) / expected
@@ -254,7 +254,7 @@ def weight_norms(trees: Trees) -> Figure:
             empty_panel(axes[0, 0], "no layer norms in these trees")
             return figure
         layers = max(norms.shape[-1] for norms, _ in found.values())
-        figure, axes = panels(1, size=(4.6, 0.8 + 0.22 * layers * (len(found) + 1)))
+        figure, axes = panels(1, size=(4.2, 0.8 + 0.22 * layers * (len(found) + 1)))
         ax = axes[0, 0]
         names = [str(i) for i in range(layers)]
         for index, (label, (norms, source)) in enumerate(found.items()):

@@ -7,16 +7,17 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
+from pyrobnn.diagnostics.scores import expected_calibration_error
 from pyrobnn.plots.reading import ClassPoints, Trees, as_trees, class_points
 from pyrobnn.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 
 def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
-    r"""Accuracy against confidence in bins of equal width, with ±2 binomial standard errors, and the ECE.
+    r"""Accuracy against confidence in bins of equal count, with ±2 binomial standard errors, and the ECE.
 
     .. math:: \mathrm{ECE} = \sum_b \tfrac{n_b}{n} \, |\mathrm{acc}_b - \mathrm{conf}_b|
 
-    Below the diagonal: overconfident. Bars show how many items fall in each bin. ECE is biased upwards in
+    Below the diagonal: overconfident. Grey bars show how the confidences are spread. ECE is biased upwards in
     small samples and depends on the binning; compare methods on the same data only.
     Guo et al., On Calibration of Modern Neural Networks (2017), https://arxiv.org/abs/1706.04599
 
@@ -41,22 +42,22 @@ def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
             if points is None:
                 empty_panel(ax, "no class probabilities with known labels")
                 continue
-            edges = np.linspace(0, 1, num_bins + 1)
-            confidence, correct = points.probs.max(1), points.correct
-            where = np.clip(np.digitize(confidence, edges) - 1, 0, num_bins - 1)
-            share = np.bincount(where, minlength=num_bins) / len(where)
-            filled = [b for b in range(num_bins) if share[b] > 0]
-            claimed = np.array([confidence[where == b].mean() for b in filled])
-            accuracy = np.array([correct[where == b].mean() for b in filled])
-            # the standard error of a calibrated bin, so that a bin of one item does not claim certainty
-            error = 2 * np.sqrt(claimed * (1 - claimed) / (share[filled] * len(where)))
-            ece = float((share[filled] * np.abs(accuracy - claimed)).sum())
-            ax.bar(edges[:-1], share, width=1 / num_bins, align="edge", color=MUTED, alpha=0.22, linewidth=0)
+            confidence = points.probs.max(1)
+            ece, table = expected_calibration_error(confidence, points.correct, num_bins=num_bins)
+            claimed, accuracy, count = table.T
+            # the standard error of a calibrated bin, so that a bin without errors does not claim certainty
+            error = 2 * np.sqrt(claimed * (1 - claimed) / count)
+            ax.hist(
+                confidence,
+                bins=np.linspace(0, 1, 21),
+                weights=np.full(len(confidence), 1 / len(confidence)),
+                color=MUTED,
+                alpha=0.25,
+            )
             ax.plot([0, 1], [0, 1], color=INK, lw=0.9, ls=(0, (4, 2)))
             ax.errorbar(claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2)
             ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
-            ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence")
-        axes[0, 0].set_ylabel("accuracy")
+            ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
         return figure
 
 
@@ -85,8 +86,6 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
                 empty_panel(pair[0], "no entropies in this tree")
                 pair[1].set_axis_off()
                 continue
-            ceiling = math.log(points.probs.shape[1])
-            edges = np.linspace(0, max(ceiling, 1e-9), num_bins + 1)
             for ax, name, values, colour in zip(
                 pair,
                 ("aleatoric", "epistemic"),
@@ -94,9 +93,10 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
                 (ALEATORIC, EPISTEMIC),
                 strict=True,
             ):
+                edges = np.linspace(0, max(float(values.max()), 1e-6) * 1.02, num_bins + 1)
                 for chosen, shade, fill, note in (
                     (points.correct, colour, True, "right"),
-                    (~points.correct, ALERT if colour != ALERT else INK, False, "wrong"),
+                    (~points.correct, ALERT, False, "wrong"),
                 ):
                     if chosen.any():
                         ax.hist(

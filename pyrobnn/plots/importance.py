@@ -94,10 +94,9 @@ def khat(trees: Trees, *, fits: Mapping[str, LeaveOneOut | None] | None = None) 
             ax.plot(fit.index[high], tail[high], "x", color=ALERT, markersize=4, markeredgewidth=1.1)
             note = f"{int(high.sum())} of {len(high)} above {limit:.2f}"
             ax.text(0.02, 0.97, note, transform=ax.transAxes, va="top", fontsize=8)
-            ax.set_xlabel("datum")
+            ax.set(xlabel="datum", ylabel="k-hat")
             top = max(1.0, float(tail.max()))
             ax.set_ylim(min(-0.2, float(tail.min()) - 0.05), top + 0.25)
-        axes[0, 0].set_ylabel("k-hat")
         return figure
 
 
@@ -126,7 +125,7 @@ def loo_pit(trees: Trees, *, fits: Mapping[str, LeaveOneOut | None] | None = Non
         y, draws = outcome[0][fit.index], outcome[1][:, fit.index]
         lines[label] = np.sort((fit.weights * (draws <= y)).sum(0))
     with style():
-        figure, axes = panels(1, size=(4.2, 2.8))
+        figure, axes = panels(1, size=(4.2, 3.6))
         ax = axes[0, 0]
         if not lines:
             empty_panel(ax, "needs log-likelihood, posterior predictive and data of a regression")

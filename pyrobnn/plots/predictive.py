@@ -78,8 +78,11 @@ def predictive_bands(
         if xlim is not None:
             axes[0, 0].set_xlim(*xlim)
         axes[0, 1].set_ylim(bottom=0)
-        axes[0, 0].set_ylabel("y")
-        axes[0, 1].set_ylabel("sd")
+        handles = {}
+        for ax in axes.flat:
+            handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        if handles:
+            figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
         return figure
 
 
@@ -107,7 +110,7 @@ def _bands(main: Axes, strip: Axes, tree: xr.DataTree, output: int, num_function
     if inputs is not None and outcomes is not None:
         at, y = inputs.values.reshape(-1), _output(outcomes, output).reshape(-1)
         keep = _thin(len(y))
-        main.plot(at[keep], y[keep], ".", color=MUTED, markersize=3, alpha=0.7, label="data")
+        main.plot(at[keep], y[keep], ".", color=INK, markersize=3, alpha=0.55, label="data")
     main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
     truth = variable(tree, "grid", "true_f")
     if truth is not None:
@@ -120,7 +123,8 @@ def _bands(main: Axes, strip: Axes, tree: xr.DataTree, output: int, num_function
             ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0)
         shown = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
         main.text(0.98, 0.97, shown, transform=main.transAxes, ha="right", va="top", fontsize=8)
-    strip.set_xlabel("x")
+    main.set_ylabel("y")
+    strip.set(xlabel="x", ylabel="sd")
 
 
 def _outcome_range(trees: dict[str, xr.DataTree], output: int) -> tuple[float, float]:
@@ -185,8 +189,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             ax.axline((float(y.mean()), float(y.mean())), slope=1, color=INK, lw=0.9, ls=(0, (4, 2)))
             shown = f"{missed.mean():.0%} outside 95 %" + ("" if points.held_out else " (training data)")
             ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8)
-            ax.set_xlabel("predicted")
-        axes[0, 0].set_ylabel("observed")
+            ax.set(xlabel="predicted", ylabel="observed")
         return figure
 
 
@@ -260,6 +263,7 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) ->
     trees = as_trees(trees)
     with style():
         figure, axes = panels(len(trees), size=(3.1, 2.9), sharex=True, sharey=True)
+        reach = np.zeros((0, 2))
         for (label, tree), (ax,) in zip(trees.items(), axes, strict=True):
             ax.set_title(label)
             points = regression_points(tree, output)
@@ -267,7 +271,14 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) ->
                 empty_panel(ax, "no predictions with known outcomes")
                 continue
             _error_panel(ax, points, num_bins)
-        axes[0, 0].set_ylabel("|error|")
+            reach = np.vstack([reach, np.stack([points.total_sd, np.abs(points.y - points.mean)], axis=1)])
+        if len(reach) and np.ptp(reach[:, 0]) > 0:
+            # a few far points would squeeze the rest; they stay in the rank correlation
+            top = np.quantile(reach, 0.99, axis=0)
+            low = float(reach[:, 0].min())
+            axes[0, 0].set(
+                xlim=(low - 0.06 * (top[0] - low), top[0] + 0.06 * (top[0] - low)), ylim=(0, 1.2 * top[1])
+            )
         return figure
 
 
@@ -284,10 +295,8 @@ def _error_panel(ax: Axes, points: Points, num_bins: int) -> None:
     ax.errorbar(
         centre, rmse, yerr=np.minimum(half, rmse), color=EPISTEMIC, marker="o", markersize=3.5, capsize=2
     )
-    top = float(max(sd.max(), rmse.max())) * 1.05
-    ax.plot([0, top], [0, top], color=INK, lw=0.9, ls=(0, (4, 2)))
-    ax.set_xlabel("predicted sd")
-    ax.set_ylim(bottom=0)
+    ax.axline((0, 0), slope=1, color=INK, lw=0.9, ls=(0, (4, 2)))
+    ax.set(xlabel="predicted sd", ylabel="|error|")
     if len(error) > 20:
         rank_correlation = stats.spearmanr(sd, error).statistic if np.ptp(sd) > 0 else float("nan")
         if np.isfinite(rank_correlation):
@@ -328,7 +337,7 @@ def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
             rows.append((label, points.aleatoric_sd, points.epistemic_sd))
     rows = [row for row in rows if row[1] is not None or row[2] is not None]
     with style():
-        figure, axes = panels(1, size=(5.0, 0.9 + 0.5 * max(2, len(rows))))
+        figure, axes = panels(1, size=(4.2, 1.0 + 0.5 * max(2, len(rows))))
         ax = axes[0, 0]
         if not rows:
             empty_panel(ax, "no decomposed uncertainty in these trees")

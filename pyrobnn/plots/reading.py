@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from scipy import stats
 
 from pyrobnn.diagnostics.reading import text, variable
+
+FEWEST_DRAWS = 25
+NUM_QUANTILES = 400
 
 Trees = xr.DataTree | Mapping[str, xr.DataTree]
 
@@ -72,12 +76,22 @@ class Points:
     held_out: bool
 
     @property
+    def sample(self) -> np.ndarray | None:
+        """Draws of y (sample, point); quantiles of its Gaussian for a point estimate, whose draws are too few."""
+        if self.draws is not None and len(self.draws) >= FEWEST_DRAWS:
+            return self.draws
+        if self.aleatoric_sd is None:
+            return self.draws
+        return (
+            self.mean
+            + self.total_sd * stats.norm.ppf((np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES)[:, None]
+        )
+
+    @property
     def pit(self) -> np.ndarray | None:
-        """Share of predictive draws at or below the outcome, shape (point,); None without draws."""
-        if self.draws is None:
-            return None
-        below, equal = (self.draws < self.y).mean(0), (self.draws == self.y).mean(0)
-        return below + 0.5 * equal
+        """Share of the predictive at or below the outcome, shape (point,); None without draws."""
+        sample = self.sample
+        return None if sample is None else (sample < self.y).mean(0) + 0.5 * (sample == self.y).mean(0)
 
 
 def _column(values: xr.DataArray, output: int) -> np.ndarray:

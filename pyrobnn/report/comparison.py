@@ -1,0 +1,186 @@
+"""The comparison table: one row of numbers per method, the same for the page and for summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from scipy import stats
+
+from pyrobnn.diagnostics import Verdict
+from pyrobnn.diagnostics import reading as tree_reading
+from pyrobnn.diagnostics.scores import LEVELS, score
+from pyrobnn.plots.reading import class_points, regression_points, widest_gap
+
+MAX_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Args:
+        key: name in ``summary.json``.
+        title: heading. note: what it is, in a few words, with its unit.
+        better: "lower", "higher", "nominal" (coverage), or "" where no value is better than another.
+    """
+
+    key: str
+    title: str
+    note: str
+    better: str = ""
+
+
+COLUMNS = (
+    Column("rmse", "RMSE", "", "lower"),
+    Column("accuracy", "accuracy", "", "higher"),
+    Column("log_prob", "log density", "per point ± SE", "higher"),
+    Column("crps", "CRPS", "", "lower"),
+    Column("brier", "Brier", "", "lower"),
+    Column("ece", "ECE", "", "lower"),
+    *(Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal") for level in LEVELS),
+    Column("aleatoric", "aleatoric", "mean"),
+    Column("epistemic", "epistemic", "mean"),
+    Column("gap_ratio", "in gap", "epist. ratio"),
+    Column("rhat", "R-hat", "of f, worst", "lower"),
+    Column("ess", "ESS", "of f, worst", "higher"),
+    Column("khat", "k-hat", "of p/q", "lower"),
+    Column("wasserstein", "distance", "from NUTS", "lower"),
+    Column("compile_seconds", "compile", "s"),
+    Column("fit_seconds", "fit", "s"),
+    Column("predict_seconds", "predict", "s"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one method; a key that is missing does not apply to it or could not be had.
+
+    Args:
+        label: the caller's name of the run.
+        values: column key → number.
+        errors: column key → standard error over the held-out data.
+    """
+
+    label: str
+    values: dict[str, float]
+    errors: dict[str, float]
+
+
+def reference_label(trees: Mapping[str, xr.DataTree]) -> str | None:
+    """The run that the others are measured against: the first NUTS run, else none."""
+    for label, tree in trees.items():
+        if not tree_reading.is_iid(tree) and tree_reading.method(tree).upper() == "NUTS":
+            return label
+    return None
+
+
+def compare_rows(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verdict]) -> list[Row]:
+    """One `Row` per tree: scores, uncertainties, convergence evidence, distance from the NUTS run, seconds.
+
+    R-hat and ESS come from a verdict's checks of the function, which exist for Markov chains only: independent draws
+    of an approximation never get an R-hat.
+    """
+    reference = reference_label(trees)
+    rows = []
+    for label, tree in trees.items():
+        values: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        scores = score(tree)
+        for found in scores.scores:
+            values[found.name] = found.value
+            if found.data_se is not None:
+                errors[found.name] = found.data_se
+        values |= _uncertainties(tree)
+        gap = widest_gap(tree)
+        if gap is not None and gap.ratio is not None:
+            values["gap_ratio"] = gap.ratio
+        if label in verdicts:
+            values |= _evidence(tree, verdicts[label])
+        if reference is not None and label != reference:
+            distance = predictive_distance(tree, trees[reference])
+            if distance is not None:
+                values["wasserstein"] = distance
+        timings = tree_reading.json_attr(tree, "timings")
+        for stage in ("compile", "fit", "predict"):
+            seconds = timings.get(stage) if isinstance(timings, dict) else None
+            if isinstance(seconds, int | float):
+                values[f"{stage}_seconds"] = float(seconds)
+        rows.append(Row(label, {k: float(v) for k, v in values.items() if np.isfinite(v)}, errors))
+    return rows
+
+
+def _uncertainties(tree: xr.DataTree) -> dict[str, float]:
+    labelled, points = class_points(tree), regression_points(tree)
+    if labelled is not None:
+        pair = (labelled.aleatoric, labelled.epistemic)
+    elif points is not None:
+        pair = (points.aleatoric_sd, points.epistemic_sd)
+    else:
+        return {}
+    return {
+        name: float(np.mean(v))
+        for name, v in zip(("aleatoric", "epistemic"), pair, strict=True)
+        if v is not None
+    }
+
+
+def _evidence(tree: xr.DataTree, verdict: Verdict) -> dict[str, float]:
+    names = (
+        {"khat": "khat"} if tree_reading.is_iid(tree) else {"rhat_function": "rhat", "ess_function": "ess"}
+    )
+    return {
+        names[check.name]: check.value
+        for check in verdict.checks
+        if check.name in names and check.value is not None
+    }
+
+
+def predictive_distance(tree: xr.DataTree, reference: xr.DataTree) -> float | None:
+    r"""Mean 1-Wasserstein distance between two predictive distributions at the held-out points.
+
+    .. math:: W_1 = \tfrac1n \sum_i \int |F_i(y) - F_i^{\mathrm{ref}}(y)| \, dy
+
+    in the outcome's units, over at most 200 points; None unless both trees predict the same points. With S draws it
+    has a floor of about sd/√S.
+    """
+    outcomes = [tree_reading.values_of(each, "predictions_constant_data", "y") for each in (tree, reference)]
+    if outcomes[0] is None or outcomes[1] is None or outcomes[0].shape != outcomes[1].shape:
+        return None
+    if not np.array_equal(*outcomes):
+        return None
+    points = [regression_points(each) for each in (tree, reference)]
+    if any(each is None or not each.held_out or each.sample is None for each in points):
+        return None
+    ours, theirs = (each.sample for each in points)
+    index = np.unique(np.linspace(0, ours.shape[1] - 1, min(ours.shape[1], MAX_POINTS)).round().astype(int))
+    return float(np.mean([stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in index]))
+
+
+def paired_difference(tree: xr.DataTree, best: xr.DataTree) -> tuple[float, float] | None:
+    """Mean difference of held-out log density per point, tree − best, and its standard error over the points."""
+    pair = [tree_reading.values_of(each, "predictions", "log_prob") for each in (tree, best)]
+    if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape or pair[0].size < 2:
+        return None
+    difference = np.ravel(pair[0] - pair[1])
+    if not np.isfinite(difference).all():
+        return None
+    return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(difference.size))
+
+
+def best_labels(rows: list[Row], column: Column) -> set[str]:
+    """The methods whose value is best in this column; none where a column has no best or a single value."""
+    have = {row.label: row.values[column.key] for row in rows if column.key in row.values}
+    if (
+        column.better not in ("lower", "higher", "nominal")
+        or len(have) < 2
+        or column.key in ("rhat", "ess", "khat")
+    ):
+        return set()
+    if column.better == "nominal":
+        level = float(column.key.rsplit("_", 1)[1]) / 100
+        have = {label: abs(value - level) for label, value in have.items()}
+    best = max(have.values()) if column.better == "higher" else min(have.values())
+    return {label for label, value in have.items() if value == best}

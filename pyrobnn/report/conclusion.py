@@ -1,0 +1,122 @@
+"""Two sentences: which method to trust and why, and what to make of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import xarray as xr
+
+from pyrobnn.diagnostics import Verdict
+from pyrobnn.report.comparison import Row, paired_difference
+from pyrobnn.report.numbers import significant, with_error
+
+ORDER = {"pass": 0, "warn": 1, "fail": 2}
+
+
+def recommended(rows: list[Row], verdicts: Mapping[str, Verdict]) -> str:
+    """The label to trust first: the best verdict, then the highest held-out log density, then the caller's order."""
+    return min(
+        rows,
+        key=lambda row: (ORDER[verdicts[row.label].status], -row.values.get("log_prob", float("-inf"))),
+    ).label
+
+
+def conclude(
+    trees: Mapping[str, xr.DataTree], rows: list[Row], verdicts: Mapping[str, Verdict]
+) -> tuple[str, str]:
+    """The recommendation, and a sentence about the other methods.
+
+    Args:
+        trees: label → DataTree.
+        rows: the comparison table.
+        verdicts: label → verdict; every label of `trees`.
+
+    Returns:
+        Two sentences of plain text; labels in them are the user's and not escaped.
+    """
+    best = recommended(rows, verdicts)
+    verdict = verdicts[best]
+    if verdict.status == "fail":
+        first = "No method can be trusted yet" if len(rows) > 1 else f"{best} cannot be trusted yet"
+        return f"{first}: {_evidence(verdict, best if len(rows) > 1 else '')}.", _next(verdict)
+    if verdict.status == "pass":
+        reason = f"all {len(verdict.passed)} checks passed" if verdict.passed else "nothing spoke against it"
+        first = f"Trust {best}: {reason}{_ranking(best, trees, rows)}."
+    else:
+        first = f"Use {best}, with care: {_evidence(verdict)}{_ranking(best, trees, rows)}."
+    others = [row.label for row in rows if row.label != best]
+    if not others:
+        return first, _next(verdict) if verdict.status == "warn" else _cost(best, rows)
+    return first, _others(others, best, rows, verdicts)
+
+
+def _evidence(verdict: Verdict, label: str = "") -> str:
+    deciding = (*verdict.failed, *verdict.warned)
+    text = deciding[0].evidence.strip().rstrip(".") if deciding else "no check could be made"
+    # the page is one sentence long here: a second clause of evidence stays in the verdict table
+    text = text.split("; ")[0]
+    return f"for {label}, {_lower(text)}" if label else _lower(text)
+
+
+def _lower(text: str) -> str:
+    """Lower-case a sentence's first letter unless the word is a name (R-hat, NUTS)."""
+    word = text.split(" ")[0]
+    plain = len(word) == 1 or (word[1:].islower() and word.isalpha())
+    return text[:1].lower() + text[1:] if plain else text
+
+
+def _next(verdict: Verdict) -> str:
+    action = verdict.action.strip()
+    return f"Next: {_lower(action.rstrip('.'))}." if action else "See the checks below for what to do next."
+
+
+def _ranking(best: str, trees: Mapping[str, xr.DataTree], rows: list[Row]) -> str:
+    """Where its held-out log density stands among the others', in words; empty where it has none."""
+    have = {row.label: row for row in rows if "log_prob" in row.values}
+    if best not in have:
+        return ""
+    value, error = have[best].values["log_prob"], have[best].errors.get("log_prob")
+    said = significant(value) if error is None else " ± ".join(with_error(value, error))
+    said = f", and its held-out log density per point, {said},"
+    if len(have) == 1:
+        return said.replace("point, ", "point is ").rstrip(",")
+    leader = max(have, key=lambda label: have[label].values["log_prob"])
+    others = [label for label in have if label != best]
+    if all(_close(trees[best], trees[other]) for other in others):
+        return f"{said} is within two standard errors of {'the' if len(others) == 1 else 'every'} other's"
+    if leader == best:
+        return f"{said} is the highest of {len(have)}"
+    return f"{said} is {'close to' if _close(trees[best], trees[leader]) else 'below'} {leader}'s"
+
+
+def _close(tree: xr.DataTree, other: xr.DataTree) -> bool:
+    """Whether the held-out log densities differ by at most two standard errors of their paired difference."""
+    difference = paired_difference(tree, other)
+    return difference is not None and abs(difference[0]) <= 2 * difference[1]
+
+
+def _others(others: list[str], best: str, rows: list[Row], verdicts: Mapping[str, Verdict]) -> str:
+    by = {status: [o for o in others if verdicts[o].status == status] for status in ORDER}
+    failed, careful = by["fail"], by["warn"]
+    if failed:
+        reason = _evidence(verdicts[failed[0]], failed[0] if len(failed) > 1 else "")
+        return f"Do not rely on {_listed(failed)}: {reason}."
+    if careful:
+        reason = _evidence(verdicts[careful[0]], careful[0] if len(careful) > 1 else "")
+        return f"{_listed(careful)} {'needs' if len(careful) == 1 else 'need'} care: {reason}."
+    seconds = {row.label: row.values["fit_seconds"] for row in rows if "fit_seconds" in row.values}
+    faster = [o for o in others if best in seconds and seconds.get(o, float("inf")) < 0.7 * seconds[best]]
+    if faster:
+        quick = min(faster, key=seconds.__getitem__)
+        times = seconds[best] / max(seconds[quick], 1e-9)
+        return f"{_listed(others)} passed too; {quick} was {times:.0f} times as fast to fit."
+    return f"{_listed(others)} passed too."
+
+
+def _listed(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def _cost(best: str, rows: list[Row]) -> str:
+    seconds = next(row.values.get("fit_seconds") for row in rows if row.label == best)
+    return "" if seconds is None else f"Fitting took {seconds:.3g} s."

@@ -1,0 +1,256 @@
+"""`write_report`: one self-contained HTML page from DataTrees alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import xarray as xr
+from jinja2 import Environment
+from markupsafe import Markup
+
+from pyrobnn.diagnostics import Verdict, diagnose
+from pyrobnn.diagnostics import reading as tree_reading
+from pyrobnn.plots.reading import as_trees
+from pyrobnn.report.comparison import COLUMNS, Column, Row, best_labels, compare_rows, reference_label
+from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.numbers import significant, with_error
+from pyrobnn.report.sections import Section, build_sections
+
+DECIMALS = {"ess": 0, "rhat": 3, "khat": 2}
+
+
+def write_report(
+    trees: Mapping[str, xr.DataTree],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    verdicts: Mapping[str, Verdict] | None = None,
+) -> Path:
+    """Write one HTML page that says which method to trust, on what evidence, and what to do next.
+
+    The page refers to nothing outside itself, reads on a phone, in print, light and dark, and escapes every
+    string that comes from the trees. It needs no group but ``posterior``: what a tree lacks is left out.
+
+    Args:
+        trees: label → DataTree; the labels name the methods throughout the page.
+        path: where to write; missing parent folders are made.
+        title: heading of the page; None for "Can these posteriors be believed?".
+        verdicts: label → verdict where `pyrobnn.diagnose` has run already; None to run it here, with the
+            first NUTS run as the reference of the others.
+
+    Returns:
+        The path written to.
+
+    Raises:
+        TypeError: if a tree is no DataTree.
+        ValueError: if there is no tree, or ``verdicts`` lacks a label.
+
+    Caveat:
+        The recommendation orders methods by verdict, then by held-out log density; close calls are said to
+        be close, but it cannot know what a wrong prediction costs you.
+
+    Example:
+        >>> import numpy as np, tempfile, xarray as xr
+        >>> draws = np.random.default_rng(0).normal(size=(4, 100))
+        >>> tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (("chain", "draw"), draws)})})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_report({"mine": tree}, f"{folder}/report.html").name
+        'report.html'
+    """
+    trees = as_trees(trees)
+    verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
+    rows = compare_rows(trees, verdicts)
+    best = recommended(rows, verdicts)
+    columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
+    folder = files("pyrobnn.report")
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        folder.joinpath("page.html").read_text(encoding="utf-8")
+    )
+    html = template.render(
+        title=title or "Can these posteriors be believed?",
+        subtitle=_subtitle(trees),
+        conclusion=conclude(trees, rows, verdicts),
+        tone=verdicts[best].status,
+        css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
+        verdicts=[_verdict_row(label, verdicts[label]) for label in trees],
+        columns=columns,
+        rows=_cells(rows, columns),
+        table_note=_table_note(trees, columns),
+        sections=[_marked(section) for section in build_sections(trees)],
+        runs=[_run(label, tree) for label, tree in trees.items()],
+        footer=_footer(trees),
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def judge_all(trees: Mapping[str, xr.DataTree]) -> dict[str, Verdict]:
+    """`diagnose` every tree, with the first NUTS run as the reference of the others."""
+    reference = reference_label(trees)
+    return {
+        label: diagnose(tree, reference=None if reference in (None, label) else trees[reference])
+        for label, tree in trees.items()
+    }
+
+
+def check_verdicts(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """The caller's verdicts, once each tree has one.
+
+    Raises:
+        ValueError: if a label has none.
+    """
+    missing = [label for label in trees if label not in verdicts]
+    if missing:
+        raise ValueError(
+            f"'verdicts' has none for {missing}; give one for every tree, or None to have them diagnosed here."
+        )
+    return {label: verdicts[label] for label in trees}
+
+
+def _subtitle(trees: Mapping[str, xr.DataTree]) -> str:
+    parts = [f"{len(trees)} method{'s' if len(trees) > 1 else ''}"]
+    for name, words in (("num_data", "training data"), ("likelihood", "likelihood")):
+        found = {str(tree.attrs[name]) for tree in trees.values() if name in tree.attrs}
+        if len(found) == 1:
+            parts.append(f"{found.pop()} {words}")
+    dates = sorted(
+        str(tree.attrs["created_at"])[:10] for tree in trees.values() if "created_at" in tree.attrs
+    )
+    if dates:
+        parts.append(dates[-1])
+    return " · ".join(parts)
+
+
+def _verdict_row(label: str, verdict: Verdict) -> dict[str, object]:
+    deciding = [*verdict.failed, *verdict.warned][:2]
+    if deciding:
+        evidence = " ".join(check.evidence.rstrip(".") + "." for check in deciding)
+    else:
+        evidence = (
+            f"All {len(verdict.passed)} checks passed." if verdict.passed else "No check could be made."
+        )
+    order = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
+    counts = [
+        (len(verdict.failed), "failed"),
+        (len(verdict.warned), "warned"),
+        (len(verdict.passed), "passed"),
+    ]
+    return {
+        "label": label,
+        "method": "" if verdict.method.lower() in ("unknown", label.lower()) else verdict.method,
+        "status": verdict.status,
+        "evidence": evidence,
+        "action": verdict.action,
+        "checks": sorted(verdict.checks, key=lambda check: order[check.status]),
+        "counts": ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing to judge",
+    }
+
+
+def _cells(rows: list[Row], columns: list[Column]) -> list[dict[str, object]]:
+    best = {column.key: best_labels(rows, column) for column in columns}
+    return [
+        {
+            "label": row.label,
+            "cells": [_cell(row, column, row.label in best[column.key]) for column in columns],
+        }
+        for row in rows
+    ]
+
+
+def _cell(row: Row, column: Column, best: bool) -> dict[str, object]:
+    value, error = row.values.get(column.key), row.errors.get(column.key)
+    if column.key == "log_prob" and value is not None and error is not None:
+        text, said = with_error(value, error)
+        return {"text": text, "se": said, "best": best}
+    return {"text": format_number(value, column), "se": "", "best": best}
+
+
+def format_number(value: float | None, column: Column) -> str:
+    """A number as the table shows it: percent for shares, three significant digits else; empty where missing."""
+    if value is None:
+        return ""
+    if column.key.startswith("coverage"):
+        return f"{100 * value:.0f} %"
+    if column.key == "accuracy":
+        return f"{100 * value:.1f} %"
+    if column.key == "gap_ratio":
+        return f"× {value:.1f}"
+    if column.key in DECIMALS:
+        return f"{value:.{DECIMALS[column.key]}f}"
+    if column.key.endswith("_seconds"):
+        return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+    return significant(value)
+
+
+def _table_note(trees: Mapping[str, xr.DataTree], columns: list[Column]) -> str:
+    keys = {column.key for column in columns}
+    notes = [
+        "On held-out data. Bold: best of the column, whatever the error bars say; – : does not apply, or is
+        not in the tree."
+    ]
+    if "rhat" in keys or "khat" in keys:
+        notes.append(
+            "R-hat and ESS judge chains, k-hat judges approximations; independent draws have no R-hat."
+        )
+    if "wasserstein" in keys:
+        notes.append(
+            "Distance: mean 1-Wasserstein distance of the predictive from that of NUTS, in the outcome's
+            units."
+        )
+    return " ".join(notes)
+
+
+def _marked(section: Section) -> Section:
+    """A section whose SVG, made and escaped by this package, is the only markup let through."""
+    blocks = (replace(block, svgs=tuple(Markup(svg) for svg in block.svgs)) for block in section.blocks)
+    return replace(section, blocks=tuple(blocks))
+
+
+def _run(label: str, tree: xr.DataTree) -> dict[str, object]:
+    sizes = tree["posterior"].sizes
+    brief = [f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws"]
+    if "seed" in tree.attrs:
+        brief.append(f"seed {tree.attrs['seed']}")
+    facts = []
+    for name in sorted(tree.attrs, key=lambda n: (n not in ("method", "settings", "seed"), n)):
+        value = _shown(tree_reading.json_attr(tree, name) if _is_json(tree.attrs[name]) else tree.attrs[name])
+        if value:
+            facts.append((name.replace("_", " "), value))
+    facts.append(("groups", ", ".join(sorted(tree.children))))
+    return {"label": label, "brief": ", ".join(brief), "facts": facts}
+
+
+def _is_json(value: object) -> bool:
+    if not isinstance(value, str) or value[:1] not in "{[":
+        return False
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return bool(value)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {_shown(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(_shown(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _footer(trees: Mapping[str, xr.DataTree]) -> str:
+    versions: dict[str, str] = {}
+    for tree in trees.values():
+        found = tree_reading.json_attr(tree, "versions")
+        versions |= found if isinstance(found, dict) else {}
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return "Written by pyrobnn from stored draws" + (f" ({named})." if named else ".")

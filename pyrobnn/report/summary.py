@@ -1,0 +1,64 @@
+"""`write_summary`: the report's verdicts and numbers for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import xarray as xr
+
+from pyrobnn.diagnostics import Verdict
+from pyrobnn.plots.reading import as_trees
+from pyrobnn.report.comparison import compare_rows, reference_label
+from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.page import check_verdicts, judge_all
+
+
+def write_summary(
+    trees: Mapping[str, xr.DataTree],
+    verdicts: Mapping[str, Verdict] | None,
+    path: str | os.PathLike[str],
+) -> Path:
+    """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
+
+    Keys: ``recommended``, ``conclusion`` (two sentences), ``reference``, and ``methods``: label → ``status``,
+    ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the held-out data, and
+    ``verdict`` with every check.
+
+    Args:
+        trees: label → DataTree.
+        verdicts: label → verdict; None to diagnose here.
+        path: where to write; missing parent folders are made.
+
+    Returns:
+        The path written to.
+
+    Raises:
+        TypeError: if a tree is no DataTree.
+        ValueError: if there is no tree, or ``verdicts`` lacks a label.
+    """
+    trees = as_trees(trees)
+    verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
+    rows = compare_rows(trees, verdicts)
+    content = {
+        "recommended": recommended(rows, verdicts),
+        "conclusion": " ".join(sentence for sentence in conclude(trees, rows, verdicts) if sentence),
+        "reference": reference_label(trees),
+        "methods": {
+            row.label: {
+                "status": verdicts[row.label].status,
+                "scores": row.values,
+                "standard_errors": row.errors,
+                "verdict": verdicts[row.label].to_dict(),
+            }
+            for row in rows
+        },
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n", encoding="utf-8"
+    )
+    return path
