@@ -141,6 +141,6 @@ def loo_pit(trees: Trees, *, fits: Mapping[str, LeaveOneOut | None] | None = Non
             ax.plot(at, difference, color=PALETTE[labels.index(label) % len(PALETTE)], label=label)
         ax.set(xlim=(0, 1), xlabel="LOO-PIT", ylabel="ECDF − uniform")
         reach = max(abs(limit) for limit in ax.get_ylim())
-        ax.set_ylim(-1.3 * reach, 1.3 * reach)
-        ax.legend(loc="upper right", ncols=2)
+        ax.set_ylim(-1.5 * reach, 1.2 * reach)
+        ax.legend(loc="lower left", ncols=3)
         return figure

@@ -15,12 +15,25 @@ from markupsafe import Markup
 
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.diagnostics import reading as tree_reading
+from pyrobnn.diagnostics.scores import LEVELS
 from pyrobnn.plots.reading import as_trees
 from pyrobnn.report.comparison import COLUMNS, Column, Row, best_labels, compare_rows, reference_label
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.numbers import significant, with_error
 from pyrobnn.report.sections import Section, build_sections
 
+# what the page merges into one column; summary.json keeps the keys apart
+MERGED = {
+    "coverage": tuple(f"coverage_{100 * level:.0f}" for level in LEVELS),
+    "seconds": ("compile_seconds", "fit_seconds", "predict_seconds"),
+}
+COVERAGE = Column("coverage", "coverage", f"of {' / '.join(f'{100 * level:.0f}' for level in LEVELS)} %")
+SECONDS = Column("seconds", "seconds", "compile / fit / predict")
+SHOWN = tuple(
+    {MERGED["coverage"][0]: COVERAGE, MERGED["seconds"][0]: SECONDS}.get(column.key, column)
+    for column in COLUMNS
+    if column.key not in (*MERGED["coverage"][1:], *MERGED["seconds"][1:])
+)
 DECIMALS = {"ess": 0, "rhat": 3, "khat": 2}
 
 
@@ -66,7 +79,7 @@ def write_report(
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
     best = recommended(rows, verdicts)
-    columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
+    columns = [column for column in SHOWN if any(key in row.values for row in rows for key in parts(column))]
     folder = files("pyrobnn.report")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -164,27 +177,36 @@ def _cells(rows: list[Row], columns: list[Column]) -> list[dict[str, object]]:
     ]
 
 
+def parts(column: Column) -> tuple[str, ...]:
+    """The keys that a shown column holds: several for coverage and for seconds."""
+    return MERGED.get(column.key, (column.key,))
+
+
 def _cell(row: Row, column: Column, best: bool) -> dict[str, object]:
+    if column.key in MERGED:
+        have = [key in row.values for key in MERGED[column.key]]
+        texts = [format_number(row.values.get(key), key) or "–" for key in MERGED[column.key]]
+        return {"text": " / ".join(texts) if any(have) else "", "se": "", "best": False}
     value, error = row.values.get(column.key), row.errors.get(column.key)
     if column.key == "log_prob" and value is not None and error is not None:
         text, said = with_error(value, error)
         return {"text": text, "se": said, "best": best}
-    return {"text": format_number(value, column), "se": "", "best": best}
+    return {"text": format_number(value, column.key), "se": "", "best": best}
 
 
-def format_number(value: float | None, column: Column) -> str:
+def format_number(value: float | None, key: str) -> str:
     """A number as the table shows it: percent for shares, three significant digits else; empty where missing."""
     if value is None:
         return ""
-    if column.key.startswith("coverage"):
-        return f"{100 * value:.0f} %"
-    if column.key == "accuracy":
+    if key.startswith("coverage"):
+        return f"{100 * value:.0f}"
+    if key == "accuracy":
         return f"{100 * value:.1f} %"
-    if column.key == "gap_ratio":
+    if key == "gap_ratio":
         return f"× {value:.1f}"
-    if column.key in DECIMALS:
-        return f"{value:.{DECIMALS[column.key]}f}"
-    if column.key.endswith("_seconds"):
+    if key in DECIMALS:
+        return f"{value:.{DECIMALS[key]}f}"
+    if key.endswith("_seconds"):
         return f"{value:.2g}" if value < 10 else f"{value:.0f}"
     return significant(value)
 
@@ -192,8 +214,8 @@ def format_number(value: float | None, column: Column) -> str:
 def _table_note(trees: Mapping[str, xr.DataTree], columns: list[Column]) -> str:
     keys = {column.key for column in columns}
     notes = [
-        "On held-out data. Bold: best of the column, whatever the error bars say; – : does not apply, or is
-        not in the tree."
+        "On held-out data. Bold: best of the column, whatever the error bars say; "
+        "– : does not apply, or is not in the tree."
     ]
     if "rhat" in keys or "khat" in keys:
         notes.append(
@@ -201,8 +223,7 @@ def _table_note(trees: Mapping[str, xr.DataTree], columns: list[Column]) -> str:
         )
     if "wasserstein" in keys:
         notes.append(
-            "Distance: mean 1-Wasserstein distance of the predictive from that of NUTS, in the outcome's
-            units."
+            "Distance: mean 1-Wasserstein distance of the predictive from that of NUTS, in the outcome's units."
         )
     return " ".join(notes)
 

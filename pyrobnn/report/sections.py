@@ -56,9 +56,7 @@ def build_sections(trees: Trees) -> list[Section]:
     fits = {label: leave_one_out(tree) for label, tree in trees.items()}
     sections = [
         Section("What it predicts", "predictions", tuple(_predictions(trees))),
-        Section(
-            "Is the uncertainty honest?", "calibration", (*_calibration(trees, fits), *_uncertainty(trees))
-        ),
+        Section("Is the uncertainty honest?", "calibration", tuple(_calibration(trees, fits))),
         Section("How the draws were made", "draws", tuple(_draws(trees, fits))),
     ]
     return [section for section in sections if section.blocks]
@@ -161,6 +159,19 @@ def _calibration(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[B
                     ),
                 )
             )
+    labelled = _where(trees, lambda t: class_points(t) is not None)
+    if labelled:
+        blocks.append(
+            Block(
+                "Reliability",
+                "Accuracy in bins of confidence; below the diagonal is overconfidence. Grey bars show "
+                "where the "
+                "confidences lie.",
+                _panels(plots.reliability(labelled), "reliability", "accuracy against confidence"),
+            )
+        )
+    blocks += _uncertainty(trees)
+    if observed:
         blocks.append(
             Block(
                 "Error against uncertainty",
@@ -172,17 +183,6 @@ def _calibration(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[B
                     "error",
                     "absolute error against predicted standard deviation",
                 ),
-            )
-        )
-    labelled = _where(trees, lambda t: class_points(t) is not None)
-    if labelled:
-        blocks.append(
-            Block(
-                "Reliability",
-                "Accuracy in bins of confidence; below the diagonal is overconfidence. Grey bars show "
-                "where the "
-                "confidences lie.",
-                _panels(plots.reliability(labelled), "reliability", "accuracy against confidence"),
             )
         )
     return blocks

@@ -16,6 +16,7 @@ from pyrobnn.style import INK, MUTED, PALETTE, RULE
 
 POINTS_PER_INCH = 72
 PIXELS_PER_INCH = 96
+MOST_ENLARGED = 1.3
 MARGIN_INCHES = 0.04
 
 # name of the CSS variable → colour that matplotlib writes; page.css gives each a light and a dark value
@@ -126,7 +127,7 @@ def _themed(body: str, prefix: str) -> str:
 def _element(body: str, view: tuple[float, float, float, float], alt: str) -> str:
     box = " ".join(f"{number:.1f}" for number in view)
     words = escape(alt, quote=True)
-    width = view[2] * PIXELS_PER_INCH / POINTS_PER_INCH
+    width = MOST_ENLARGED * view[2] * PIXELS_PER_INCH / POINTS_PER_INCH
     return (
         f'<svg role="img" aria-label="{words}" viewBox="{box}" style="max-width: {width:.0f}px">'
         f"<title>{words}</title>{body}</svg>"
