@@ -191,6 +191,9 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:
                     raise ValueError(
                         f"the prior has no entry for the parameter {name!r}: add it, or hide it"
                     ) from error
+                if not hasattr(base, "to_event"):
+                    kind = f"{type(base).__module__}.{type(base).__name__}"
+                    raise TypeError(f"the prior of {name!r} is a {kind}: use the one of pyro.distributions")
                 found[name] = _expand(base, param)
     if not found:
         names = ", ".join(name for name, _ in net.named_parameters())

@@ -13,7 +13,11 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Torch's random state set to ``seed`` inside and restored afterwards, on the CPU and on ``device``."""
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda):
-        torch.manual_seed(seed)
+        # torch.manual_seed would also reseed the devices that are not restored
+        torch.default_generator.manual_seed(seed)
+        for one in cuda:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(seed)
         yield
 
 

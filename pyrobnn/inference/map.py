@@ -1,0 +1,123 @@
+"""Maximum a posteriori: the mode of the posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from pyrobnn.checks import check_count
+from pyrobnn.inference.base import Callback, prepare
+from pyrobnn.inference.optimize import OptimizerFactory
+from pyrobnn.inference.point import (
+    check_point_fit,
+    check_point_options,
+    optimize_points,
+    point_posterior,
+    polish,
+    start_values,
+)
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+
+@dataclass(frozen=True)
+class MAP:
+    r"""Maximum a posteriori: one set of parameters, the mode of the joint density over the constrained sites.
+
+    .. math:: \hat\theta = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
+
+    Args:
+        num_steps: updates of the optimiser.
+        lr: its peak learning rate.
+        optimizer: ``"adam"`` or a function of the parameter list that returns a torch optimizer.
+        lr_schedule: None, ``"cosine"``, ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class.
+        batch_size: mini-batches of this size; None uses all data at once.
+        clip_norm: rescale gradients to at most this norm.
+        patience: stop when the mean loss of this many steps no longer falls.
+        polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (full batch only).
+        compile: compile the update; False gives the same numbers slower.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: a point has no epistemic uncertainty. The mode depends on the parameterisation, and in many dimensions it
+    is far from where the posterior mass lies.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> with torch.random.fork_rng():
+        ...     net = torch.nn.Linear(1, 1)
+        >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(1.0))
+        >>> x = torch.tensor([[-1.0], [1.0]])
+        >>> posterior = pb.MAP(num_steps=200, compile=False).fit(model, x, 3 * x)
+        >>> round(posterior.draws["net.weight"].item(), 4)  # ridge: 3 · 2 / (2 + 1)
+        2.0
+    """
+
+    num_steps: int = 2000
+    lr: float = 1e-2
+    optimizer: str | OptimizerFactory = "adam"
+    lr_schedule: str | Callable[..., Any] | None = "cosine"
+    batch_size: int | None = None
+    clip_norm: float | None = None
+    patience: int | None = None
+    polish_steps: int = 200
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        check_point_options(self)
+        check_count("polish_steps", self.polish_steps, minimum=0)
+
+    def fit(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Tensor | None = None,
+        *,
+        num_draws: int = 1,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Find the mode.
+
+        Args:
+            model: a BNN, or a plain Pyro program ``fn(x, y)``.
+            x, y: the data, or ``x`` a DataLoader.
+            num_draws: must be 1: a point estimate has one draw.
+            seed: of mini-batches and of starting values that the net does not give.
+            init: where to start: an earlier posterior or a trained net; default the model's own net.
+            device: where to compute; default where ``x`` is.
+            callbacks: ``callback(step, metrics)``; True stops.
+            progress: show a bar.
+
+        Returns:
+            A posterior of one draw, (1, 1, …); ``meta["gradient_norm"]`` says how far from the mode it is.
+
+        Raises:
+            FloatingPointError: the loss diverged.
+        """
+        check_point_fit(num_draws, seed)
+        problem = prepare(model, x, y, points="free", device=device, stream=True)
+        density = problem.density
+
+        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+            return -density.log_joint(theta, *batch, jacobian=False) / (problem.num_data or 1)
+
+        with seeded(seed, problem.device):
+            start = density.initial(start_values(problem.model, init), seed)
+            result = optimize_points(
+                self, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress
+            )
+            theta, meta = result.params, {}
+            if problem.loader is None and self.batch_size is None:
+                theta, norm = polish(density, theta, self.polish_steps)
+                meta["gradient_norm"] = norm
+        return point_posterior(
+            self, problem, theta, seed=seed, timings=result.timings, result=result, meta=meta
+        )

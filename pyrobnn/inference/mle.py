@@ -1,0 +1,104 @@
+"""Maximum likelihood: ordinary training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from pyrobnn.inference.base import Callback, prepare
+from pyrobnn.inference.optimize import OptimizerFactory
+from pyrobnn.inference.point import (
+    check_point_fit,
+    check_point_options,
+    optimize_points,
+    point_posterior,
+    start_values,
+)
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+
+@dataclass(frozen=True)
+class MLE:
+    r"""Maximum likelihood: ordinary training, the prior left out.
+
+    .. math:: \hat\theta = \arg\max_\theta \; \sum_n \log p(y_n \mid x_n, \theta)
+
+    Args: as :class:`pyrobnn.MAP`, without polishing.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: nothing holds it back: with many weights it fits the noise, and with learned noise the density can grow
+    without bound. It is the baseline, not a posterior.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> with torch.random.fork_rng():
+        ...     net = torch.nn.Linear(1, 1)
+        >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(1.0))
+        >>> x = torch.tensor([[-1.0], [1.0]])
+        >>> posterior = pb.MLE(num_steps=500, lr=0.05, compile=False).fit(model, x, 3 * x)
+        >>> round(posterior.draws["net.weight"].item(), 2)
+        3.0
+    """
+
+    num_steps: int = 2000
+    lr: float = 1e-2
+    optimizer: str | OptimizerFactory = "adam"
+    lr_schedule: str | Callable[..., Any] | None = "cosine"
+    batch_size: int | None = None
+    clip_norm: float | None = None
+    patience: int | None = None
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        check_point_options(self)
+
+    def fit(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Tensor | None = None,
+        *,
+        num_draws: int = 1,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Maximise the likelihood.
+
+        Args:
+            model: a BNN, or a plain Pyro program ``fn(x, y)``.
+            x, y: the data, or ``x`` a DataLoader.
+            num_draws: must be 1: a point estimate has one draw.
+            seed: of mini-batches and of starting values that the net does not give.
+            init: where to start: an earlier posterior or a trained net; default the model's own net.
+            device: where to compute; default where ``x`` is.
+            callbacks: ``callback(step, metrics)``; True stops.
+            progress: show a bar.
+
+        Returns:
+            A posterior of one draw, (1, 1, …).
+
+        Raises:
+            FloatingPointError: the loss diverged.
+        """
+        check_point_fit(num_draws, seed)
+        problem = prepare(model, x, y, points="free", device=device, stream=True)
+        density = problem.density
+
+        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+            return -density.log_parts(theta, *batch)[1] / (problem.num_data or 1)
+
+        with seeded(seed, problem.device):
+            start = density.initial(start_values(problem.model, init), seed)
+            result = optimize_points(
+                self, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress
+            )
+        return point_posterior(self, problem, result.params, seed=seed, timings=result.timings, result=result)

@@ -1,0 +1,147 @@
+"""Point estimates against closed forms; members trained together as if alone."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model
+
+import pyrobnn as pb
+from pyrobnn.inference.base import prepare
+
+
+def test_map_is_ridge_regression():
+    truth = diabetes_linear()
+    posterior = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])
+    assert posterior.meta["gradient_norm"] < 1e-4  # against a curvature of about 900
+    torch.testing.assert_close(joined(posterior.draws)[0, 0], truth["mean"], rtol=0, atol=1e-7)
+
+
+def test_mle_is_least_squares():
+    truth = diabetes_linear()
+    posterior = pb.MLE(num_steps=3000, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])
+    least_squares = torch.linalg.lstsq(truth["design"], truth["y"]).solution[:, 0]
+    fitted, exact = (truth["design"] @ w for w in (joined(posterior.draws)[0, 0], least_squares))
+    torch.testing.assert_close(fitted, exact, rtol=0, atol=1e-3)
+
+
+def test_learned_noise_is_the_residual_scale():
+    truth = diabetes_linear()
+    learned = pb.likelihoods.HomoskedasticGaussian("learned")
+    model = pb.BNN(diabetes_model().net, normal_prior(), learned)
+    posterior = pb.MAP(num_steps=500, lr=0.05, compile=False).fit(model, truth["x"], truth["y"])
+    residual = truth["y"] - posterior.predict(truth["x"]).mean
+    torch.testing.assert_close(
+        posterior.draws["likelihood.scale"][0, 0],
+        residual.square().mean().sqrt(),
+        rtol=1e-5,
+        atol=0,
+        check_dtype=False,
+    )
+    assert posterior.meta["point_sites"] == ["likelihood.scale"]
+
+
+def test_mini_batches_reach_the_same_mode():
+    truth = diabetes_linear()
+    whole = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])
+    parts = pb.MAP(num_steps=1000, lr=0.02, batch_size=64, compile=False)
+    batched = parts.fit(diabetes_model(), truth["x"], truth["y"])
+    shift = joined(batched.draws) - joined(whole.draws)
+    # in posterior standard deviations, which is what a mode is worth
+    assert float((shift[0, 0] @ truth["precision"] @ shift[0, 0]).sqrt()) < 1.0
+
+
+def test_members_trained_together_are_as_if_alone():
+    x, y = toy()
+    model = toy_model()
+    together = pb.DeepEnsemble(num_members=3, num_steps=50, compile=False).fit(model, x, y, seed=1)
+    assert together.draws["net.0.weight"].shape == (1, 3, 8, 1)
+    alone = pb.MAP(num_steps=50, polish_steps=0, compile=False)
+    for member in range(3):
+        one = alone.fit(model.reinitialized(3 + member), x, y)
+        torch.testing.assert_close(one.draws["net.0.weight"][0, 0], together.draws["net.0.weight"][0, member])
+
+
+def test_compiled_equals_eager():
+    x, y = toy()
+    fits = [
+        pb.MAP(num_steps=100, polish_steps=0, compile=flag).fit(toy_model(), x, y) for flag in (True, False)
+    ]
+    torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=1e-3, atol=1e-4)
+
+
+def test_any_torch_optimizer_and_schedule():
+    truth = diabetes_linear()
+    sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    method = pb.MAP(
+        num_steps=800, optimizer=sgd, lr_schedule=None, clip_norm=10.0, polish_steps=0, compile=False
+    )
+    posterior = method.fit(diabetes_model(), truth["x"], truth["y"])
+    shift = joined(posterior.draws)[0, 0] - truth["mean"]
+    assert float((shift @ truth["precision"] @ shift).sqrt()) < 1.0
+
+
+def test_init_continues_from_a_net_or_a_posterior():
+    x, y = toy()
+    model = toy_model()
+    trained = pb.MAP(num_steps=50, compile=False).fit(model, x, y)
+    still = pb.MAP(num_steps=1, lr=1e-12, polish_steps=0, compile=False)
+    torch.testing.assert_close(still.fit(model, x, y, init=trained).draws, trained.draws)
+    net = model.reinitialized(5).net
+    start = still.fit(model, x, y, init=net)
+    torch.testing.assert_close(start.draws["net.0.weight"][0, 0], net[0].weight.detach())
+    with pytest.raises(ValueError, match="other parameters"):
+        still.fit(model, x, y, init=torch.nn.Linear(1, 1, device="meta"))
+    with pytest.raises(TypeError, match="'init' must be"):
+        still.fit(model, x, y, init="net")
+
+
+def test_plain_programs_have_a_mode():
+    import pyro
+    import pyro.distributions as dist
+
+    def program(x, y):
+        rate = pyro.sample("rate", dist.Gamma(3.0, 2.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Exponential(rate), obs=y)
+
+    y = torch.tensor([0.5, 1.0, 2.0])
+    posterior = pb.MAP(num_steps=200, lr=0.05, compile=False).fit(program, None, y)
+    # Gamma(3 + n, 2 + sum y) has its mode at (a - 1) / b
+    assert posterior.draws["rate"].item() == pytest.approx(5 / 5.5, rel=1e-4)
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="'num_steps' must be at least 1"):
+        pb.MAP(num_steps=0)
+    with pytest.raises(ValueError, match="'lr' must be > 0"):
+        pb.MLE(lr=0.0)
+    with pytest.raises(ValueError, match="'num_members'"):
+        pb.DeepEnsemble(num_members=0)
+    with pytest.raises(ValueError, match="'num_draws' must be 1"):
+        pb.MAP().fit(toy_model(), *toy(), num_draws=5)
+    with pytest.raises(TypeError, match="'seed' must be an integer"):
+        pb.MAP().fit(toy_model(), *toy(), seed=0.5)
+
+
+def test_a_callback_may_stop_and_see_the_model():
+    x, y = toy()
+    seen = []
+
+    def callback(step, metrics):
+        seen.append((step, metrics["loss"], metrics["snapshot"]().predict(x).mean.shape))
+        return len(seen) == 2
+
+    posterior = pb.MAP(num_steps=1000, compile=False).fit(toy_model(), x, y, callbacks=[callback])
+    assert [step for step, *_ in seen] == [100, 200]
+    assert posterior.meta["stopped"] == "callback" and posterior.history["loss"].shape == (200,)
+
+
+def test_problem_keeps_its_data_in_memory():
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*toy()), batch_size=8, shuffle=True)
+    posterior = pb.MAP(num_steps=30, compile=False).fit(toy_model(), loader, seed=3)
+    again = pb.MAP(num_steps=30, compile=False).fit(toy_model(), loader, seed=3)
+    torch.testing.assert_close(posterior.draws, again.draws)
+    assert prepare(toy_model(), loader, points="free", stream=True).num_data == 40
