@@ -92,7 +92,7 @@ def _replicates(tree: xr.DataTree) -> tuple[np.ndarray, np.ndarray] | None:
     ]
     if not shared:
         return None
-    draws = reading.draws_of(tree, "posterior_predictive", shared[0])
+    draws = reading.stored_draws(tree, "posterior_predictive", shared[0])
     y = reading.values_of(tree, "observed_data", shared[0])
     if draws is None or y is None or y.ndim == 0 or draws.shape[0] * draws.shape[1] < _MIN_DRAWS:
         return None

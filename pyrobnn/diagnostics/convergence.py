@@ -55,8 +55,8 @@ def quantities(tree: xr.DataTree) -> dict[str, np.ndarray]:
         pointwise = reading.log_likelihood(tree)
         if pointwise is not None:
             for datum in _spread(list(range(pointwise.shape[2])), _MAX_DATA):
-                found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum]
-            found["log-likelihood"] = pointwise.sum(-1)
+                found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
+            found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     for group, name, title in (
         ("function", "log_likelihood", "log-likelihood"),
         ("function", "log_prior", "log prior"),

@@ -58,14 +58,17 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
         num_data >= thresholds.LOO_SUBSAMPLE_FROM or data["log_likelihood"]["y"].size > _MAX_ELEMENTS
     ):
         num_subsample = thresholds.LOO_SUBSAMPLE_SIZE
+    subsampled = num_subsample is not None and num_subsample < num_data
+    if not subsampled:
+        data["log_likelihood"] = data["log_likelihood"].to_dataset().astype(np.float64)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        if num_subsample is not None and num_subsample < num_data:
+        if subsampled:
             found = arviz_stats.loo_subsample(
                 data,
                 observations=num_subsample,
                 pointwise=True,
-                reff=None if log_p is not None else _relative_efficiency(tree),
+                reff=1.0 if log_p is not None else _relative_efficiency(tree),
                 log_p=log_p,
                 log_q=log_q,
                 seed=seed,
@@ -117,7 +120,7 @@ def loo_weights(tree: xr.DataTree, points: np.ndarray) -> tuple[np.ndarray, np.n
     pointwise = reading.log_likelihood(tree)
     if pointwise is None or not _usable(tree, pointwise):
         return None
-    log_ratio = -np.moveaxis(pointwise[:, :, points], 2, 0)
+    log_ratio = -np.moveaxis(pointwise[:, :, points].astype(np.float64), 2, 0)
     densities = _densities(tree, pointwise)
     if densities is not None:
         log_ratio = log_ratio + (densities[0] - densities[1])

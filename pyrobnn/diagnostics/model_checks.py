@@ -56,7 +56,7 @@ def power_scaling(tree: xr.DataTree) -> xr.Dataset | None:
         return None
     chosen = train[np.unique(np.linspace(0, train.size - 1, min(train.size, _MAX_PROBES)).astype(int))]
     values = f[:, :, chosen].reshape(*f.shape[:2], -1)[:, :, : 2 * _MAX_PROBES]
-    total = pointwise.sum(-1)
+    total = pointwise.sum(-1, dtype=np.float64)
     if not (np.isfinite(values).all() and np.isfinite(log_prior).all() and np.isfinite(total).all()):
         return None
     if np.ptp(log_prior) == 0.0 or np.ptp(total) == 0.0:

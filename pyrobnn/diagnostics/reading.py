@@ -45,12 +45,18 @@ def variable(tree: xr.DataTree, group: str, name: str) -> xr.DataArray | None:
     return tree[group][name]
 
 
-def draws_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
-    """A variable as float64 array (chain, draw, …), or None where it is missing or has no such dims."""
+def stored_draws(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
+    """A variable as array (chain, draw, …) in its own precision, or None where it is missing or has no such dims."""
     array = variable(tree, group, name)
     if array is None or any(dim not in array.dims for dim in SAMPLE_DIMS):
         return None
-    return array.transpose(*SAMPLE_DIMS, ...).values.astype(np.float64)
+    return array.transpose(*SAMPLE_DIMS, ...).values
+
+
+def draws_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
+    """As `stored_draws`, in float64."""
+    draws = stored_draws(tree, group, name)
+    return None if draws is None else draws.astype(np.float64)
 
 
 def values_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
@@ -117,15 +123,20 @@ def is_iid(tree: xr.DataTree) -> bool:
 
 
 def log_likelihood(tree: xr.DataTree) -> np.ndarray | None:
-    """Per-datum log-likelihood (chain, draw, obs), all observed variables side by side; None where missing."""
+    """Log-likelihood (chain, draw, obs), all observed variables side by side, as stored; None where missing.
+
+    It is the largest array of a tree: take what is needed of it before going to float64.
+    """
     if "log_likelihood" not in tree.children:
         return None
     parts = []
     for name in tree["log_likelihood"].data_vars:
-        part = draws_of(tree, "log_likelihood", str(name))
+        part = stored_draws(tree, "log_likelihood", str(name))
         if part is not None:
             parts.append(part.reshape(*part.shape[:2], -1))
-    return np.concatenate(parts, axis=-1) if parts else None
+    if len(parts) > 1:
+        return np.concatenate(parts, axis=-1)
+    return parts[0] if parts else None
 
 
 def log_prior(tree: xr.DataTree) -> np.ndarray | None:
