@@ -52,6 +52,8 @@ _RC = {
     "xtick.major.width": 0.7,
     "ytick.major.width": 0.7,
     "text.color": INK,
+    # a label is the user's text: a dollar sign in it is no formula
+    "text.parse_math": False,
     "legend.frameon": False,
     "legend.fontsize": 8.0,
     "lines.linewidth": 1.4,
@@ -87,6 +89,7 @@ def panels(
     size: tuple[float, float] = (3.4, 2.7),
     sharex: bool = False,
     sharey: bool = False,
+    share_stack: bool = True,
 ) -> tuple[Figure, np.ndarray]:
     """Make an empty figure of equal panels, outside pyplot, so nothing has to be closed.
 
@@ -96,6 +99,7 @@ def panels(
         max_columns: the widest row.
         size: width and height of one panel in inches.
         sharex, sharey: share limits between corresponding axes of all panels.
+        share_stack: share x between the axes stacked in one panel, with tick labels below the lowest only.
 
     Returns:
         The figure and its axes, shape (num_panels, len(rows_per_panel)).
@@ -109,14 +113,14 @@ def panels(
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
         for level in range(stack):
-            above = axes[panel, 0] if level else None
+            above = axes[panel, 0] if level and share_stack else None
             first = axes[0, level] if panel else None
             axes[panel, level] = figure.add_subplot(
                 spec[row * stack + level, column],
                 sharex=above if level else (first if sharex else None),
                 sharey=first if sharey else None,
             )
-            if level < stack - 1:
+            if level < stack - 1 and share_stack:
                 axes[panel, level].tick_params(labelbottom=False)
     return figure, axes
 

@@ -78,7 +78,7 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
     """
     trees = as_trees(trees)
     with style():
-        figure, axes = panels(len(trees), rows_per_panel=(1.0, 1.0), size=(3.2, 3.2))
+        figure, axes = panels(len(trees), rows_per_panel=(1.0, 1.0), size=(3.2, 3.6), share_stack=False)
         for (label, tree), pair in zip(trees.items(), axes, strict=True):
             pair[0].set_title(label)
             points = class_points(tree)

@@ -142,5 +142,5 @@ def loo_pit(trees: Trees, *, fits: Mapping[str, LeaveOneOut | None] | None = Non
         ax.set(xlim=(0, 1), xlabel="LOO-PIT", ylabel="ECDF − uniform")
         reach = max(abs(limit) for limit in ax.get_ylim())
         ax.set_ylim(-1.5 * reach, 1.2 * reach)
-        ax.legend(loc="lower left", ncols=3)
+        ax.legend(loc="lower left", ncols=2)
         return figure

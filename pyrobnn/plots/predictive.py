@@ -303,7 +303,7 @@ def _error_panel(ax: Axes, points: Points, num_bins: int) -> None:
             ax.text(
                 0.03,
                 0.97,
-                f"rank correlation {rank_correlation:.2f}",
+                f"rank correlation {rank_correlation:.2f}".replace("-", "−"),
                 transform=ax.transAxes,
                 va="top",
                 fontsize=8,

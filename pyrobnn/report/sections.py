@@ -29,22 +29,25 @@ BAND_KEY = (
 
 @dataclass(frozen=True)
 class Block:
-    """One figure, or a row of panels, with its heading.
+    (
+        """One figure, or a row of panels, with its heading.
 
     Args:
         title: heading. how: one sentence on how to read it. svgs: inline SVG elements. key: legend entries,
-            (CSS variable, "line" | "band" | "dot" | "dash", words).
-    """
+            (CSS variable, "line" | "band" | "dot" | "dash", words). wide: whether each SVG needs a row of its own.
+    """,
+    )
 
     title: str
     how: str
     svgs: tuple[str, ...]
     key: tuple[tuple[str, str, str], ...] = ()
+    wide: bool = False
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with its blocks."""
+    ("""A heading with its blocks.""",)
 
     title: str
     anchor: str
@@ -52,7 +55,7 @@ class Section:
 
 
 def build_sections(trees: Trees) -> list[Section]:
-    """Every section that these trees have something for; a figure that no tree can fill is left out."""
+    ("""Every section that these trees have something for; a figure that no tree can fill is left out.""",)
     fits = {label: leave_one_out(tree) for label, tree in trees.items()}
     sections = [
         Section("What it predicts", "predictions", tuple(_predictions(trees))),
@@ -63,8 +66,10 @@ def build_sections(trees: Trees) -> list[Section]:
 
 
 def _panels(figure: Figure, prefix: str, what: str, *, stack: int = 1) -> tuple[str, ...]:
-    """One SVG per panel, of one size and with the figure's shared limits; a panel's title opens its alt "
-    "text."""
+    (
+        """One SVG per panel, of one size and with the figure's shared limits; a panel's title opens its alt "
+    "text.""",
+    )
     titles = [ax.get_title(loc="left") for ax in figure.axes[::stack]]
     return tuple(inline_panels(figure, alts=[f"{title}: {what}" for title in titles], prefix=prefix))
 
@@ -81,8 +86,7 @@ def _predictions(trees: Trees) -> list[Block]:
             Block(
                 "Predictive bands",
                 "One panel per method, same axes. Between and beyond the data the blue band should open: "
-                "there the "
-                "function is unknown. Below each, the two sds against x.",
+                "there the function is unknown. Below each, the two sds against x.",
                 _panels(
                     plots.predictive_bands(gridded),
                     "bands",
@@ -97,9 +101,8 @@ def _predictions(trees: Trees) -> list[Block]:
         blocks.append(
             Block(
                 "Predicted against observed",
-                "Each held-out point with its 95 % interval; orange crosses are points whose interval "
-                "misses the "
-                "diagonal. One in twenty should.",
+                "Each held-out point with its 95 % interval; orange crosses are points whose interval misses"
+                " the diagonal. One in twenty should.",
                 _panels(
                     plots.predicted_vs_observed(observed),
                     "observed",
@@ -113,8 +116,7 @@ def _predictions(trees: Trees) -> list[Block]:
             Block(
                 "Most uncertain items",
                 "The held-out items with the highest epistemic entropy: bars are class probabilities, the "
-                "true class is "
-                "outlined.",
+                "true class is outlined.",
                 tuple(
                     inline_svg(
                         plots.most_uncertain({label: tree}),
@@ -123,6 +125,7 @@ def _predictions(trees: Trees) -> list[Block]:
                     )
                     for index, (label, tree) in enumerate(labelled.items())
                 ),
+                wide=True,
             )
         )
     return blocks
@@ -164,9 +167,8 @@ def _calibration(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[B
         blocks.append(
             Block(
                 "Reliability",
-                "Accuracy in bins of confidence; below the diagonal is overconfidence. Grey bars show "
-                "where the "
-                "confidences lie.",
+                "Accuracy in bins of confidence; below the diagonal is overconfidence. Grey bars show where "
+                "the confidences lie.",
                 _panels(plots.reliability(labelled), "reliability", "accuracy against confidence"),
             )
         )
@@ -175,9 +177,8 @@ def _calibration(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[B
         blocks.append(
             Block(
                 "Error against uncertainty",
-                "Errors should grow along the dashed diagonal; a flat line says that the predicted sd "
-                "knows nothing about "
-                "where the errors are.",
+                "Errors should grow along the dashed diagonal; a flat line says that the predicted sd knows "
+                "nothing about where the errors are.",
                 _panels(
                     plots.error_vs_uncertainty(observed),
                     "error",
@@ -201,9 +202,8 @@ def _uncertainty(trees: Trees) -> list[Block]:
         blocks.append(
             Block(
                 "Aleatoric and epistemic",
-                "Sand is noise that stays however much data come; blue is doubt that data would remove. "
-                "Dot: median over "
-                "held-out points; thick line: middle half; thin line: middle 90 %.",
+                "Sand is noise that stays however much data come; blue is doubt that data would remove. Dot:"
+                " median over held-out points; thick line: middle half; thin line: middle 90 %.",
                 (
                     inline_svg(
                         plots.uncertainty_decomposition(trees),
@@ -241,9 +241,9 @@ def _draws(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
         blocks.append(
             Block(
                 f"{label}: chains",
-                "Chains (one colour each) should overlap in the trace and have flat rank histograms "
-                "inside the grey range. "
-                "Shown are the log density, the function where the chains agree least, and the noise.",
+                "Chains (one colour each) should overlap in the trace and have flat rank histograms inside "
+                "the grey range. Shown are the log density, the function where the chains agree least, and "
+                "the noise.",
                 svgs,
             )
         )
@@ -253,8 +253,7 @@ def _draws(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
             Block(
                 "Energy",
                 "The transitions (orange) should be about as wide as the marginal (blue); BFMI below 0.3 "
-                "means that the "
-                "tails are missed.",
+                "means that the tails are missed.",
                 _panels(
                     plots.energy(energetic),
                     "energy",
@@ -268,8 +267,7 @@ def _draws(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
             Block(
                 "Pareto k-hat of leaving each datum out",
                 "Above the dashed line a leave-one-out estimate cannot be trusted. All points high: the "
-                "approximation is "
-                "poor. A few: influential data.",
+                "approximation is poor. A few: influential data.",
                 _panels(plots.khat(smoothed, fits=fits), "khat", "Pareto k-hat of each datum"),
             )
         )

@@ -1,0 +1,148 @@
+"""Every figure: of every kind of tree, outside pyplot, with nothing global changed."""
+
+from __future__ import annotations
+
+import inspect
+
+import matplotlib
+import numpy as np
+import pytest
+import trees as factory
+import xarray as xr
+from matplotlib.figure import Figure
+
+from pyrobnn import plots
+from pyrobnn.plots.importance import leave_one_out
+from pyrobnn.plots.reading import regression_points, widest_gap
+from pyrobnn.style import style
+
+KINDS = {
+    "regression_1d": factory.regression_1d(),
+    "regression_nd_iid": factory.regression_nd("SVI", iid=True),
+    "classification": factory.classification(),
+    "point_estimate": factory.point_estimate(),
+    "numpyro_like": factory.numpyro_like(),
+    "posterior_only": factory.posterior_only(),
+}
+
+
+def texts(figure: Figure) -> str:
+    return " ".join(t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._left_title))
+
+
+@pytest.mark.parametrize("name", plots.__all__)
+def test_every_figure_draws_every_kind_of_tree(name: str) -> None:
+    figure = getattr(plots, name)(KINDS)
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_tree_needs_no_mapping(kind: str) -> None:
+    for name in plots.__all__:
+        assert isinstance(getattr(plots, name)(KINDS[kind]), Figure)
+
+
+@pytest.mark.parametrize("name", plots.__all__)
+def test_figures_are_documented_and_leave_pyplot_alone(name: str) -> None:
+    function = getattr(plots, name)
+    assert "Args:" in inspect.getdoc(function) and "Returns:" in inspect.getdoc(function)
+    before = dict(matplotlib.rcParams)
+    function(KINDS["regression_1d"])
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_style_is_restored_after_an_error() -> None:
+    before = dict(matplotlib.rcParams)
+    with pytest.raises(RuntimeError), style():
+        raise RuntimeError
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize(("bad", "error"), [({}, ValueError), ({"a": 1}, TypeError), ([], TypeError)])
+def test_wrong_trees_are_refused(bad: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="trees"):
+        plots.trace(bad)
+
+
+def test_chains_of_independent_draws_are_not_drawn() -> None:
+    iid = factory.regression_1d("SVI", iid=True)
+    for function in (plots.trace, plots.rank, plots.energy):
+        assert not function(iid).axes[0].lines
+
+
+def test_gap_ratio_is_the_ratio_of_the_two_sds() -> None:
+    x = np.concatenate([np.linspace(-2, -1, 30), np.linspace(1, 2, 30)])
+    grid = np.linspace(-3, 3, 601)
+    sd = np.where(np.abs(grid) < 0.9, 4.0, 0.5)
+    tree = xr.DataTree.from_dict(
+        {
+            "constant_data": xr.Dataset({"x": (("obs", "feature"), x[:, None])}),
+            "grid": xr.Dataset(
+                {
+                    "x": (("grid_point", "feature"), grid[:, None]),
+                    "epistemic_var": (("grid_point", "output"), sd[:, None] ** 2),
+                }
+            ),
+        }
+    )
+    gap = widest_gap(tree)
+    assert (gap.low, gap.high) == (-1.0, 1.0)
+    assert gap.ratio == pytest.approx(8.0)
+
+
+def test_evenly_spread_data_have_no_gap() -> None:
+    tree = factory.regression_1d()
+    tree["constant_data"]["x"] = xr.DataArray(np.linspace(-3, 3, 80)[:, None], dims=("obs", "feature"))
+    assert widest_gap(tree) is None
+
+
+def test_calibration_tells_overconfidence_from_calibration() -> None:
+    rng = np.random.default_rng(0)
+    draws, y = rng.standard_normal((4, 200, 300)), rng.standard_normal(300)
+
+    def covered_at_half(scale: float) -> float:
+        tree = xr.DataTree.from_dict(
+            {
+                "posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 200)))}),
+                "posterior_predictive": xr.Dataset({"y": (("chain", "draw", "obs"), scale * draws)}),
+                "observed_data": xr.Dataset({"y": (("obs",), y)}),
+            }
+        )
+        line = plots.calibration(tree).axes[0].lines[0]
+        return float(np.interp(0.5, line.get_xdata(), line.get_ydata()))
+
+    assert abs(covered_at_half(1.0) - 0.5) < 5 * np.sqrt(0.25 / 300)
+    assert covered_at_half(0.3) < 0.5 - 5 * np.sqrt(0.25 / 300)
+
+
+def test_a_point_estimate_is_judged_by_its_gaussian() -> None:
+    points = regression_points(factory.point_estimate())
+    assert np.all(points.epistemic_sd == 0)
+    assert points.sample.std(0) == pytest.approx(points.aleatoric_sd, rel=0.02)
+
+
+def test_leave_one_out_needs_log_q_of_an_approximation() -> None:
+    tree = factory.regression_1d("SVI", iid=True)
+    fit = leave_one_out(tree)
+    assert fit.weights.sum(0) == pytest.approx(np.ones(80))
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().drop_vars("log_q")
+    assert leave_one_out(tree) is None
+
+
+def test_loss_panel_keeps_the_end_in_sight() -> None:
+    ax = plots.loss(factory.regression_1d("SVI", iid=True)).axes[0]
+    assert ax.get_ylim()[1] < 400  # the loss starts near 1000 and ends near 95
+
+
+def test_a_dollar_in_a_label_is_text() -> None:
+    figure = plots.energy({"cost $x^ and $y": factory.regression_1d()})
+    figure.draw_without_rendering()
+    assert "cost $x^ and $y" in texts(figure)
+
+
+def test_too_few_bins_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_bins"):
+        plots.reliability(KINDS["classification"], num_bins=1)
+    with pytest.raises(ValueError, match="num_bins"):
+        plots.error_vs_uncertainty(KINDS["regression_1d"], num_bins=1)

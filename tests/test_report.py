@@ -1,0 +1,222 @@
+"""The report: self-contained, escaped, legible to a screen reader, and honest about what a tree lacks."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trees as factory
+import xarray as xr
+
+from pyrobnn.diagnostics import Check, Verdict
+from pyrobnn.report import write_report, write_summary
+from pyrobnn.report.comparison import compare_rows, predictive_distance
+from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.page import judge_all
+
+ATTACK = '<script>alert("x")</script>'
+
+
+class Page(HTMLParser):
+    """What the tests ask of a page: its tags with attributes, ids, and the text of one table."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def one_dimensional() -> dict[str, xr.DataTree]:
+    return {
+        "nuts": factory.regression_1d(),
+        "svi": factory.regression_1d("SVI", iid=True, gap_sd=0.15, seed=3),
+        "map": factory.point_estimate(),
+    }
+
+
+@pytest.fixture(scope="module")
+def html(one_dimensional: dict[str, xr.DataTree], tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_report(one_dimensional, tmp_path_factory.mktemp("report") / "new" / "report.html")
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
+    page = Page(html)
+    for tag in ("link", "script", "iframe", "object", "embed", "base", "img"):
+        assert not page.named(tag)
+    for _, attrs in page.tags:
+        for name in ("src", "href", "xlink:href", "action", "srcset", "data"):
+            value = attrs.get(name)
+            assert value is None or value.startswith(("#", "data:")), (name, value)
+    assert "@import" not in html
+    for target in re.findall(r"url\(([^)]*)\)", html):
+        assert target.startswith("#")
+
+
+def test_every_figure_has_a_text_alternative(html: str) -> None:
+    page = Page(html)
+    figures = [a for a in page.named("svg") if a.get("aria-hidden") != "true"]
+    assert len(page.named("figure")) == len(figures) >= 15
+    assert all(a.get("role") == "img" and len(a.get("aria-label") or "") > 15 for a in figures)
+
+
+def test_the_page_is_semantic(html: str) -> None:
+    page = Page(html)
+    assert page.named("html") == [{"lang": "en"}]
+    assert len(page.named("h1")) == len(page.named("main")) == 1
+    assert any(a.get("name") == "viewport" for a in page.named("meta"))
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for reference in re.findall(r'(?:href="|url\()#([^")]+)', html):
+        assert reference in ids
+
+
+def test_verdicts_come_before_numbers_before_figures(html: str) -> None:
+    order = [
+        html.index(f'id="{name}"') for name in ("verdicts", "comparison", "predictions", "checks", "settings")
+    ]
+    assert order == sorted(order)
+    assert html.index('class="lead') < order[0]
+
+
+def test_light_dark_and_print(html: str) -> None:
+    assert "prefers-color-scheme: dark" in html and "@media print" in html
+    body = html[html.index("<body>") :]
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", body)  # a fixed colour would not follow the page
+
+
+def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: dict[str, xr.DataTree]) -> None:
+    rows = {row.label: row for row in compare_rows(one_dimensional, judge_all(one_dimensional))}
+    for label in ("nuts", "svi"):
+        assert f"× {rows[label].values['gap_ratio']:.1f}" in html
+    assert "gap_ratio" not in rows["map"].values
+    assert rows["svi"].values["wasserstein"] > 0 and "wasserstein" not in rows["nuts"].values
+
+
+def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
+    trees = {
+        "svi": factory.regression_1d("SVI", iid=True),
+        "laplace": factory.regression_1d("Laplace", iid=True),
+    }
+    html = write_report(trees, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "R-hat ↓" not in html.replace("&nbsp;", " ")
+    assert "rank histograms" not in html and "trace of every chain" not in html
+    for row in compare_rows(trees, judge_all(trees)):
+        assert "rhat" not in row.values and "ess" not in row.values
+        assert "khat" in row.values
+
+
+def test_chains_have_r_hat_and_no_k_hat(one_dimensional: dict[str, xr.DataTree]) -> None:
+    row = compare_rows({"nuts": one_dimensional["nuts"]}, judge_all({"nuts": one_dimensional["nuts"]}))[0]
+    assert {"rhat", "ess"} <= set(row.values) and "khat" not in row.values
+
+
+def test_user_strings_stay_text(tmp_path: Path) -> None:
+    tree = factory.regression_1d(f"NUTS {ATTACK}")
+    tree.attrs |= {
+        "label": ATTACK,
+        "settings": json.dumps({ATTACK: ATTACK}),
+        "warnings": json.dumps([ATTACK]),
+        "likelihood": ATTACK,
+        "versions": json.dumps({ATTACK: "1"}),
+        "created_at": ATTACK,
+    }
+    check = Check(ATTACK, "fail", 1.0, ATTACK, ATTACK, ATTACK, ATTACK)
+    verdict = Verdict.from_checks(ATTACK, ATTACK, [check])
+    path = write_report({ATTACK: tree}, tmp_path / "report.html", title=ATTACK, verdicts={ATTACK: verdict})
+    page = Page(path.read_text(encoding="utf-8"))
+    assert not page.named("script")
+    assert page.text.count("alert") >= 10
+    assert "onload" not in {name for _, attrs in page.tags for name in attrs}
+
+
+@pytest.mark.parametrize(
+    "make", [factory.numpyro_like, factory.posterior_only, factory.classification, factory.regression_nd]
+)
+def test_trees_that_lack_groups_still_make_a_page(make, tmp_path: Path) -> None:
+    html = write_report({"it": make()}, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'id="verdicts"' in html and "nan" not in Page(html).text.lower().split()
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["sample_stats", "function", "log_likelihood", "posterior_predictive", "predictions", "grid", "history"],
+)
+def test_any_single_group_may_be_missing(group: str, tmp_path: Path) -> None:
+    tree = factory.regression_1d("SVI", iid=True)
+    del tree[group]
+    assert write_report({"svi": tree}, tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_the_same_trees_make_the_same_page(one_dimensional: dict[str, xr.DataTree], tmp_path: Path) -> None:
+    chosen, verdicts = {"svi": one_dimensional["svi"]}, judge_all({"svi": one_dimensional["svi"]})
+    pages = [write_report(chosen, tmp_path / name, verdicts=verdicts).read_bytes() for name in ("a", "b")]
+    assert pages[0] == pages[1]
+
+
+def test_summary_is_strict_json(one_dimensional: dict[str, xr.DataTree], tmp_path: Path) -> None:
+    path = write_summary(one_dimensional, None, tmp_path / "summary.json")
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert content["reference"] == "nuts" and set(content["methods"]) == set(one_dimensional)
+    assert content["recommended"] in one_dimensional
+    svi = content["methods"]["svi"]
+    assert {"rmse", "log_prob", "crps", "coverage_90", "khat", "fit_seconds"} <= set(svi["scores"])
+    assert svi["verdict"]["checks"] and svi["status"] in ("pass", "warn", "fail")
+
+
+def test_missing_verdicts_are_named(one_dimensional: dict[str, xr.DataTree], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="svi"):
+        write_report(one_dimensional, tmp_path / "report.html", verdicts={"nuts": judged("nuts", "pass")})
+
+
+def judged(label: str, status: str) -> Verdict:
+    return Verdict.from_checks(
+        label, label, [Check("one", status, 1.0, "", "", f"{label} saw {status}.", "Do more.")]
+    )
+
+
+def test_the_best_verdict_is_recommended_before_the_best_score(
+    one_dimensional: dict[str, xr.DataTree],
+) -> None:
+    trees = {"good": one_dimensional["svi"], "bad": one_dimensional["nuts"]}
+    verdicts = {"good": judged("good", "pass"), "bad": judged("bad", "fail")}
+    rows = compare_rows(trees, verdicts)
+    assert recommended(rows, verdicts) == "good"
+    first, second = conclude(trees, rows, verdicts)
+    assert first.startswith("Trust good: ") and second == "Do not rely on bad: bad saw fail."
+
+
+def test_when_everything_fails_nothing_is_recommended(one_dimensional: dict[str, xr.DataTree]) -> None:
+    verdicts = {label: judged(label, "fail") for label in one_dimensional}
+    first, second = conclude(one_dimensional, compare_rows(one_dimensional, verdicts), verdicts)
+    assert first.startswith("No method can be trusted yet") and second == "Next: do more."
+
+
+def test_distance_is_zero_to_itself_and_the_shift_otherwise() -> None:
+    tree, moved = factory.regression_1d(), factory.regression_1d()
+    moved["predictions"]["y"] = moved["predictions"]["y"] + 0.75
+    assert predictive_distance(tree, tree) == 0.0
+    assert predictive_distance(moved, tree) == pytest.approx(0.75)
+    other = factory.regression_1d()
+    other["predictions_constant_data"]["y"] = other["predictions_constant_data"]["y"] + np.float64(1)
+    assert predictive_distance(other, tree) is None
