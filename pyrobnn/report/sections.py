@@ -29,14 +29,12 @@ BAND_KEY = (
 
 @dataclass(frozen=True)
 class Block:
-    (
-        """One figure, or a row of panels, with its heading.
+    """One figure, or a row of panels, with its heading.
 
     Args:
         title: heading. how: one sentence on how to read it. svgs: inline SVG elements. key: legend entries,
             (CSS variable, "line" | "band" | "dot" | "dash", words). wide: whether each SVG needs a row of its own.
-    """,
-    )
+    """
 
     title: str
     how: str
@@ -47,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    ("""A heading with its blocks.""",)
+    """A heading with its blocks."""
 
     title: str
     anchor: str
@@ -55,7 +53,7 @@ class Section:
 
 
 def build_sections(trees: Trees) -> list[Section]:
-    ("""Every section that these trees have something for; a figure that no tree can fill is left out.""",)
+    """Every section that these trees have something for; a figure that no tree can fill is left out."""
     fits = {label: leave_one_out(tree) for label, tree in trees.items()}
     sections = [
         Section("What it predicts", "predictions", tuple(_predictions(trees))),
@@ -66,10 +64,7 @@ def build_sections(trees: Trees) -> list[Section]:
 
 
 def _panels(figure: Figure, prefix: str, what: str, *, stack: int = 1) -> tuple[str, ...]:
-    (
-        """One SVG per panel, of one size and with the figure's shared limits; a panel's title opens its alt "
-    "text.""",
-    )
+    """One SVG per panel, of one size and with the figure's shared limits; its title opens its alt text."""
     titles = [ax.get_title(loc="left") for ax in figure.axes[::stack]]
     return tuple(inline_panels(figure, alts=[f"{title}: {what}" for title in titles], prefix=prefix))
 
