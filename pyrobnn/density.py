@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from unittest import mock
@@ -174,6 +174,14 @@ class Density:
             else:
                 prior = prior + _total(node)
         return prior, likelihood
+
+    def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
+        """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
+        nodes = self._trace(self.constrain(z), ()).nodes
+        total = torch.zeros((), dtype=torch.float64, device=z.device)
+        for name in names:
+            total = total + _total(nodes[name]) + self.log_jacobian(z, self._by_name[name]).double()
+        return total
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
         """Log likelihood of each datum at ``z`` (dim,), unscaled, (N,); observed sites are concatenated."""

@@ -1,0 +1,285 @@
+"""Laplace's approximation: a Gaussian at the mode, its precision the curvature there."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.curvature.blocks import Block
+from pyrobnn.curvature.gaussian import FAMILY, BlockGaussian
+from pyrobnn.curvature.jacobian import NetworkJacobian
+from pyrobnn.curvature.linearized import Linearized, SubsetNetwork
+from pyrobnn.density import Density
+from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.laplace_mode import Centre, check_memory, find_centre, subset_sites
+from pyrobnn.inference.laplace_precision import Precision, ggn_precision, hessian_precision
+from pyrobnn.inference.map import MAP
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+#: the mode counts as found when Newton's step is shorter than this many posterior standard deviations per √dimension
+_NEWTON_LIMIT = 0.2
+
+
+@dataclass(frozen=True)
+class Laplace:
+    r"""Laplace's approximation of the posterior: a Gaussian at the mode in unconstrained space.
+
+    .. math:: q(z) = N(z^*, \Lambda^{-1}), \qquad
+        \log Z \approx \log p(y, z^*) + \tfrac{D}{2} \log 2\pi - \tfrac12 \log\det\Lambda
+
+    Args:
+        curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
+            Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
+            ``"hessian"``: the exact Hessian, for a BNN or any Pyro program.
+        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``.
+        subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
+        tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``,
+            ``"cross_validation"`` (a held-out fifth of the data) or None, the posterior of the model as declared.
+        tune_per_layer: one factor per layer instead of one for all (marginal likelihood only).
+        predictive: ``"draws"`` of the weights through the network, or ``"linearized"``: f(θ*) + J (θ − θ*), with exact
+            mean and variance.
+        num_steps, lr: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
+        map: that MAP itself, instead of the two.
+        damping: added to the precision's diagonal; more is added, and reported, if it is not positive definite.
+        importance: compute log_p and log_q of the draws (k-hat, LOO): one pass over the data per draw.
+        compile: compile the search for the mode; False gives the same numbers slower.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: one mode, and symmetric around it. The Hessian of a network is rarely positive definite off the exact mode;
+    GGN weight draws through the network underfit, prefer ``predictive="linearized"``. Tuning does not move the mode.
+
+    Reference: Laplace Redux (Daxberger et al., 2021); A Practical Bayesian Framework for Backpropagation Networks
+    (MacKay, 1992).
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> with torch.random.fork_rng():
+        ...     net = torch.nn.Linear(1, 1, bias=False)
+        >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(1.0))
+        >>> x = torch.tensor([[-1.0], [1.0]])
+        >>> posterior = Laplace(predictive="linearized", compile=False).fit(model, x, 3 * x)
+        >>> mean, var = posterior.moments(torch.ones(1, 1))  # exact: 2 and 1 / (1 + 2)
+        >>> round(mean.item(), 3), round(var.item(), 3)
+        (2.0, 0.333)
+    """
+
+    curvature: Literal["ggn", "hessian"] = "ggn"
+    structure: Literal["full", "kron", "diag"] = "full"
+    subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
+    tune: Literal["marginal_likelihood", "cross_validation"] | None = None
+    tune_per_layer: bool = False
+    predictive: Literal["draws", "linearized"] = "draws"
+    num_steps: int = 2000
+    lr: float = 1e-2
+    map: MAP | None = None
+    damping: float = 0.0
+    importance: bool = True
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("curvature", self.curvature, ("ggn", "hessian"))
+        check_choice("structure", self.structure, ("full", "kron", "diag"))
+        check_choice("predictive", self.predictive, ("draws", "linearized"))
+        check_count("num_steps", self.num_steps)
+        check_number("lr", self.lr, above=0)
+        check_number("damping", self.damping, minimum=0)
+        if isinstance(self.subset, str):
+            check_choice("subset", self.subset, ("all", "last_layer"))
+        elif not isinstance(self.subset, tuple) or not all(isinstance(name, str) for name in self.subset):
+            raise TypeError(
+                f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}"
+            )
+        if self.map is not None and not isinstance(self.map, MAP):
+            raise TypeError(f"'map' must be a pyrobnn.MAP, got {type(self.map).__name__}")
+        if self.tune is not None:
+            check_choice("tune", self.tune, ("marginal_likelihood", "cross_validation"))
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        if self.curvature == "hessian" and self.structure == "kron":
+            raise ValueError(
+                "the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'"
+            )
+        if self.tune is not None and self.curvature == "hessian":
+            raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
+        if self.tune is not None and self.damping:
+            raise ValueError("'damping' is itself a prior precision: leave it 0 when 'tune' is given")
+        if self.tune_per_layer and self.tune != "marginal_likelihood":
+            raise ValueError("'tune_per_layer' needs tune='marginal_likelihood'")
+
+    def fit(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Tensor | None = None,
+        *,
+        num_draws: int = 1000,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Find the mode unless it is given, take the curvature there, draw.
+
+        Args:
+            model: a BNN, or with ``curvature="hessian"`` any Pyro program ``fn(x, y)``.
+            x, y: the data, or ``x`` a DataLoader (gathered in memory).
+            num_draws: independent draws, in one chain.
+            seed: of the search for the mode, the held-out split and the draws.
+            init: a net trained by the user, or the posterior of a MAP or MLE fit: its weights are the centre, as they
+                are; noise that a net does not know is set to its mode given them. For a program: where to start.
+            device: where to compute; default where ``x`` is.
+            callbacks: ``callback(step, metrics)`` of the search for the mode; True stops it.
+            progress: show a bar.
+
+        Returns:
+            A posterior with ``log_evidence`` and, in ``meta``, ``gradient_norm``, ``newton_distance`` (how far the mode
+            is, in posterior standard deviations), ``damping`` and ``tuned``.
+
+        Raises:
+            ValueError: a program with ``curvature="ggn"``, an unknown site, a layer without Kronecker factors.
+            MemoryError: a full precision that does not fit; the message has the bytes and the alternatives.
+
+        Warns:
+            UserWarning: the mode is not converged, the precision had to be damped, a factor ended at its bound.
+        """
+        check_fit(num_draws, seed)
+        problem = prepare(model, x, y, points="free", device=device)
+        if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
+            raise ValueError(
+                "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
+                "use Laplace(curvature='hessian')"
+            )
+        names = subset_sites(problem, self.subset)
+        check_memory(self, problem, names)
+        search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
+        started = time.perf_counter()
+        centre = find_centre(
+            search,
+            problem,
+            (model, x, y),
+            names,
+            init=init,
+            seed=seed,
+            callbacks=callbacks,
+            progress=progress,
+        )
+        found = time.perf_counter()
+        remarks: list[str] = []
+        make = ggn_precision if self.curvature == "ggn" else hessian_precision
+        precision = make(self, centre, seed, remarks)
+        approximation = BlockGaussian(_layout(centre), centre.mode, precision.blocks)
+        with seeded(seed, problem.device):
+            draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
+        timings = {"mode": found - started, "fit": time.perf_counter() - started}
+        network, moments = _networks(self, precision)
+        return make_posterior(
+            precision.centre.problem,
+            self,
+            draws,
+            seed=seed,
+            timings=timings,
+            approximation=approximation,
+            point_values=precision.centre.points,
+            log_evidence=_log_evidence(precision),
+            meta=_record(precision, remarks),
+            importance=self.importance,
+            network=network,
+            moments=moments,
+        )
+
+
+def restore(posterior: Posterior, family: str, state: Mapping[str, Tensor]) -> Posterior:
+    """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
+    model = posterior.model
+    if family != FAMILY or not isinstance(model, BNN):
+        return posterior
+    points = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
+    layout = Density(model.sample_parameters, (), points="held", values=points)
+    approximation = BlockGaussian.from_state(layout, state)
+    settings = posterior.meta["settings"]
+    weights = [site.name for site in approximation.sites if site.name.startswith("net.")]
+    network = moments = None
+    if weights:
+        jacobian = NetworkJacobian(model, layout, approximation.loc, points, weights)
+        if not posterior.meta["layer_products"]:
+            jacobian.layers = []
+        linear = Linearized(jacobian, approximation.blocks)
+        if settings["predictive"] == "linearized":
+            network, moments = linear, linear.moments
+        elif settings["subset"] != "all":
+            network = SubsetNetwork(jacobian)
+    return replace(posterior, approximation=approximation, network=network, moments=moments)
+
+
+def _layout(centre: Centre) -> Density:
+    """Sites without data: what the approximation needs to know of the model."""
+    model = centre.problem.model
+    if not isinstance(model, BNN):
+        return centre.density
+    return Density(model.sample_parameters, (), points="held", values=centre.points)
+
+
+def _networks(method: Laplace, precision: Precision):
+    jacobian = precision.jacobian
+    if jacobian is None:
+        return None, None
+    if method.predictive == "linearized":
+        linear = Linearized(jacobian, precision.blocks)
+        return linear, linear.moments
+    return (None if method.subset == "all" else SubsetNetwork(jacobian)), None
+
+
+def _log_evidence(precision: Precision) -> float:
+    """Of the subset's model: sites held at the mode count as known, so their prior is left out."""
+    centre = precision.centre
+    held = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
+    log_joint = centre.density.log_joint(centre.mode) - centre.density.log_prior(centre.mode, held)
+    size = sum(len(block.index) for block in precision.blocks)
+    log_det = sum(float(block.log_det()) for block in precision.blocks)
+    return float(log_joint) + 0.5 * size * math.log(2 * math.pi) - 0.5 * log_det
+
+
+def _record(precision: Precision, remarks: list[str]) -> dict[str, Any]:
+    """What the fit says about itself; warns of what the user must know."""
+    gradient = precision.centre.gradient
+    distance = _newton_distance(precision.blocks, gradient)
+    size = sum(len(block.index) for block in precision.blocks)
+    if not distance <= _NEWTON_LIMIT * math.sqrt(size):
+        remarks.append(
+            f"the centre is not a mode: gradient norm {float(_norm(precision.blocks, gradient)):.3g}, "
+            f"{distance:.3g} posterior standard deviations from it: train longer (num_steps), or leave out 'init'"
+        )
+    for remark in remarks:
+        warnings.warn(remark, UserWarning, stacklevel=4)
+    return {
+        "gradient_norm": float(_norm(precision.blocks, gradient)),
+        "newton_distance": distance,
+        "damping": precision.damping,
+        "tuned": precision.tuned,
+        "log_evidence_kind": "laplace",
+        "layer_products": precision.jacobian is not None and bool(precision.jacobian.layers),
+        "warnings": remarks,
+    }
+
+
+def _newton_distance(blocks: Sequence[Block], gradient: Tensor) -> float:
+    parts = [block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks]
+    return float(torch.stack(parts).sum().sqrt())
+
+
+def _norm(blocks: Sequence[Block], gradient: Tensor) -> Tensor:
+    return gradient[torch.cat([block.index for block in blocks])].norm()

@@ -1,0 +1,186 @@
+"""Where a Laplace approximation is centred: which sites, which mode, and whether the precision will fit in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.curvature.hessian import gradient
+from pyrobnn.density import Density
+from pyrobnn.inference.base import Callback, Problem
+from pyrobnn.inference.map import MAP
+from pyrobnn.inference.point import polish, start_values
+from pyrobnn.model import NET
+from pyrobnn.posterior import Posterior
+
+#: L-BFGS steps from the given start to the mode of the unconstrained density
+_POLISH_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Centre:
+    """The point of expansion.
+
+    Attributes: ``problem``; ``density`` with point parameters held; ``mode`` (dim,); ``points``, site → value;
+        ``names`` of the sites that vary; ``gradient`` of the log joint at the mode (dim,).
+    """
+
+    problem: Problem
+    density: Density
+    mode: Tensor
+    points: dict[str, Tensor]
+    names: tuple[str, ...]
+    gradient: Tensor
+
+
+def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the latent sites that vary, in the order of the flat vector.
+
+    Raises:
+        ValueError: an unknown site, or a last layer without prior.
+    """
+    latent = [site.name for site in problem.density.sites if site.kind == "latent"]
+    if subset == "all":
+        return tuple(latent)
+    if subset == "last_layer":
+        layer = _last_layer(problem)
+        chosen = [name for name in latent if name.rpartition(".")[0] == layer]
+        if not chosen:
+            raise ValueError(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
+        return tuple(chosen)
+    if unknown := [name for name in subset if name not in latent] or not subset:
+        raise ValueError(
+            f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}"
+        )
+    return tuple(name for name in latent if name in subset)
+
+
+@torch.no_grad()
+def _last_layer(problem: Problem) -> str:
+    """Site prefix of the module with parameters of its own that is called last."""
+    called: list[str] = []
+    net = problem.model._eval_net
+    handles = [
+        module.register_forward_hook(lambda _m, _i, _o, name=name: called.append(name))
+        for name, module in net.named_modules()
+        if name and any(True for _ in module.parameters(recurse=False))
+    ]
+    try:
+        problem.model.forward({}, problem.x[:1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return NET + called[-1] if called else NET.rstrip(".")
+
+
+def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
+    """Refuse a full precision that does not fit, before any compute.
+
+    Raises:
+        MemoryError: with the bytes and the alternatives.
+    """
+    if method.structure != "full":
+        return
+    size = sum(site.size for site in problem.density.sites if site.name in set(names))
+    needed = 3 * size * size * 8  # the matrix, its factor, and one to work in, in float64
+    if method.curvature == "ggn":
+        width = problem.model.forward({}, problem.x[:1]).shape[1]
+        rows = problem.num_data * width
+        item = torch.finfo(problem.density.dtype).bits // 8
+        if rows < size:  # the rows, their basis, and the Gram matrix
+            needed = 2 * rows * size * item + 3 * rows * rows * 8
+    available = _available_memory(problem.device)
+    if needed > available:
+        raise MemoryError(
+            f"the full precision of {size} parameters needs {needed:,} bytes, {available:,} are free: "
+            "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites"
+        )
+
+
+def _available_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    table = Path("/proc/meminfo")
+    if table.exists():
+        fields = dict(line.split(":", 1) for line in table.read_text().splitlines())
+        if "MemAvailable" in fields:
+            return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def find_centre(
+    search: MAP,
+    problem: Problem,
+    source: tuple[Any, Any, Any],
+    names: tuple[str, ...],
+    *,
+    init: Posterior | nn.Module | None,
+    seed: int,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+) -> Centre:
+    """The mode in unconstrained space.
+
+    Without ``init`` MAP finds it (in the constrained space of its own definition), and L-BFGS moves on to the mode of
+    the unconstrained density. Given weights stay as they are; the noise they came without is optimised.
+
+    Raises:
+        FloatingPointError: the log joint is not finite there.
+    """
+    density = problem.density
+    values = start_values(problem.model, init)
+    moving = torch.ones(density.dim, dtype=torch.bool, device=problem.device)
+    if init is None:
+        model, x, y = source
+        mode = search.fit(
+            model, x, y, seed=seed, device=str(problem.device), callbacks=callbacks, progress=progress
+        )
+        values = {name: value[0, 0] for name, value in mode.draws.items()}
+    elif problem.is_bnn:
+        for site in density.sites:
+            given = site.name in values and (site.kind == "point" or site.name.startswith(NET))
+            moving[site.start : site.stop] = not given
+    theta = _polished(density, density.initial(values, seed), moving)
+    constrained = density.constrain(theta)
+    points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
+    return centre_at(problem, theta, points, names)
+
+
+def centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names: tuple[str, ...]) -> Centre:
+    """The centre for the flat vector of a problem whose latent sites come first.
+
+    Raises:
+        FloatingPointError: the log joint is not finite there.
+    """
+    held = Density(problem.density.program, problem.density.args, points="held", values=points)
+    mode = theta[: held.dim].detach()
+    slope = gradient(held, mode)
+    if not bool(slope.isfinite().all()):
+        site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
+        raise FloatingPointError(
+            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew"
+        )
+    return Centre(problem, held, mode, points, names, slope)
+
+
+def _polished(density: Density, theta: Tensor, moving: Tensor) -> Tensor:
+    """``theta`` at the mode of the unconstrained density in the moving coordinates."""
+    if not bool(moving.any()):
+        return theta
+    index = moving.nonzero().squeeze(1)
+
+    class Slice:
+        """The density as a function of the moving coordinates."""
+
+        @staticmethod
+        def log_joint(part: Tensor, *, jacobian: bool) -> Tensor:
+            return density.log_joint(theta.index_copy(0, index, part), jacobian=jacobian)
+
+    part, _ = polish(Slice, theta[index], _POLISH_STEPS, jacobian=True)
+    return theta.index_copy(0, index, part)
