@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pyrobnn import data, likelihoods, metrics, networks, priors
+from pyrobnn import callbacks, data, likelihoods, metrics, networks, plots, priors
 from pyrobnn.datatree import to_datatree
 from pyrobnn.density import Density
+from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.mle import MLE
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.predict import Prediction
+from pyrobnn.report import write_report, write_summary
 
 __all__ = [
     "BNN",
@@ -20,10 +22,16 @@ __all__ = [
     "Density",
     "Posterior",
     "Prediction",
+    "Verdict",
+    "callbacks",
     "data",
+    "diagnose",
     "likelihoods",
     "metrics",
     "networks",
+    "plots",
     "priors",
     "to_datatree",
+    "write_report",
+    "write_summary",
 ]

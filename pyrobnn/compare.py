@@ -1,0 +1,195 @@
+"""The main job: one data set, one model, several methods, each as a DataTree on disk as soon as it is finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from xarray import DataTree
+
+from pyrobnn import likelihoods, networks, priors
+from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.storage import write_atomically
+
+#: name on the command line → class, and the options of a full and of a quick run (num_draws is given to fit);
+#: in a quick run a few hundred cheap steps are over before a compiler would be
+METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "svi": ("SVI", {"num_draws": 1000}, {"num_steps": 2000, "num_draws": 500}),
+    "nuts": ("NUTS", {"num_draws": 1000}, {"num_warmup": 200, "num_draws": 200, "max_tree_depth": 8}),
+    "map": ("MAP", {}, {"num_steps": 500, "compile": False}),
+    "ensemble": ("DeepEnsemble", {}, {"num_steps": 500, "compile": False}),
+    "mle": ("MLE", {}, {"num_steps": 500, "compile": False}),
+    "laplace": ("Laplace", {"num_draws": 1000}, {"num_draws": 500}),
+    "swag": ("SWAG", {"num_draws": 1000}, {"num_draws": 500}),
+    "dropout": ("MCDropout", {"p": 0.05, "num_draws": 1000}, {"num_draws": 500}),
+    "sgld": ("SGLD", {"num_draws": 500}, {"num_draws": 200}),
+    "sghmc": ("SGHMC", {"num_draws": 500}, {"num_draws": 200}),
+}
+DEFAULT_METHODS = ("svi", "nuts", "map", "ensemble")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A data set split in two and the model that every method fits.
+
+    Attributes: ``train`` and ``test`` in original units; ``model``, whose standardizer was fitted on ``train``.
+    """
+
+    train: Dataset
+    test: Dataset
+    model: BNN
+
+
+def make_study(
+    dataset: Dataset,
+    *,
+    hidden: Sequence[int] = (50,),
+    activation: str = "tanh",
+    prior_scale: float = 1.0,
+    noise: str = "inferred",
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> Study:
+    """Split the data and build the model.
+
+    Args:
+        dataset: regression or classification.
+        hidden, activation: of the network; images get a small convolutional network instead.
+        prior_scale: s of the fan-in scaled normal prior on the weights.
+        noise: ``"inferred"`` (a HalfNormal(1) prior on the scale in standard units), ``"learned"``,
+            ``"heteroskedastic"``, or a number in standard units; ignored for classes.
+        test_fraction: share of the points held out.
+        seed: of the split and of the net's initial weights.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    check_count("seed", seed, minimum=0)
+    train, test = train_test_split(dataset, test_fraction, seed)
+    units = Standardizer.fit(train)
+    if dataset.x.dim() > 2:
+        units = _one_scale(units)
+        net = networks.small_cnn(dataset.num_outputs, dataset.x.shape[1], dataset.x.shape[-1], seed=seed)
+    else:
+        heads = 2 if noise == "heteroskedastic" and dataset.task == "regression" else 1
+        net = networks.mlp(
+            dataset.x.shape[1], tuple(hidden), heads * dataset.num_outputs, activation=activation, seed=seed
+        )
+    likelihood = likelihoods.Categorical() if dataset.task == "classification" else _gaussian(noise)
+    return Study(train, test, BNN(net, priors.FanInNormal(prior_scale), likelihood, standardizer=units))
+
+
+def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Any, dict[str, Any]]:
+    """The configuration of a method by its command-line name, and the arguments of its ``fit``.
+
+    Raises:
+        ValueError: unknown name; the message lists them.
+    """
+    import pyrobnn
+
+    check_choice("methods", name, tuple(METHODS))
+    cls_name, full, fast = METHODS[name]
+    options = full | fast if quick else dict(full)
+    num_draws = options.pop("num_draws", None)
+    if not compile:
+        options["compile"] = False
+    method = getattr(pyrobnn, cls_name)(**options)
+    return method, {} if num_draws is None else {"num_draws": num_draws}
+
+
+def run_study(
+    study: Study,
+    methods: Sequence[str],
+    out: Path,
+    *,
+    quick: bool = False,
+    compile: bool = True,
+    device: str | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Iterator[tuple[str, DataTree]]:
+    """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
+
+    A method that fails is announced and left out; the others go on.
+    """
+    check_count("seed", seed, minimum=0)
+    prepared = {name: make_method(name, quick, compile) for name in methods}
+    for name, (method, arguments) in prepared.items():
+        announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
+        try:
+            posterior = method.fit(
+                study.model,
+                study.train.x,
+                study.train.y,
+                seed=seed,
+                device=device,
+                progress=progress,
+                **arguments,
+            )
+        except (FloatingPointError, MemoryError, RuntimeError) as error:
+            announce(f"{name} failed and is left out: {error}")
+            continue
+        tree = to_tree(posterior, study, name)
+        write_atomically(tree, out / f"{name}.nc")
+        yield name, tree
+
+
+def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
+    """The DataTree of one method with the held-out points, and with how long prediction took."""
+    started = time.perf_counter()
+    posterior.predict(study.test.x)
+    timings = posterior.meta["timings"] | {"predict": time.perf_counter() - started}
+    posterior = dataclasses.replace(posterior, meta=posterior.meta | {"timings": timings})
+    tree = posterior.to_datatree(
+        study.train.x,
+        study.train.y,
+        test=(study.test.x, study.test.y),
+        true_function=study.train.true_function,
+        label=label,
+    )
+    tree.attrs["data"] = study.train.name
+    tree.attrs["target"] = study.train.target_name
+    return tree
+
+
+def describe(study: Study) -> str:
+    """One line on the data and the model."""
+    train, test = study.train, study.test
+    shape = "×".join(str(size) for size in train.x.shape[1:])
+    return f"{train.name}: {train.num_data} train and {test.num_data} test points, {shape} inputs; {study.model!r}"
+
+
+def _gaussian(noise: str) -> likelihoods.Likelihood:
+    if noise == "inferred":
+        return likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    if noise == "learned":
+        return likelihoods.HomoskedasticGaussian("learned")
+    if noise == "heteroskedastic":
+        return likelihoods.HeteroskedasticGaussian()
+    try:
+        scale = float(noise)
+    except ValueError:
+        scale = math.nan
+    if math.isnan(scale):
+        kinds = "'inferred', 'learned', 'heteroskedastic' or a number"
+        raise ValueError(f"'noise' must be {kinds}, got {noise!r}")
+    return likelihoods.HomoskedasticGaussian(check_number("noise", scale, above=0))
+
+
+def _one_scale(units: Standardizer) -> Standardizer:
+    """Images keep their pixels comparable: one mean and one scale for all of them."""
+    mean = units.x_mean.mean()
+    scale = (units.x_scale.square() + (units.x_mean - mean).square()).mean().sqrt()
+    ones = torch.ones_like(units.x_mean)
+    return Standardizer(mean * ones, scale * ones, units.y_mean, units.y_scale)

@@ -1,0 +1,110 @@
+"""The command line, run in process: what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+import pyrobnn as pb
+from pyrobnn import cli
+
+FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "5"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y = 100 + 20 * (x[:, 0] - x[:, 1]) + torch.randn(60, generator=generator)
+    frame = pd.DataFrame({"a": x[:, 0], "<script>b</script>": x[:, 1], "price": y})
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = [
+        "compare",
+        "--data",
+        str(table),
+        "--target",
+        "price",
+        "--methods",
+        "map",
+        "ensemble",
+        "--out",
+        str(out),
+    ]
+    assert cli.main([*argv, *FAST]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["methods"]) == {"map", "ensemble"}
+    # in units of the price, not of its standard deviation
+    assert 0.3 < summary["methods"]["map"]["scores"]["rmse"] < 10
+    assert (out / "map.nc").is_file() and (out / "ensemble.nc").is_file()
+    assert "<script>b" not in (out / "report.html").read_text()
+    printed = capsys.readouterr().out
+    assert "RMSE" in printed and "54 train and 6 test points" in printed
+    trees = [str(out / "map.nc"), str(out / "ensemble.nc")]
+    assert cli.main(["report", *trees, "--out", str(tmp_path / "again.html"), "--strict"]) in (0, 1)
+    assert (tmp_path / "again.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--data", "nowhere"], "unknown data"),
+        (["--methods", "magic"], "'methods' must be one of"),
+        (["--device", "gpu"], "'device' must name"),
+        (["--noise", "loud"], "'noise' must be"),
+        (["--seed", "-1"], "'seed' must be at least 0"),
+        (["--test-fraction", "2"], "test_fraction"),
+    ],
+)
+def test_bad_options_exit_with_2_and_one_line(argv, message, tmp_path, capsys):
+    assert cli.main(["compare", *FAST, "--methods", "map", "--out", str(tmp_path), *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pyrobnn: ") and message in error and error.count("\n") == 1
+
+
+def test_bad_tables_exit_with_2(table, tmp_path, capsys):
+    argv = ["compare", *FAST, "--methods", "map", "--out", str(tmp_path), "--data", str(table)]
+    assert cli.main([*argv, "--target", "cost"]) == 2
+    assert "price" in capsys.readouterr().err
+    table.write_text("a,price\nx,1\ny,2\n")
+    assert cli.main([*argv, "--target", "price"]) == 2
+    assert "'a'" in capsys.readouterr().err
+
+
+def test_reports_of_files_that_are_not_there_or_foreign(tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path / "no.nc")]) == 2
+    assert "no file" in capsys.readouterr().err
+    foreign = tmp_path / "foreign.nc"
+    foreign.write_bytes(b"something else")
+    assert cli.main(["report", str(foreign)]) == 2
+    assert "not a netCDF file" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pb.DeepEnsemble, "fit", interrupted)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map", "ensemble"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
+    assert "1 of 2 methods are finished" in capsys.readouterr().err
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_method_that_fails_is_left_out(table, tmp_path, monkeypatch, capsys):
+    def diverges(*args, **kwargs):
+        raise FloatingPointError("the loss is nan at step 3")
+
+    monkeypatch.setattr(pb.DeepEnsemble, "fit", diverges)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "ensemble", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 1
+    assert "ensemble failed and is left out: the loss is nan at step 3" in capsys.readouterr().out
+    assert set(json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]) == {"map"}

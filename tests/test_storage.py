@@ -1,0 +1,111 @@
+"""Posteriors on disk: what comes back is what was written, and damage is told."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import pytest
+import torch
+import xarray as xr
+from models import toy, toy_model
+
+import pyrobnn as pb
+from pyrobnn.storage import read
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    return pb.DeepEnsemble(num_members=3, num_steps=20, compile=False).fit(model, *toy())
+
+
+def test_round_trip(posterior, tmp_path):
+    path = posterior.save(tmp_path / "deep" / "ensemble.nc")
+    again = pb.Posterior.load(path, posterior.model)
+    assert again.draws.keys() == posterior.draws.keys()
+    for name, value in posterior.draws.items():
+        assert torch.equal(again.draws[name], value)
+    assert again.meta == posterior.meta
+    torch.testing.assert_close(again.history["loss"], posterior.history["loss"])
+    x, _ = toy()
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+    assert [p.name for p in path.parent.iterdir()] == ["ensemble.nc"]
+
+
+def test_damaged_and_foreign_files(posterior, tmp_path):
+    path = posterior.save(tmp_path / "whole.nc")
+    content = path.read_bytes()
+    (tmp_path / "half.nc").write_bytes(content[: len(content) // 2])
+    (tmp_path / "text.nc").write_text("not this")
+    xr.Dataset({"a": ("x", [1.0])}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
+    for name, message in {
+        "half.nc": "truncated or not a netCDF",
+        "text.nc": "truncated or not a netCDF",
+        "other.nc": "not a saved posterior",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            pb.Posterior.load(tmp_path / name, posterior.model)
+    with pytest.raises(FileNotFoundError, match="no file"):
+        pb.Posterior.load(tmp_path / "none.nc", posterior.model)
+
+
+def test_another_model_is_refused(posterior, tmp_path):
+    path = posterior.save(tmp_path / "p.nc")
+    with pytest.raises(ValueError, match="another model"):
+        pb.Posterior.load(path, toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), out=2))
+
+
+def test_a_failed_write_leaves_the_old_file(posterior, tmp_path, monkeypatch):
+    path = posterior.save(tmp_path / "p.nc")
+    before = path.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(xr.DataTree, "to_netcdf", full)
+    with pytest.raises(OSError, match="no space"):
+        posterior.save(path)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):
+    x, y = toy()
+    tree = posterior.to_datatree(x, y, test=(x[:5], y[:5]), true_function=torch.sin)
+    assert set(tree.children) == {
+        "posterior",
+        "history",
+        "log_likelihood",
+        "log_prior",
+        "observed_data",
+        "constant_data",
+        "posterior_predictive",
+        "function",
+        "prior",
+        "prior_predictive",
+        "grid",
+        "predictions",
+        "predictions_constant_data",
+    }
+    assert tree["function"]["f"].dims == ("chain", "draw", "probe", "output")
+    assert set(tree["function"]["probe_kind"].values) == {"train", "between", "outside"}
+    p = posterior.predict(x)
+    torch.testing.assert_close(torch.tensor(tree["log_likelihood"]["y"].values), p.log_prob_draws(y))
+    mixture = posterior.predict(x[:5]).log_prob(y[:5])
+    torch.testing.assert_close(torch.tensor(tree["predictions"]["log_prob"].values), mixture)
+    assert tree["grid"]["mean"].shape == (200, 1)
+    path = tmp_path / "tree.nc"
+    tree.to_netcdf(path, engine="h5netcdf")
+    assert read(path).attrs["method"] == "DeepEnsemble"
+
+
+def test_log_prior_of_the_tree_is_the_programs():
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    x, y = toy()
+    posterior = pb.DeepEnsemble(num_members=2, num_steps=5, compile=False).fit(model, x, y)
+    tree = posterior.to_datatree(x, y)
+    density = pb.Density(model.pyro_model, (x, y))
+    for draw, z in enumerate(density.unconstrain(posterior.draws)[0]):
+        prior, likelihood = density.log_parts(z)
+        assert tree["log_prior"]["log_prior"].values[0, draw] == pytest.approx(prior.item(), rel=1e-5)
+        assert tree["function"]["log_likelihood"].values[0, draw] == pytest.approx(
+            likelihood.item(), rel=1e-5
+        )
