@@ -2,8 +2,8 @@
 
     python scripts/compare_svi_mcmc.py --quick
 
-Any option of ``pyrobnn compare`` may be given; the data are the clusters unless told otherwise. At the end it prints how
-much wider each method is in the widest gap than inside the clusters, which is the question of the study.
+Any option of ``pyrobnn compare`` may be given; the data are the clusters unless told otherwise. At the end it prints
+how much wider each method is in the widest gap than inside the clusters, which is the question of the study.
 """
 
 from __future__ import annotations
