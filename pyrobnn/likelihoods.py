@@ -160,7 +160,7 @@ class HomoskedasticGaussian(_Gaussian, tyxe.likelihoods.Gaussian):
                 check_number("scale", scale, above=0)
             # kept in float64: 0.7 must stay 0.7 for a float64 network
             self.register_buffer(
-                "fixed_scale", _positive_scale(torch.as_tensor(scale).detach().clone().double())
+                "fixed_scale", _positive_scale(torch.as_tensor(scale, dtype=torch.float64).detach().clone())
             )
 
     def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
