@@ -77,7 +77,11 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
             found = arviz_stats.loo_approximate_posterior(data, log_p, log_q, pointwise=True)
         else:
             found = arviz_stats.loo(data, pointwise=True, reff=_relative_efficiency(tree))
-    return found if np.isfinite(found.elpd) else None
+    if not subsampled:
+        # an underflowing tail leaves NaN, in the weights or in k-hat depending on ArviZ's version
+        found.pareto_k = found.pareto_k.fillna(np.inf)
+    hopeless = not np.isfinite(found.elpd) or not np.isfinite(found.pareto_k).any()
+    return None if hopeless else found
 
 
 def compare(trees: Mapping[str, xr.DataTree]) -> pd.DataFrame:

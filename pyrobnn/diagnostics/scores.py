@@ -106,7 +106,13 @@ def score(tree: xr.DataTree) -> Scores:
 
 
 def predictive_draws(tree: xr.DataTree) -> np.ndarray | None:
-    """Held-out replicates of y as (draw, point, output), chains one after another; None where missing."""
+    """Held-out replicates of y as (draw, point, output), chains one after another; None where missing.
+
+    Where a method has few draws (an ensemble) its tree holds several replicates of each, as ``y_sample``.
+    """
+    sample = reading.values_of(tree, "predictions", "y_sample")
+    if sample is not None:
+        return sample.reshape(sample.shape[0], sample.shape[1], -1)
     y = reading.draws_of(tree, "predictions", "y")
     return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
