@@ -2,9 +2,9 @@
 
     python scripts/calibration_sbc.py --method nuts laplace svi --replications 200 --jobs 2 --out results/sbc
 
-Each replication draws parameters from the prior and data from the likelihood, fits, and ranks the truth among its
-draws. It appends one line to OUT/<model>-<method>.jsonl; a rerun continues where the last one stopped. At the end: a table of
-χ² p-values, and ECDF-difference plots with simultaneous 95 % bands.
+Each replication draws parameters from the prior and data from the likelihood, fits, and ranks the truth among the
+draws. It appends one line to OUT/<model>-<method>.jsonl; a rerun continues where the last one stopped. At the end: a
+table of χ² p-values, and ECDF-difference plots with simultaneous 95 % bands.
 """
 
 from __future__ import annotations
