@@ -26,6 +26,8 @@ from pyrobnn.seeding import generator, seeded
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
 GRID_POINTS = 200
+#: predictive observations at each held-out point, at the least
+MIN_OBSERVATIONS = 1000
 GRID_FUNCTIONS = 30
 
 
@@ -189,6 +191,10 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
         "y": _targets(prediction.sample(seed=seed), *shared, "pred_point"),
         "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
     }
+    total = posterior.num_chains * posterior.num_draws
+    if total < MIN_OBSERVATIONS:  # too few draws to see quantiles of the mixture they make
+        observations = prediction.sample(seed=seed, per_draw=math.ceil(MIN_OBSERVATIONS / total)).flatten(0, 1)
+        variables["y_sample"] = _targets(observations, "sample", "pred_point")
     if prediction.task == "gaussian":
         for name in ("mean", "aleatoric_var", "epistemic_var"):
             variables[name] = (point, _array(getattr(prediction, name)))

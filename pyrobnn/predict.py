@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor
+from pyrobnn.checks import as_tensor, check_count
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.seeding import seeded
 
@@ -167,12 +167,20 @@ class Prediction:
             return torch.distributions.Normal(self.loc.double(), self.scale.double()).log_prob(y).sum(-1)
         return self.likelihood.log_prob(self.f.double(), y, self.params)
 
-    def sample(self, *, seed: int = 0) -> Tensor:
-        """One noisy observation per draw: (chain, draw, point, out), or labels (chain, draw, point)."""
+    def sample(self, *, seed: int = 0, per_draw: int = 1) -> Tensor:
+        """Noisy observations: (chain, draw · per_draw, point, out), or labels (chain, draw · per_draw, point).
+
+        Args:
+            seed: of the noise.
+            per_draw: observations of each posterior draw, one after another; more than one where draws are few.
+        """
+        check_count("per_draw", per_draw)
         with seeded(seed, self.f.device):
             if self.task == "gaussian":
-                return self.loc + self.scale * torch.randn_like(self.loc)
-            return self.likelihood.distribution(self.f, self.params).sample()
+                loc, scale = (value.repeat_interleave(per_draw, 1) for value in (self.loc, self.scale))
+                return loc + scale * torch.randn_like(loc)
+            labels = self.likelihood.distribution(self.f, self.params).sample((per_draw,))
+            return labels.movedim(0, 2).flatten(1, 2)
 
     def _need(self, *tasks: str) -> None:
         if self.task not in tasks:
