@@ -104,7 +104,9 @@ def regression_points(tree: xr.DataTree, output: int = 0) -> Points | None:
         return None
     y = variable(tree, "predictions_constant_data", "y")
     mean = variable(tree, "predictions", "mean")
-    draws = variable(tree, "predictions", "y")
+    draws = variable(tree, "predictions", "y_sample")
+    if draws is None:
+        draws = variable(tree, "predictions", "y")
     if y is not None and mean is not None:
         aleatoric = variable(tree, "predictions", "aleatoric_var")
         epistemic = variable(tree, "predictions", "epistemic_var")
@@ -113,7 +115,8 @@ def regression_points(tree: xr.DataTree, output: int = 0) -> Points | None:
         ]
         samples = None
         if draws is not None:
-            samples = draws_first(draws.isel(output=output) if "output" in draws.dims else draws)
+            one = draws.isel(output=output) if "output" in draws.dims else draws
+            samples = one.values if "sample" in one.dims else draws_first(one)
         if sds[0] is not None and sds[1] is not None:
             total = np.hypot(sds[0], sds[1])
         elif samples is not None:
