@@ -220,3 +220,12 @@ def test_distance_is_zero_to_itself_and_the_shift_otherwise() -> None:
     other = factory.regression_1d()
     other["predictions_constant_data"]["y"] = other["predictions_constant_data"]["y"] + np.float64(1)
     assert predictive_distance(other, tree) is None
+
+
+def test_a_point_estimate_is_recommended_last(one_dimensional: dict[str, xr.DataTree]) -> None:
+    verdicts = {"svi": judged("svi", "warn")}
+    verdicts["map"] = Verdict.from_checks(
+        "MAP", "map", [Check("point_estimate", "warn", 1.0, "", "", "MAP.", "")]
+    )
+    trees = {label: one_dimensional[label] for label in ("map", "svi")}
+    assert recommended(compare_rows(trees, verdicts), verdicts) == "svi"

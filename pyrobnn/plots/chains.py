@@ -256,11 +256,12 @@ def weight_norms(trees: Trees) -> Figure:
         layers = max(norms.shape[-1] for norms, _ in found.values())
         figure, axes = panels(1, size=(4.2, 0.8 + 0.22 * layers * (len(found) + 1)))
         ax = axes[0, 0]
-        names = [str(i) for i in range(layers)]
+        names = [f"layer {i}" for i in range(layers)]
         for index, (label, (norms, source)) in enumerate(found.items()):
             colour = PALETTE[index % len(PALETTE)]
             if "layer" in source.coords and norms.shape[-1] == layers:
                 names = [str(n) for n in source.coords["layer"].values]
+                names = [f"layer {name}" if name.isdigit() else name for name in names]
             for layer in range(norms.shape[-1]):
                 at = layer + 0.7 * ((index + 0.5) / len(found) - 0.5)
                 p5, p25, p50, p75, p95 = np.quantile(norms[..., layer], (0.05, 0.25, 0.5, 0.75, 0.95))

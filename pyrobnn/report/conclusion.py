@@ -14,11 +14,17 @@ ORDER = {"pass": 0, "warn": 1, "fail": 2}
 
 
 def recommended(rows: list[Row], verdicts: Mapping[str, Verdict]) -> str:
-    """The label to trust first: the best verdict, then the highest held-out log density, then the caller's order."""
-    return min(
-        rows,
-        key=lambda row: (ORDER[verdicts[row.label].status], -row.values.get("log_prob", float("-inf"))),
-    ).label
+    """The label to trust first: the best verdict, then the highest held-out log density, then the caller's order.
+
+    Between two verdicts of the same status a point estimate comes last: it has no epistemic uncertainty to trust.
+    """
+
+    def order(row: Row) -> tuple[int, bool, float]:
+        verdict = verdicts[row.label]
+        point = any(check.name == "point_estimate" for check in verdict.checks)
+        return ORDER[verdict.status], point, -row.values.get("log_prob", float("-inf"))
+
+    return min(rows, key=order).label
 
 
 def conclude(
@@ -41,9 +47,14 @@ def conclude(
         return f"{first}: {_evidence(verdict, best if len(rows) > 1 else '')}.", _next(verdict)
     if verdict.status == "pass":
         reason = f"all {len(verdict.passed)} checks passed" if verdict.passed else "nothing spoke against it"
-        first = f"Trust {best}: {reason}{_ranking(best, trees, rows)}."
+        first = ", and ".join(filter(None, (f"Trust {best}: {reason}", _ranking(best, trees, rows)))) + "."
     else:
-        first = f"Use {best}, with care: {_evidence(verdict)}{_ranking(best, trees, rows)}."
+        first = (
+            "; ".join(
+                filter(None, (f"Use {best}, with care: {_evidence(verdict)}", _ranking(best, trees, rows)))
+            )
+            + "."
+        )
     others = [row.label for row in rows if row.label != best]
     if not others:
         return first, _next(verdict) if verdict.status == "warn" else _cost(best, rows)
@@ -77,16 +88,16 @@ def _ranking(best: str, trees: Mapping[str, xr.DataTree], rows: list[Row]) -> st
         return ""
     value, error = have[best].values["log_prob"], have[best].errors.get("log_prob")
     said = significant(value) if error is None else " ± ".join(with_error(value, error))
-    said = f", and its held-out log density per point, {said},"
+    subject = "its held-out log density per point"
     if len(have) == 1:
-        return said.replace("point, ", "point is ").rstrip(",")
+        return f"{subject} is {said}"
     leader = max(have, key=lambda label: have[label].values["log_prob"])
     others = [label for label in have if label != best]
     if all(_close(trees[best], trees[other]) for other in others):
-        return f"{said} is within two standard errors of {'the' if len(others) == 1 else 'every'} other's"
+        return f"{subject}, {said}, is within two standard errors of {'the' if len(others) == 1 else 'every'} other's"
     if leader == best:
-        return f"{said} is the highest of {len(have)}"
-    return f"{said} is {'close to' if _close(trees[best], trees[leader]) else 'below'} {leader}'s"
+        return f"{subject}, {said}, is the highest of {len(have)}"
+    return f"{subject}, {said}, is {'close to' if _close(trees[best], trees[leader]) else 'below'} {leader}'s"
 
 
 def _close(tree: xr.DataTree, other: xr.DataTree) -> bool:

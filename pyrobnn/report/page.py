@@ -207,6 +207,8 @@ def format_number(value: float | None, key: str) -> str:
     if key in DECIMALS:
         return f"{value:.{DECIMALS[key]}f}"
     if key.endswith("_seconds"):
+        if value < 0.01:
+            return "<0.01"
         return f"{value:.2g}" if value < 10 else f"{value:.0f}"
     return significant(value)
 
