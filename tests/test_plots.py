@@ -37,10 +37,8 @@ def test_every_figure_draws_every_kind_of_tree(name: str) -> None:
     figure.draw_without_rendering()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_tree_needs_no_mapping(kind: str) -> None:
-    for name in plots.__all__:
-        assert isinstance(getattr(plots, name)(KINDS[kind]), Figure)
+def test_one_tree_needs_no_mapping_and_brings_its_label() -> None:
+    assert "nuts" in texts(plots.predictive_bands(KINDS["regression_1d"]))
 
 
 @pytest.mark.parametrize("name", plots.__all__)

@@ -155,8 +155,7 @@ def test_trees_that_lack_groups_still_make_a_page(make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "group",
-    ["sample_stats", "function", "log_likelihood", "posterior_predictive", "predictions", "grid", "history"],
+    "group", ["sample_stats", "function", "predictions", "observed_data", "constant_data"]
 )
 def test_any_single_group_may_be_missing(group: str, tmp_path: Path) -> None:
     tree = factory.regression_1d("SVI", iid=True)
