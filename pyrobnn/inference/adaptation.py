@@ -1,0 +1,133 @@
+r"""Warm-up of the HMC machine: dual averaging inside the step, mass matrices between windows, pooled over chains.
+
+*The No-U-Turn Sampler* (Hoffman & Gelman, 2014), https://arxiv.org/abs/1111.4246
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
+
+
+def dual_averaging(step_size: float, device: torch.device, *, adapt: bool = True) -> Tensor:
+    """The shared state (6,) in float64: log step, its average, mean error, time, log shrinkage point, switch."""
+    log_step = math.log(step_size)
+    state = [log_step, log_step, 0.0, 0.0, math.log(10.0) + log_step, float(adapt)]
+    return torch.tensor(state, dtype=torch.float64, device=device)
+
+
+def dual_average(shared: Tensor, rate: Tensor, ended: Tensor, target: float) -> Tensor:
+    r"""One update by the transitions that ended in this step, in units of one transition of every chain.
+
+    With k of C chains ending, time advances by w = k / C, so that many chains average the noise of one step size:
+
+    .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
+              \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
+
+    Args:
+        shared: state (6,), see :func:`dual_averaging`.
+        rate: acceptance rate of every chain's transition (chain,).
+        ended: which of them ended now (chain,).
+        target: the acceptance rate aimed at.
+    """
+    log_step, log_mean, error, time, center, on = shared.unbind(0)
+    count = ended.sum()
+    share = on * count / ended.shape[0]
+    mean_rate = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
+    new_time = time + share
+    gain = share / (new_time + _T0)
+    new_error = (1 - gain) * error + gain * (target - mean_rate)
+    new_log = center - new_time.sqrt() / _GAMMA * new_error
+    # t^-kappa is the weight of a whole round of transitions
+    keep = (1 - new_time.clamp(min=1.0) ** -_KAPPA) ** share
+    updated = torch.stack([new_log, keep * log_mean + (1 - keep) * new_log, new_error, new_time, center, on])
+    return torch.where(share > 0, updated, shared)
+
+
+def windows(num_warmup: int) -> list[tuple[int, bool]]:
+    """Lengths of the warm-up phases in transitions, and whether each ends with a new mass matrix.
+
+    A step-size phase, windows that double in length, a step-size phase; the last window takes what is left over.
+    """
+    first = min(75, max(1, round(0.15 * num_warmup)))
+    last = min(50, max(1, round(0.1 * num_warmup)))
+    middle = num_warmup - first - last
+    if middle < 10:
+        return [(num_warmup, False)] if num_warmup else []
+    plan, length = [(first, False)], min(25, max(5, middle // 3))
+    while middle >= 3 * length:
+        plan.append((length, True))
+        middle -= length
+        length *= 2
+    return [*plan, (middle, True), (last, False)]
+
+
+def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
+    r"""The scale (dim,) or matrix (dim, dim) A with :math:`A A^T` the pooled covariance of a window.
+
+    The covariance is the mean of the chains' own (around each chain's mean) where they are long enough to tell, so that
+    chains in different modes do not pass for one wide mode; of all draws together where they are short.
+
+    Args:
+        z: draws (chain, slot, dim), of which each chain's first ``counts`` (chain,) are valid.
+        old: the scale or matrix in use: kept where the window says nothing.
+        dense: a matrix rather than a scale.
+    """
+    valid = (torch.arange(z.shape[1], device=z.device) < counts.unsqueeze(-1)).unsqueeze(-1)
+    total = int(counts.sum())
+    if total < 3:
+        return old
+    x = torch.where(valid, z.double(), 0.0)
+    per_chain = counts.clamp(min=1).reshape(-1, 1, 1)
+    own = counts.double().mean() >= 20
+    mean = x.sum(1, keepdim=True) / per_chain if own else (x.sum((0, 1)) / total).reshape(1, 1, -1)
+    x = torch.where(valid, x - mean, 0.0).flatten(0, 1)
+    freedom = max(total - (len(counts) if own else 1), 1)
+    shrink = total / (total + 5.0)
+    if not dense:
+        var = shrink * x.square().sum(0) / freedom + (1 - shrink) * 1e-3
+        return var.sqrt().to(old.dtype)
+    # with few draws for many dimensions the off-diagonal part is mostly noise: shrink it by its share
+    cov = x.T @ x / freedom
+    diagonal = cov.diagonal().diag_embed()
+    trust = total / (total + 2.0 * cov.shape[0])
+    cov = shrink * (trust * cov + (1 - trust) * diagonal) + (1 - shrink) * 1e-3 * torch.eye(
+        len(cov), device=z.device
+    )
+    return torch.linalg.cholesky(cov).to(old.dtype)
+
+
+def first_step_size(
+    gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
+    q: Tensor,
+    g: Tensor,
+    lp: Tensor,
+    r: Tensor,
+    guess: float,
+) -> float:
+    """Double or halve until the mean acceptance of one leapfrog from (q, r) crosses one half.
+
+    Args:
+        gradient: whitened gradient (chain, dim) and log density (chain,).
+        q, g, lp, r: positions, gradients, log densities and momenta of all chains, whitened.
+        guess: where to begin.
+    """
+    step, direction = guess, 0
+    energy = 0.5 * r.double().square().sum(-1) - lp
+    for _ in range(60):
+        half = r + 0.5 * step * g
+        new_g, new_lp = gradient(q + step * half)
+        new = half + 0.5 * step * new_g
+        error = 0.5 * new.double().square().sum(-1) - new_lp - energy
+        accepted = torch.where(torch.isfinite(error), (-error).clamp(max=0.0).exp(), 0.0).mean().item()
+        wanted = 1 if accepted > 0.5 else -1
+        if direction and wanted != direction:
+            break
+        direction = wanted
+        step *= 2.0**direction
+    return step

@@ -1,0 +1,68 @@
+"""Checkpoints of a run: plain tensors and a fingerprint, written atomically, checked when read, never unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MAGIC = b"pyrobnn checkpoint 1\n"
+
+
+def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
+    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=repr).encode())
+    for name, value in sorted(tensors.items()):
+        value = value.detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors for the run with this fingerprint; a reader sees the old file or the new one, never a part."""
+    path = Path(path)
+    body = io.BytesIO()
+    torch.save({name: value.detach().cpu() for name, value in tensors.items()}, body)
+    content = body.getvalue()
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        file.write(_MAGIC)
+        file.write(f"{run} {hashlib.sha256(content).hexdigest()}\n".encode())
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
+    """The tensors of a checkpoint, or None where there is no file.
+
+    Raises:
+        ValueError: The file is damaged, is no checkpoint, or belongs to a run with other settings or data.
+    """
+    path = Path(path)
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    if not content.startswith(_MAGIC):
+        raise ValueError(f"{path} is not a pyrobnn checkpoint: choose another path or delete the file")
+    head, _, body = content[len(_MAGIC) :].partition(b"\n")
+    owner, _, digest = head.decode(errors="replace").partition(" ")
+    if digest != hashlib.sha256(body).hexdigest():
+        raise ValueError(
+            f"the checkpoint {path} is damaged (its checksum does not match): delete it to start again"
+        )
+    if owner != run:
+        raise ValueError(
+            f"the checkpoint {path} belongs to a run with another model, data, seed or settings: "
+            "resume with the same ones, or choose another path"
+        )
+    return torch.load(io.BytesIO(body), weights_only=True)

@@ -1,0 +1,295 @@
+"""The host side of the HMC machine: warm-up and sampling phases, looking at the chains every few dozen steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrobnn import rng
+from pyrobnn.compile import CudaGraph, compiled
+from pyrobnn.inference import checkpoint
+from pyrobnn.inference.adaptation import dual_averaging, first_step_size, whitening, windows
+from pyrobnn.inference.hmc_machine import STATS, Buffers, Gradient, Machine, Scalars, State
+
+_SLOT = Scalars._fields.index("slot")
+_TRANSITION = Scalars._fields.index("transition")
+_LP = Scalars._fields.index("lp_prop")
+_NUM_STATE = len(State._fields)
+
+
+class Draws(NamedTuple):
+    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale."""
+
+    z: Tensor
+    stats: Tensor
+    compile_seconds: float
+    num_gradients: int
+    scale: Tensor
+    history: dict[str, Tensor]
+
+
+class Look(NamedTuple):
+    """What the host sees between steps."""
+
+    phase: str
+    draws: int  # of the slowest chain in this phase
+    wanted: int
+    step_size: float
+    tree_depth: float
+    divergences: int
+    steps: int
+
+
+class Run:
+    """A resumable run of the machine.
+
+    Args:
+        machine: sizes and gradient; ``machine.num_slots`` holds the longest phase worth keeping.
+        seed: of all randomness.
+        num_warmup: transitions of the warm-up, on average over chains.
+        dense: dense mass matrix.
+        step_size: the first one; None finds it.
+        compile: compile the step.
+        every: steps between looks.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        seed: int,
+        num_warmup: int,
+        dense: bool = False,
+        step_size: float | None = None,
+        compile: bool = True,
+        every: int = 16,
+    ) -> None:
+        self.machine, self.dense, self.every = machine, dense, every
+        self.seed = rng.key(torch.tensor(seed, dtype=torch.int64, device=machine.device))
+        self.plan = windows(num_warmup)
+        self.first_step, self.compile = step_size, compile
+        self.buffers = machine.buffers()
+        self.phase = self.steps = self.total_steps = 0
+        self.history: list[list[float]] = []
+        self._advance: Callable[[int], None] | None = None
+        self.compile_seconds = 0.0
+
+    # -- beginning, saving, resuming ---------------------------------------------------------------------------------
+
+    def begin(self, z: Tensor, scale: Tensor | None = None) -> None:
+        """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
+        one = torch.ones(self.machine.dim, dtype=z.dtype, device=z.device)
+        scale = one if scale is None else scale
+        self.scale = torch.diag(scale) if self.dense else scale
+        q = self._whiten(z)
+        g, lp = self._gradient(q)
+        zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
+        shared = dual_averaging(step, z.device, adapt=bool(self.plan))
+        self.state = self.machine.start(q, g, lp, shared, self.seed, zero)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs."""
+        counters = torch.tensor([self.phase, self.steps, self.total_steps])
+        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
+        return {
+            **self.state._asdict(),
+            **self.buffers._asdict(),
+            "scale": self.scale,
+            "counters": counters,
+            "history": history,
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what :meth:`tensors` gave."""
+        device = self.machine.device
+        self.state = State(*(tensors[name].to(device) for name in State._fields))
+        for mine, name in zip(self.buffers, Buffers._fields, strict=True):
+            mine.copy_(tensors[name])
+        self.scale = tensors["scale"].to(device)
+        self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
+        self.history = tensors["history"].tolist()
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        num_draws: int,
+        *,
+        look: Callable[[Look], bool] | None = None,
+        enough: Callable[[Tensor], bool] | None = None,
+        save: tuple[str | Path, str, float] | None = None,
+    ) -> Draws:
+        """Run the remaining phases and return the draws.
+
+        Args:
+            num_draws: draws per chain.
+            look: called now and then with a :class:`Look`; True stops the run at the draws that every chain has.
+            enough: called with the unconstrained draws (chain, draw, dim) at growing lengths; True stops.
+            save: checkpoint path, fingerprint, and seconds between writes.
+        """
+        self._prepare()
+        written, next_check = time.monotonic(), 100
+        while True:
+            warming = self.phase < len(self.plan)
+            wanted = self.plan[self.phase][0] if warming else num_draws
+            self._advance(self.every)
+            slots = self.state.scalars[_SLOT]
+            # a warm-up phase ends when the chains have so many transitions on average: none waits for another
+            count = int(slots.mean() if warming else slots.min())
+            stop = look is not None and look(self._look(warming, count, wanted))
+            if count >= wanted and warming:
+                self._next_phase()
+            elif not warming:
+                if count >= next_check and enough is not None and count < wanted:
+                    next_check = int(count * 1.25) + 1
+                    stop = stop or enough(self._draws(count))
+                if count >= wanted or (stop and count > 0):
+                    return self._finish(min(count, num_draws))
+            if save is not None and time.monotonic() - written > save[2]:
+                checkpoint.write(save[0], save[1], self.tensors())
+                written = time.monotonic()
+
+    def _prepare(self) -> None:
+        """Compile the step; on CUDA capture it, with the state in static buffers."""
+        example = (*self.state, *self.buffers, self.scale, self.seed)
+        kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
+        step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        for mine, old in zip(self.buffers, kept or (), strict=False):
+            mine.copy_(old)
+        self.compile_seconds = step.seconds
+        if self.machine.device.type == "cuda" and step.mode == "inductor":
+            self._capture(step)
+            return
+
+        def advance(num: int) -> None:
+            fixed = (*self.buffers, self.scale, self.seed)
+            state = self.state
+            for _ in range(num):
+                state = step(*state, *fixed)
+            self.state = State(*state)
+            self.steps += num
+            self.total_steps += num
+
+        self._advance = advance
+
+    def _capture(self, step: Callable[..., tuple[Tensor, ...]]) -> None:
+        static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.seed))
+        buffers = self.buffers
+
+        def update(*arguments: Tensor) -> None:
+            new = step(*arguments[:_NUM_STATE], *buffers, *arguments[_NUM_STATE:])
+            for mine, value in zip(arguments, new, strict=False):
+                mine.copy_(value)
+
+        kept = [buffer.clone() for buffer in buffers]
+        graph = CudaGraph(update, *static)
+        for mine, old in zip(buffers, kept, strict=True):  # the warm-up calls of the capture never happened
+            mine.copy_(old)
+
+        def advance(num: int) -> None:
+            for mine, value in zip(static, (*self.state, self.scale, self.seed), strict=True):
+                if mine is not value:
+                    mine.copy_(value)
+            for _ in range(num):
+                graph.replay()
+            self.state = State(*static[:_NUM_STATE])
+            self.steps += num
+            self.total_steps += num
+
+        self._advance = advance
+
+    def _next_phase(self) -> None:
+        """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
+        _, new_mass = self.plan[self.phase]
+        self.phase, self.steps = self.phase + 1, 0
+        state, shared = self.state, self.state.shared
+        q, g, lp = state.q_prop, state.g_prop, state.scalars[_LP]
+        transition = state.scalars[_TRANSITION] + 1
+        if new_mass:
+            counts = state.scalars[_SLOT].clamp(max=self.machine.num_slots)
+            z = self._unwhiten(q)
+            self.scale = whitening(self._unwhiten(self.buffers.draws), counts, self.scale, self.dense)
+            q = self._whiten(z)
+            g, lp = self._gradient(q)
+        step = float(shared[1].exp())
+        if new_mass:
+            step = self._find_step(q, g, lp, transition, step)
+        self.history.append([float(self.phase), step, float(self.total_steps)])
+        if self.phase == len(self.plan):
+            shared = dual_averaging(step, self.machine.device, adapt=False)
+        elif new_mass:
+            shared = dual_averaging(step, self.machine.device)
+        self.state = self.machine.start(q, g, lp, shared, self.seed, transition)
+
+    def _look(self, warming: bool, count: int, wanted: int) -> Look:
+        latest = self.buffers.stats[:, max(count - 1, 0)]
+        diverging = 0 if warming else int(self.buffers.stats[:, :count, STATS.index("diverging")].sum())
+        return Look(
+            "warm-up" if warming else "sampling",
+            min(count, wanted) + (0 if not warming else sum(length for length, _ in self.plan[: self.phase])),
+            wanted if not warming else sum(length for length, _ in self.plan),
+            float(self.state.shared[0].exp()),
+            float(latest[:, STATS.index("tree_depth")].mean()),
+            diverging,
+            self.total_steps,
+        )
+
+    def _finish(self, count: int) -> Draws:
+        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
+        return Draws(
+            self._draws(count),
+            self.buffers.stats[:, :count],
+            self.compile_seconds,
+            self.total_steps * self.machine.num_chains,
+            self.scale,
+            {"warmup_step_size": history[:, 1], "warmup_steps": history[:, 2]},
+        )
+
+    # -- whitening ---------------------------------------------------------------------------------------------------
+
+    def _draws(self, count: int) -> Tensor:
+        return self._unwhiten(self.buffers.draws[:, :count])
+
+    def _unwhiten(self, q: Tensor) -> Tensor:
+        return q @ self.scale.T if self.dense else q * self.scale
+
+    def _whiten(self, z: Tensor) -> Tensor:
+        if self.dense:
+            return torch.linalg.solve_triangular(self.scale, z.T, upper=False).T.contiguous()
+        return z / self.scale
+
+    def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        g, lp = self.machine.gradient(self._unwhiten(q))
+        return (g @ self.scale if self.dense else g * self.scale), lp
+
+    def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: float) -> float:
+        chain = torch.arange(len(q), device=q.device)
+        keys = rng.key(self.seed + chain, transition.long(), torch.full_like(chain, -1))
+        return first_step_size(self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess)
+
+
+def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Gradient, bool]:
+    """Gradient and value for all chains at once, or one after the other where the program cannot be batched.
+
+    Returns:
+        The function, and whether it is batched (then it can be compiled).
+    """
+    single = torch.func.grad_and_value(log_density)
+    batched = torch.func.vmap(single)
+    try:
+        batched(z)
+    except RuntimeError:  # what functorch raises for control flow on values
+
+        def looped(z: Tensor) -> tuple[Tensor, Tensor]:
+            pairs = [single(one) for one in z]
+            return torch.stack([g for g, _ in pairs]), torch.stack([lp for _, lp in pairs])
+
+        looped(z)  # an error of the program itself surfaces here
+        return looped, False
+    return batched, True

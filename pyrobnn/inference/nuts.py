@@ -1,0 +1,409 @@
+"""NUTS and plain HMC: configuration and fit. The arithmetic is in ``hmc_machine``, the host's loop in ``hmc_run``."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from arviz_stats.base import array_stats
+from torch import Tensor, nn
+
+from pyrobnn.callbacks import ProgressBar
+from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.inference import checkpoint as checkpoints
+from pyrobnn.inference import pyro_engine
+from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare, settings
+from pyrobnn.inference.hmc_machine import STATS, Machine
+from pyrobnn.inference.hmc_run import Draws, Look, Run, batched_gradient
+from pyrobnn.inference.map import MAP
+from pyrobnn.inference.point import start_values
+from pyrobnn.inference.sgmcmc_plan import start_chains
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+#: transitions of warm-up when none are asked for, by the number of chains: many chains adapt together
+DEFAULT_WARMUP = 500
+_NUM_PROBES = 16
+
+
+@dataclass(frozen=True)
+class NUTS:
+    r"""The No-U-Turn Sampler: draws from the exact posterior, every chain in one compiled step.
+
+    Hamiltonian dynamics of :math:`H(z, r) = -\log p(z, y) + \tfrac12 r^\top M^{-1} r` propose distant points; a
+    trajectory ends where it turns back, and its points are drawn with weights :math:`e^{-H}`. Step size and mass matrix
+    are adapted during warm-up, pooled over chains, then frozen.
+
+    Args:
+        num_chains: chains; they share each gradient call, so more cost less than proportionally.
+        num_warmup: transitions of warm-up, on average over chains; None takes the default.
+        step_size: the first step size; None finds one.
+        target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
+        max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
+        mass_matrix: ``"diag"`` or ``"dense"``.
+        init: ``"prior"``: chains start at draws from the prior; ``"map"``: around the mode. An earlier posterior or a
+            trained net is passed to ``fit(init=...)`` instead.
+        trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
+        engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
+        compile: compile the step; False gives the same draws within float tolerance, slower.
+        checkpoint_every: seconds between checkpoints.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: exact only once it has converged, and a Bayesian network's posterior has many modes: look at R-hat of the
+    function values (``pyrobnn.diagnose``), not of the weights. Point parameters (a learned noise scale) are held.
+
+    References:
+        *The No-U-Turn Sampler* (Hoffman & Gelman, 2014), https://arxiv.org/abs/1111.4246
+        *A Conceptual Introduction to Hamiltonian Monte Carlo* (Betancourt, 2017), https://arxiv.org/abs/1701.02434
+
+    Example:
+        >>> import pyro, pyro.distributions as dist, pyrobnn as pb, torch
+        >>> def program(x, y):
+        ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        ...     pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
+        >>> nuts = pb.NUTS(num_chains=2, num_warmup=50, compile=False)
+        >>> posterior = nuts.fit(program, None, torch.ones(3), num_draws=20)
+        >>> posterior.draws["mean"].shape
+        torch.Size([2, 20])
+    """
+
+    num_chains: int = 4
+    num_warmup: int | None = None
+    step_size: float | None = None
+    target_accept: float = 0.8
+    max_tree_depth: int = 10
+    mass_matrix: Literal["diag", "dense"] = "diag"
+    init: Literal["prior", "map"] = "prior"
+    trajectory: int | None = None
+    engine: Literal["compiled", "pyro"] = "compiled"
+    compile: bool = True
+    checkpoint_every: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_count("num_chains", self.num_chains)
+        if self.num_warmup is not None:
+            check_count("num_warmup", self.num_warmup, minimum=0)
+        if self.step_size is not None:
+            check_number("step_size", self.step_size, above=0.0)
+        check_number("target_accept", self.target_accept, above=0.0, below=1.0)
+        check_count("max_tree_depth", self.max_tree_depth)
+        check_choice("mass_matrix", self.mass_matrix, ("diag", "dense"))
+        check_choice("init", self.init, ("prior", "map"))
+        if self.trajectory is not None:
+            check_count("trajectory", self.trajectory)
+        check_choice("engine", self.engine, ("compiled", "pyro"))
+        check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
+
+    def fit(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int = 1000,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Sample the posterior.
+
+        Args:
+            model: a BNN, or a Pyro program ``fn(x, y)``.
+            x, y: the data; or ``x`` a DataLoader, whose batches are gathered.
+            num_draws: draws per chain.
+            seed: of starts and of all randomness.
+            init: where the chains start: draws of an earlier posterior (its spread is the first mass matrix), or a net.
+            device: where to compute; default where ``x`` is.
+            until_ess: stop as soon as the slowest function value has this bulk effective sample size.
+            checkpoint: a file to write now and then, and to resume from where it exists.
+            callbacks: called with the number of steps and step_size, tree_depth, divergences, draws; True stops.
+            progress: show a progress bar.
+
+        Returns:
+            Posterior with draws (num_chains, num_draws, …) and ``sample_stats`` lp (unconstrained space, nats), energy,
+            diverging, tree_depth, n_steps, acceptance_rate, step_size, each (num_chains, num_draws).
+
+        Raises:
+            ValueError: bad data; a program that subsamples; no start with a finite density; not enough memory; a
+                checkpoint that is damaged or of another run.
+        """
+        check_fit(num_draws, seed)
+        if until_ess is not None:
+            check_number("until_ess", until_ess, above=0.0)
+        if self.engine == "pyro" and (checkpoint is not None or until_ess is not None):
+            raise ValueError("'checkpoint' and 'until_ess' need engine='compiled': leave them out")
+        problem, init = self._prepare(model, x, y, init, seed, device)
+        num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
+        _check_memory(problem, self, num_draws, num_warmup)
+        started = time.perf_counter()
+        z, scale = self._starts(problem, init, seed)
+        if self.engine == "pyro":
+            result = self._pyro(problem, z, num_draws, num_warmup, seed, progress)
+        else:
+            hooks = _Hooks(problem, until_ess, callbacks, progress, num_draws + num_warmup)
+            save = checkpoint and (
+                checkpoint,
+                _run_name(self, problem, num_draws, seed, z),
+                self.checkpoint_every,
+            )
+            result = self._machine(problem, z, scale, num_draws, num_warmup, seed, hooks, save)
+        seconds = time.perf_counter() - started - result.compile_seconds
+        posterior = make_posterior(
+            problem,
+            self,
+            problem.density.constrain(result.z),
+            seed=seed,
+            timings={"compile": result.compile_seconds, "fit": seconds},
+            sample_stats=_named(result.stats),
+            history=result.history,
+            meta={
+                "num_warmup": num_warmup,
+                "num_gradients": result.num_gradients,
+                "stopped_by": "num_draws" if result.z.shape[1] == num_draws else "until_ess or a callback",
+                "warnings": _verdicts(result.stats, self),
+            },
+        )
+        for message in posterior.meta["warnings"]:
+            warnings.warn(message, UserWarning, stacklevel=2)
+        return posterior
+
+    def _prepare(self, model, x, y, init, seed, device) -> tuple[Problem, Any]:
+        if init is None and self.init == "map":
+            init = MAP(num_steps=500, polish_steps=0, compile=self.compile).fit(
+                model, x, y, seed=seed, device=device
+            )
+        held = None if init is None else start_values(model, init)
+        problem = prepare(model, x, y, points="held", device=device, values=held)
+        if problem.density.stochastic is not None:
+            raise ValueError(
+                f"the plate {problem.density.stochastic!r} subsamples, so the density is random and NUTS is not "
+                "defined: take out subsample_size, or use SVI or SGLD"
+            )
+        return problem, init
+
+    def _starts(self, problem: Problem, init: Any, seed: int) -> tuple[Tensor, Tensor | None]:
+        """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
+        density, count = problem.density, self.num_chains
+        single = torch.func.grad_and_value(density.log_joint)
+        with seeded(seed, problem.device):
+            z = start_chains(problem.model, density, init, count)
+            scale = None
+            if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
+                flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
+                scale = flat.std(0).clamp(min=1e-6)
+            elif init is not None:  # around one point: apart, so that R-hat has something to judge
+                z = z + 0.1 * torch.randn_like(z)
+            for chain in range(count):
+                for _ in range(100):
+                    gradient, value = single(z[chain])
+                    if bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all()):
+                        break
+                    z[chain] = density.sample_prior(1, seed=int(torch.randint(2**31, ())))[0]
+                else:
+                    raise ValueError(_no_start(problem, z[chain], gradient, value))
+        return z.detach().contiguous(), scale
+
+    def _machine(self, problem, z, scale, num_draws, num_warmup, seed, hooks: _Hooks, save) -> Draws:
+        gradient, batched = batched_gradient(problem.density.log_joint, z)
+        if not batched:
+            warnings.warn(
+                "the model's control flow depends on the values of its sites, so that it can be neither batched nor "
+                "compiled: the chains run one after the other, much slower",
+                UserWarning,
+                stacklevel=3,
+            )
+        machine = Machine(
+            gradient,
+            self.num_chains,
+            problem.density.dim,
+            _num_slots(num_draws, num_warmup),
+            z.dtype,
+            z.device,
+            self.max_tree_depth,
+            self.trajectory,
+            self.target_accept,
+        )
+        run = Run(
+            machine,
+            seed=seed,
+            num_warmup=num_warmup,
+            dense=self.mass_matrix == "dense",
+            step_size=self.step_size,
+            compile=self.compile and batched,
+        )
+        with torch.no_grad():
+            earlier = checkpoints.read(save[0], save[1]) if save else None
+            if earlier is None:
+                run.begin(z, scale)
+            else:
+                run.restore(earlier)
+            with hooks:
+                return run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save)
+
+    def _pyro(self, problem, z, num_draws, num_warmup, seed, progress) -> Draws:
+        draws, stats, gradients = pyro_engine.sample(
+            problem.density.log_joint,
+            z,
+            num_draws=num_draws,
+            num_warmup=num_warmup,
+            seed=seed,
+            step_size=self.step_size,
+            target_accept=self.target_accept,
+            max_tree_depth=self.max_tree_depth,
+            dense=self.mass_matrix == "dense",
+            trajectory=self.trajectory,
+            progress=progress,
+        )
+        return Draws(draws, stats, 0.0, gradients, torch.ones(0), {})
+
+
+class _Hooks:
+    """What happens at the host's looks: progress, callbacks, and the test for enough draws."""
+
+    def __init__(self, problem: Problem, until_ess, callbacks, progress: bool, total: int) -> None:
+        self._problem, self._until, self._callbacks = problem, until_ess, tuple(callbacks)
+        self._bar = ProgressBar(total, "NUTS") if progress else None
+        self._told, self._total = -1, total
+        self.enough: Callable[[Tensor], bool] | None = None if until_ess is None else self._enough
+        self.look = self._look if self._bar or self._callbacks else None
+
+    def __enter__(self) -> _Hooks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _look(self, look: Look) -> bool:
+        done = look.draws
+        if done <= self._told:
+            return False
+        self._told = done
+        metrics = {
+            "step_size": look.step_size,
+            "tree_depth": look.tree_depth,
+            "divergences": look.divergences,
+            "draws": done,
+        }
+        if self._bar is not None:
+            self._bar(min(done, self._total), metrics)
+        return notify(self._callbacks, look.steps, metrics | {"phase": look.phase})
+
+    def _enough(self, z: Tensor) -> bool:
+        return slowest_ess(self._problem, z) >= self._until
+
+
+def slowest_ess(problem: Problem, z: Tensor) -> float:
+    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value)."""
+    draws = problem.density.constrain(z)
+    if problem.is_bnn:
+        rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
+        x = problem.x[rows.to(problem.x.device)]
+        flat = {name: value.flatten(0, 1) for name, value in draws.items()}
+        values = torch.func.vmap(lambda params: problem.model.forward(params, x))(flat)
+        values = values.reshape(*z.shape[:2], -1)
+    else:
+        values = torch.cat([value.flatten(2) for value in draws.values()], -1)
+    values = values.detach().double().cpu().numpy()
+    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
+
+
+def _named(stats: Tensor) -> dict[str, Tensor]:
+    whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
+    return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}
+
+
+def _verdicts(stats: Tensor, config: NUTS) -> list[str]:
+    """What the user must be told about the run."""
+    messages = []
+    diverging = stats[..., STATS.index("diverging")].mean().item()
+    if diverging == 1.0:
+        messages.append(
+            "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or "
+            "set a smaller step_size"
+        )
+    elif diverging > 0.1:
+        messages.append(
+            f"{diverging:.0%} of the transitions diverged: the draws are biased. Raise target_accept (now "
+            f"{config.target_accept:g}) or reparameterise the model"
+        )
+    full = (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
+    if config.trajectory is None and full > 0.1:
+        messages.append(
+            f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
+            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or use mass_matrix='dense'"
+        )
+    return messages
+
+
+def _no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+    density = problem.density
+    log_prior, log_likelihood = density.log_parts(z)
+    bad = (~torch.isfinite(gradient)).nonzero()
+    if not bool(torch.isfinite(log_likelihood)):
+        where = f"the observed site {', '.join(map(repr, density.observed))}"
+    elif len(bad):
+        where = f"the site {density.site_of(int(bad[0]))!r}"
+    else:
+        where = f"a latent site ({', '.join(repr(site.name) for site in density.sites)})"
+    return (
+        f"no start with a finite density in 100 draws from the prior: the log density is {float(value):g}, because of "
+        f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
+    )
+
+
+def _num_slots(num_draws: int, num_warmup: int) -> int:
+    # warm-up windows keep at most 256 draws per chain: ample for a covariance pooled over chains
+    return max(num_draws, min(num_warmup, 256))
+
+
+def _check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int) -> None:
+    """Refuse a run whose static buffers do not fit before it starts."""
+    dim, chains = problem.density.dim, config.num_chains
+    item = torch.empty((), dtype=problem.density.dtype).element_size()
+    slots = _num_slots(num_draws, num_warmup) + 1
+    levels = config.max_tree_depth + 1
+    # draws are stored once and copied twice on their way to the posterior
+    need = chains * (dim * item * (3 * slots + 2 * levels + 24) + slots * 8 * len(STATS))
+    need += dim * dim * item * 3 if config.mass_matrix == "dense" else 0
+    free = _free_bytes(problem.device)
+    if free is not None and need > free:
+        raise ValueError(
+            f"the run needs {need:,} bytes for {chains} chains × {num_draws} draws × {dim} parameters but {free:,} are "
+            f"free: lower num_draws or num_chains"
+            + (", or use mass_matrix='diag'" if config.mass_matrix == "dense" else "")
+        )
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None  # unknown system: nothing to refuse on
+
+
+def _run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor) -> str:
+    parts = {"x": problem.x, "y": problem.y, "start": z}
+    tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+    sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
+    plan = {**settings(config), "num_draws": num_draws, "seed": seed, "sites": sites}
+    del plan["checkpoint_every"]
+    return checkpoints.fingerprint(plan, tensors)

@@ -1,0 +1,110 @@
+"""Pyro's own HMC and NUTS, driven by our density: the reference for the compiled machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from pyro.infer import HMC, MCMC, NUTS
+from torch import Tensor
+
+from pyrobnn.inference.hmc_machine import STATS
+from pyrobnn.seeding import seeded
+
+
+def sample(
+    log_density: Callable[[Tensor], Tensor],
+    z: Tensor,
+    *,
+    num_draws: int,
+    num_warmup: int,
+    seed: int,
+    step_size: float | None,
+    target_accept: float,
+    max_tree_depth: int,
+    dense: bool,
+    trajectory: int | None,
+    progress: bool = False,
+) -> tuple[Tensor, Tensor, int]:
+    """Run one chain after the other from ``z`` (chain, dim).
+
+    Returns:
+        Unconstrained draws (chain, draw, dim), statistics (chain, draw, 7) in the order of the machine's, and the
+        number of gradients. Pyro keeps no tree depth: it is what the number of leapfrogs implies. Its energy is the
+        one at the start of the transition, which differs from the end's by the integration error.
+    """
+    draws, stats, total = [], [], 0
+    for chain, start in enumerate(z):
+        potential = _Potential(log_density)
+        options = {
+            "potential_fn": potential,
+            "step_size": step_size or 1.0,
+            "full_mass": dense,
+            "target_accept_prob": target_accept,
+        }
+        if trajectory:
+            kernel = HMC(num_steps=trajectory, trajectory_length=None, **options)
+        else:
+            kernel = NUTS(max_tree_depth=max_tree_depth, **options)
+        rows: list[list[float]] = []
+        record = _Recorder(kernel, rows, potential)
+        with seeded(seed * 1_000_003 + chain, z.device):
+            mcmc = MCMC(
+                kernel,
+                num_samples=num_draws,
+                warmup_steps=num_warmup,
+                initial_params={"z": start},
+                hook_fn=record,
+                disable_progbar=not progress,
+            )
+            mcmc.run()
+        total += potential.calls
+        draws.append(mcmc.get_samples()["z"].detach())
+        stats.append(torch.tensor(rows, dtype=torch.float64))
+        for index in mcmc.diagnostics().get("divergences", {}).get("chain 0", []):
+            stats[-1][index, STATS.index("diverging")] = 1.0
+    return torch.stack(draws), torch.stack(stats), total
+
+
+class _Potential:
+    """The potential energy as Pyro's kernels call it, counting the calls."""
+
+    def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
+        self._log_density, self.calls = log_density, 0
+
+    def __call__(self, params: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        return -self._log_density(params["z"])
+
+
+class _Recorder:
+    """Collects the statistics of every kept draw through Pyro's hook and the kernel's own energy function."""
+
+    def __init__(self, kernel: HMC, rows: list[list[float]], potential: _Potential) -> None:
+        self._rows, self._potential, self._before = rows, potential, 0
+        self._accept, self._energy, self._lp = 0.0, math.nan, math.nan
+        kinetic = kernel._kinetic_energy
+        self._fresh = True
+
+        def recording(r: dict) -> Tensor:
+            energy = kinetic(r)
+            if self._fresh:  # the first call of a transition is for its starting momenta
+                self._energy, self._fresh = float(energy) - self._lp, False
+            return energy
+
+        kernel._kinetic_energy = recording
+
+    def __call__(self, kernel: HMC, params: dict[str, Tensor], stage: str, index: int) -> None:
+        steps, self._before = self._potential.calls - self._before, self._potential.calls
+        _, potential, _ = kernel._fetch_from_cache()
+        self._lp = -float(potential)
+        energy, self._fresh = self._energy, True
+        if stage.startswith("Warmup"):
+            self._accept = 0.0
+            return
+        count = len(self._rows) + 1  # the kernel keeps a running mean over the kept draws
+        rate = count * kernel._mean_accept_prob - self._accept
+        self._accept = count * kernel._mean_accept_prob
+        depth = math.floor(math.log2(steps + 1)) if steps else 0
+        self._rows.append([self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)])
