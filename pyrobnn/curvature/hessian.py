@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from pyrobnn.curvature.forward import jvp
 from pyrobnn.curvature.jacobian import CHUNK_SCALARS
 from pyrobnn.density import Density
 
@@ -57,7 +58,7 @@ def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tupl
     centre = z[index]
 
     def product(direction: Tensor) -> Tensor:
-        return torch.func.jvp(slope, (centre,), (direction,))[1]
+        return jvp(slope, centre, direction)[1]
 
     at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), _num_scalars(density))))
     for rows in torch.arange(len(index), device=z.device).split(at_once):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.curvature.blocks import Block, DiagBlock, KronBlock, diagonal_output_covariance
+from pyrobnn.curvature.forward import jvp
 from pyrobnn.curvature.jacobian import NetworkJacobian
 from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian
 
@@ -42,7 +43,7 @@ class Linearized:
         values = {site.name: params[site.name] for site in jacobian.sites}
         parts = [site.transform.inv(values[site.name]).reshape(-1) for site in jacobian.sites]
         centre = jacobian.mode[jacobian.index]
-        f, slope = torch.func.jvp(lambda z: jacobian.output(z, x), (centre,), (torch.cat(parts) - centre,))
+        f, slope = jvp(lambda z: jacobian.output(z, x), centre, torch.cat(parts) - centre)
         return f + slope
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
