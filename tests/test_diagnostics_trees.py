@@ -366,6 +366,11 @@ def test_a_full_size_diagnosis_is_quick_and_small():
     seconds = time.process_time() - start
     assert verdict.status == "pass", verdict.to_json()
     assert seconds < 25.0
+
+
+@pytest.mark.slow
+def test_a_full_size_diagnosis_is_small():
+    tree = big_tree()
     tracemalloc.start()
     diagnose(tree)
     peak = tracemalloc.get_traced_memory()[1]

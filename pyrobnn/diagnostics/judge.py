@@ -128,6 +128,7 @@ def _cost(tree: xr.DataTree) -> list[Check]:
     seconds = cost_per_draw(tree)
     if seconds is None or not np.isfinite(seconds):
         return []
+    shown = f"{seconds:.2g} s" if seconds >= 1.0 else f"{1e3 * seconds:.2g} ms"
     return [
         Check(
             "cost",
@@ -135,6 +136,6 @@ def _cost(tree: xr.DataTree) -> list[Check]:
             seconds,
             "",
             thresholds.PARETO_SOURCE if reading.is_iid(tree) else thresholds.ESS_SOURCE,
-            f"Fitting took {1e3 * seconds:.3g} ms per effective draw of the function.",
+            f"Fitting took {shown} per effective draw of the function.",
         )
     ]

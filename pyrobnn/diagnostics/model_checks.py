@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.verdict import Check
 
 _MAX_PROBES = 24
@@ -106,8 +107,11 @@ def _floor(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarra
 def _sensitivity(tree: xr.DataTree) -> list[Check]:
     if reading.number(tree, "temperature", 1.0) != 1.0:
         return []
-    if reading.is_iid(tree) and reading.variable(tree, "sample_stats", "log_q") is None:
-        return []
+    if reading.is_iid(tree):
+        weights = importance(tree)
+        # reweighting draws of q tells about the posterior only if q is close to it
+        if weights is None or weights.k > weights.good_k:
+            return []
     found = power_scaling(tree)
     if found is None:
         return []

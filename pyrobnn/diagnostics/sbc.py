@@ -158,13 +158,13 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     p_value = float(stats.chisquare(counts, ranks.size * np.diff(edges) / (num_ranked + 1)).pvalue)
     points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[:-1]
     grid = (points + 1) / (num_ranked + 1)
-    rng = np.random.default_rng(seed)
-    simulated = rng.integers(0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size))
-    level = np.quantile([_least_tail(sample, points, grid) for sample in simulated], 0.05)
+    tails = _tail_table(ranks.size, grid)
+    simulated = np.random.default_rng(seed).integers(0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size))
+    level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
     low = stats.binom.ppf(level / 2, ranks.size, grid) / ranks.size - grid
     high = stats.binom.ppf(1 - level / 2, ranks.size, grid) / ranks.size - grid
     difference = (ranks[:, None] <= points).mean(axis=0) - grid
-    outside = bool(_least_tail(ranks, points, grid) < level)
+    outside = bool(_least_tail(ranks, points, tails) < level)
     return Uniformity(p_value, num_bins, grid, difference, low, high, outside)
 
 
@@ -178,9 +178,14 @@ def combined(p_values: Mapping[str, float]) -> float:
     return min(1.0, len(p_values) * min(p_values.values()))
 
 
-def _least_tail(ranks: np.ndarray, points: np.ndarray, grid: np.ndarray) -> float:
-    """Smallest two-sided binomial tail probability of the ECDF over the grid."""
-    below = (ranks[:, None] <= points).sum(axis=0)
-    lower = stats.binom.cdf(below, ranks.size, grid)
-    upper = stats.binom.sf(below - 1, ranks.size, grid)
-    return float(2.0 * np.minimum(lower, upper).min())
+def _tail_table(size: int, grid: np.ndarray) -> np.ndarray:
+    """Two-sided binomial tail probability of every count 0 … size (row) at every grid point (column)."""
+    counts = np.arange(size + 1)[:, None]
+    lower, upper = stats.binom.cdf(counts, size, grid), stats.binom.sf(counts - 1, size, grid)
+    return 2.0 * np.minimum(lower, upper)
+
+
+def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
+    """Smallest tail probability of the ECDF over the grid."""
+    below = np.searchsorted(np.sort(ranks), points, side="right")
+    return float(tails[below, np.arange(points.size)].min())
