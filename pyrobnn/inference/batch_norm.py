@@ -1,0 +1,74 @@
+"""Batch normalisation in a posterior: batch statistics while training, statistics of its own for every draw after."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.model import BNN, NET
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def training_norms(model: BNN) -> list[str]:
+    """Names of the batch-norm layers that use the statistics of the batch (those in training mode)."""
+    return [
+        name
+        for name, module in model.net.named_modules()
+        if isinstance(module, BatchNorm) and (module.training or module.running_mean is None)
+    ]
+
+
+def with_batch_statistics(model: BNN) -> BNN:
+    """The model with its training-mode batch-norm layers free of buffers: a pure function, fit for ``vmap``.
+
+    Returns the model itself where it has no such layer.
+    """
+    names = training_norms(model)
+    if not names:
+        return model
+    pure = copy.copy(model)
+    pure.net = copy.deepcopy(model.net)
+    for name in names:
+        torch.func.replace_all_batch_norm_modules_(pure.net.get_submodule(name))
+    return pure
+
+
+@torch.no_grad()
+def refreshed_statistics(
+    model: BNN, draws: Mapping[str, Tensor], inputs: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    r"""Running statistics that belong to the weights of each draw: averages over the batches of one pass.
+
+    Args:
+        model: its training-mode batch-norm layers are refreshed.
+        draws: site → (chain, draw, \*shape).
+        inputs: batches of x that cover the training data; iterated once per draw.
+
+    Returns:
+        ``net.<layer>.running_mean`` and ``running_var`` → (chain, draw, features); empty without such layers.
+    """
+    net = copy.deepcopy(model.net).eval()
+    norms = {name: net.get_submodule(name) for name in training_norms(model)}
+    norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}
+    if not norms:
+        return {}
+    for norm in norms.values():
+        norm.train()
+        norm.momentum = None  # plain averages over the batches
+    weights = {name.removeprefix(NET): value for name, value in draws.items() if name.startswith(NET)}
+    chains, count = next(iter(weights.values())).shape[:2]
+    rows: dict[str, list[Tensor]] = {}
+    for index in range(chains * count):
+        params = {name: value.flatten(0, 1)[index] for name, value in weights.items()}
+        for norm in norms.values():
+            norm.reset_running_stats()
+        for x in inputs:
+            torch.func.functional_call(net, params, (x,))
+        for name, norm in norms.items():
+            rows.setdefault(f"{NET}{name}.running_mean", []).append(norm.running_mean.clone())
+            rows.setdefault(f"{NET}{name}.running_var", []).append(norm.running_var.clone())
+    return {name: torch.stack(values).unflatten(0, (chains, count)) for name, values in rows.items()}

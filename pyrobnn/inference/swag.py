@@ -1,0 +1,378 @@
+"""SWA and SWAG: the average of SGD's iterates, and the Gaussian through them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pyrobnn.approximation import FlatApproximation
+from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.density import Density
+from pyrobnn.inference.base import Callback, Problem, check_data, check_fit, make_posterior, prepare
+from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
+from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
+from pyrobnn.inference.point import check_point_fit, start_values
+from pyrobnn.inference.swag_guide import SWAGMoments
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+#: data per pass when batch-norm statistics are refreshed
+REFRESH_BATCH = 512
+
+
+@dataclass(frozen=True)
+class SWA:
+    r"""Stochastic weight averaging: the mean of the iterates of SGD at a constant or cyclical learning rate.
+
+    .. math:: \bar\theta = \frac1n \sum_i \theta_i
+
+    Args:
+        num_steps: SGD steps.
+        lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`.
+        lr_schedule: ``"constant"``, or ``"cyclical"``: within each ``collect_every`` steps it falls linearly from
+            ``lr`` to a hundredth of it, and the iterate is taken at the end.
+        momentum: of SGD.
+        optimizer: None for SGD, or a function of the parameter list that returns a torch optimizer (then ``lr`` and
+            ``momentum`` are its own).
+        batch_size: data per step; None for 32, or a quarter of small data.
+        collect_every: steps between iterates that are taken; None for one epoch.
+        burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
+        init_steps, init_lr: Adam's, to the mode, where ``fit`` is given no ``init``.
+        compile: False runs eagerly, with the same numbers up to rounding.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: a point has no epistemic uncertainty.
+
+    Reference: `Averaging Weights Leads to Wider Optima and Better Generalization (Izmailov et al., 2018)
+    <https://arxiv.org/abs/1803.05407>`_.
+
+    Example:
+        >>> SWA(num_steps=1000, lr=0.05).momentum
+        0.9
+    """
+
+    num_steps: int = 2000
+    lr: float = 0.01
+    lr_schedule: Literal["constant", "cyclical"] = "constant"
+    momentum: float = 0.9
+    optimizer: OptimizerFactory | None = None
+    batch_size: int | None = None
+    collect_every: int | None = None
+    burn_in: float = 0.25
+    init_steps: int = 2000
+    init_lr: float = 0.01
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        _check_training(self)
+
+    def fit(
+        self,
+        model: BNN,
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int = 1,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Average SGD's iterates; the arguments are those of :meth:`SWAG.fit`, with ``num_draws`` 1."""
+        check_point_fit(num_draws, seed)
+        run = _Run(self, model, x, y, seed=seed, init=init, device=device)
+        with seeded(seed, run.problem.device):
+            moments = SWAGMoments(run.latent_dim, diagonal=True, device=run.problem.device)
+            result, points = run.train(moments, callbacks, progress)
+            draws = run.layout(points).constrain(moments.mean.to(run.problem.density.dtype))
+            draws = {name: value[None, None] for name, value in draws.items()}
+            return run.posterior(draws, result, points, meta={"iid": True, "num_collected": moments.count})
+
+
+@dataclass(frozen=True)
+class SWAG:
+    r"""Stochastic weight averaging, Gaussian: a low-rank plus diagonal normal through the iterates of SGD.
+
+    .. math:: q(\theta) = N\Big(\bar\theta,\ \frac{s^2}{2} \Big( \Sigma_{diag} + \frac{D D^\top}{K - 1} \Big) \Big),
+        \qquad D_i = \theta_i - \bar\theta_i
+
+    with :math:`\bar\theta_i` the running mean after its i-th update, in float64. Noise that is learned is trained along
+    and held at the mean of its iterates. Batch-norm layers in training mode use the statistics of the batch while
+    training, and every draw gets its own, from one pass through the data.
+
+    Args:
+        rank: K, the number of last deviations kept.
+        diagonal: :math:`s^2 \Sigma_{diag}` alone.
+        scale: s, multiplies the standard deviations of the draws.
+        The rest as in :class:`SWA`.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Warns:
+        UserWarning: fewer iterates than ``rank`` will be taken, or there are no mini-batches.
+
+    Caveat: the width is that of SGD's wandering at this learning rate, not of the posterior: compare held-out
+    densities for a few values of ``lr`` or ``scale``.
+
+    Reference: `A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
+    <https://arxiv.org/abs/1902.02476>`_.
+
+    Example:
+        >>> SWAG(rank=10, lr=0.05).rank
+        10
+    """
+
+    rank: int = 20
+    diagonal: bool = False
+    scale: float = 1.0
+    num_steps: int = 2000
+    lr: float = 0.01
+    lr_schedule: Literal["constant", "cyclical"] = "constant"
+    momentum: float = 0.9
+    optimizer: OptimizerFactory | None = None
+    batch_size: int | None = None
+    collect_every: int | None = None
+    burn_in: float = 0.25
+    init_steps: int = 2000
+    init_lr: float = 0.01
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        _check_training(self)
+        SWAGMoments(1, self.rank, diagonal=self.diagonal, scale=self.scale)  # its checks
+
+    def fit(
+        self,
+        model: BNN,
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int = 100,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Run SGD and draw from the Gaussian through its iterates.
+
+        Args:
+            model: a BNN.
+            x, y: the data; or ``x`` a DataLoader, whose batches are then used.
+            num_draws: independent draws.
+            seed: of batches and draws.
+            init: where SGD starts: a MAP or MLE posterior or a trained net; None trains to the mode first.
+            device: where to compute; default where ``x`` is.
+            callbacks: called with every iterate taken; True stops.
+            progress: show a bar.
+
+        Returns:
+            Posterior (1, num_draws, …) with log_p and log_q; ``meta`` has num_collected and the rank reached.
+
+        Raises:
+            TypeError: a plain Pyro program, which cannot be sub-sampled.
+            ValueError: bad data, random layers in training mode, fewer than two iterates.
+            FloatingPointError: the loss diverged; names step and loss.
+        """
+        check_fit(num_draws, seed)
+        run = _Run(self, model, x, y, seed=seed, init=init, device=device)
+        with seeded(seed, run.problem.device):
+            notes = run.warn_about_rank(0 if self.diagonal else self.rank)
+            moments = SWAGMoments(
+                run.latent_dim,
+                self.rank,
+                diagonal=self.diagonal,
+                scale=self.scale,
+                device=run.problem.device,
+            )
+            result, points = run.train(moments, callbacks, progress)
+            approximation = FlatApproximation(run.layout(points), *moments.family())
+            draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
+            if floored := moments.num_floored():
+                notes.append(f"{floored} weights did not move and got the smallest variance")
+            meta = {"num_collected": moments.count, "warnings": notes, "num_floored": floored}
+            if not self.diagonal:
+                meta["rank"] = moments.deviations.shape[1]
+            return run.posterior(draws, result, points, meta=meta, approximation=approximation)
+
+
+class _Run:
+    """One training run of SWA or SWAG, under its own random state."""
+
+    def __init__(self, method: SWA | SWAG, model: Any, x: Any, y: Any, *, seed: int, init: Any, device: Any):
+        if not isinstance(model, BNN):
+            raise TypeError(
+                f"{type(method).__name__} needs mini-batches, so 'model' must be a pyrobnn.BNN, got {model!r}: "
+                "use SVI, NUTS or Laplace"
+            )
+        others = set(model.stochastic_layers()) - set(training_norms(model))
+        if others:
+            raise ValueError(
+                f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
+                "call .eval() on them before building the BNN"
+            )
+        self.method, self.seed, self.init = method, seed, init
+        self.start = start_values(model, init)
+        pure = with_batch_statistics(model)
+        problem = prepare(pure, x, y, points="free", device=device, stream=True, deterministic=False)
+        self.problem = dataclasses.replace(problem, model=model.to(problem.device))
+        self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
+        self.batch_size, self.epoch = _batching(method, self.problem)
+        self.every = method.collect_every or self.epoch
+        self.first = round(method.burn_in * method.num_steps)
+        self.notes: list[str] = []
+        planned = self.num_planned()
+        if planned < 2:
+            raise ValueError(
+                f"num_steps={method.num_steps} with burn_in={method.burn_in:g} and one iterate every {self.every} "
+                f"steps takes {planned} iterates, but at least 2 are needed: raise num_steps or lower collect_every"
+            )
+        if self.epoch == 1 and self.problem.loader is None:
+            self._warn(
+                "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
+            )
+
+    def num_planned(self) -> int:
+        """Iterates that will be taken."""
+        return self.method.num_steps // self.every - self.first // self.every
+
+    def warn_about_rank(self, rank: int) -> list[str]:
+        """The notes so far; with a warning if fewer iterates than ``rank`` will be taken."""
+        if self.num_planned() < rank:
+            self._warn(
+                f"only {self.num_planned()} iterates will be taken for rank={rank}: the covariance has that rank; "
+                "raise num_steps or lower collect_every"
+            )
+        return self.notes
+
+    def train(
+        self, moments: SWAGMoments, callbacks: Sequence[Callback], progress: bool
+    ) -> tuple[Result, dict[str, Tensor]]:
+        """Run SGD into ``moments``; returns its record and the values of the point parameters."""
+        method, density = self.method, self.problem.density
+
+        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+            return -density.log_joint(theta, *batch) / self.problem.num_data
+
+        theta = density.initial(self.start, self.seed)
+        batches = self.problem.batches(self.batch_size)
+        seconds = 0.0
+        if self.init is None and method.init_steps:
+            warm = minimize(
+                loss, theta, batches, num_steps=method.init_steps, lr=method.init_lr, lr_schedule="cosine",
+                progress=progress, name=f"the start of {type(method).__name__}", compile=method.compile,
+            )  # fmt: skip
+            theta, seconds = warm.params, sum(warm.timings.values())
+        points = SWAGMoments(density.dim - self.latent_dim, diagonal=True, device=self.problem.device)
+
+        def collect(step: int, metrics: Any) -> None:
+            if step > self.first and step % self.every == 0:
+                iterate = metrics["snapshot"]()
+                moments.update(iterate[: self.latent_dim])
+                points.update(iterate[self.latent_dim :])
+
+        sgd = functools.partial(torch.optim.SGD, lr=method.lr, momentum=method.momentum)
+        result = minimize(
+            loss,
+            theta,
+            batches,
+            num_steps=method.num_steps,
+            lr=method.lr,
+            optimizer=method.optimizer or sgd,
+            lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
+            log_every=self.every,
+            callbacks=(collect, *callbacks),
+            snapshot=lambda theta: theta,
+            progress=progress,
+            name=type(method).__name__,
+            compile=method.compile,
+        )
+        result.timings["fit"] += seconds
+        if not bool(torch.isfinite(moments.mean).all()):
+            raise FloatingPointError(
+                f"an iterate of {type(method).__name__} is not finite by step {result.num_steps} "
+                f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {method.lr:g}"
+            )
+        fixed = torch.cat([moments.mean, points.mean]).to(density.dtype)
+        values = density.constrain(fixed)
+        return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+
+    def layout(self, points: dict[str, Tensor]) -> Density:
+        """The density over the latent sites alone, point parameters held at ``points``."""
+        density = self.problem.density
+        return Density(density.program, density.args, points="held", values=points)
+
+    def posterior(
+        self, draws: dict[str, Tensor], result: Result, points: dict[str, Tensor], **rest: Any
+    ) -> Posterior:
+        """The posterior of ``draws``, with batch-norm statistics of their own."""
+        posterior = make_posterior(
+            self.problem,
+            self.method,
+            draws,
+            seed=self.seed,
+            timings=result.timings,
+            point_values=points,
+            history={"loss": result.losses},
+            # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
+            importance=self.problem.loader is None,
+            **rest,
+        )
+        statistics = refreshed_statistics(self.problem.model, posterior.draws, _Inputs(self.problem))
+        return dataclasses.replace(posterior, draws=posterior.draws | statistics)
+
+    def _falling(self, step: int) -> float:
+        """Cyclical factor: linearly from 1 to 0.01 within each period."""
+        return 1.0 - 0.99 * (step % self.every) / max(self.every - 1, 1)
+
+    def _warn(self, note: str) -> None:
+        self.notes.append(note)
+        warnings.warn(note, UserWarning, stacklevel=4)
+
+
+class _Inputs:
+    """One pass through the inputs, as often as wanted."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+
+    def __iter__(self) -> Iterator[Tensor]:
+        problem = self.problem
+        if problem.loader is None:
+            return iter(problem.x.split(REFRESH_BATCH))
+        return (check_data(problem.model, x, y, problem.device)[0] for x, y in problem.loader)
+
+
+def _batching(method: SWA | SWAG, problem: Problem) -> tuple[int | None, int]:
+    """Batch size and steps per epoch."""
+    if isinstance(problem.loader, DataLoader):
+        if method.batch_size is not None:
+            raise ValueError("'batch_size' is that of the DataLoader here: leave it out")
+        return None, len(problem.loader)
+    size = method.batch_size or max(1, min(32, problem.num_data // 4))
+    return size, max(1, problem.num_data // size)
+
+
+def _check_training(method: SWA | SWAG) -> None:
+    check_optimizer(num_steps=method.num_steps, lr=method.lr, optimizer=method.optimizer or "adam")
+    check_number("init_lr", method.init_lr, above=0)
+    check_count("init_steps", method.init_steps, minimum=0)
+    check_number("momentum", method.momentum, minimum=0, below=1)
+    check_number("burn_in", method.burn_in, minimum=0, below=1)
+    check_choice("lr_schedule", method.lr_schedule, ("constant", "cyclical"))
+    for name in ("batch_size", "collect_every"):
+        if getattr(method, name) is not None:
+            check_count(name, getattr(method, name))

@@ -1,0 +1,309 @@
+"""SWA and SWAG: the formula on fixed iterates, the guide, batch-norm statistics, and what can go wrong."""
+
+from __future__ import annotations
+
+import functools
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import assert_mean_within, seeded
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyrobnn.approximation import FlatApproximation
+from pyrobnn.density import Density
+from pyrobnn.inference.map import MAP
+from pyrobnn.inference.swag import SWA, SWAG
+from pyrobnn.inference.swag_guide import AutoSWAG, SWAGMoments
+from pyrobnn.likelihoods import HomoskedasticGaussian
+from pyrobnn.model import BNN
+from pyrobnn.networks import mlp
+from pyrobnn.priors import IIDPrior
+
+QUICK = {"num_steps": 60, "collect_every": 3, "init_steps": 20, "batch_size": 8, "compile": False}
+
+
+def iterates(num=12, dim=5):
+    generator = torch.Generator().manual_seed(0)
+    # far from zero: a second moment minus a squared mean would lose its digits
+    return 1e4 + torch.randn(num, dim, generator=generator, dtype=torch.float64)
+
+
+def collected(rows, **options):
+    moments = SWAGMoments(rows.shape[1], **options)
+    for row in rows:
+        moments.update(row)
+    return moments
+
+
+def formula(rows, rank):
+    """Mean, Σ_diag and D of the definition, with nothing running."""
+    means = torch.stack([rows[: i + 1].mean(0) for i in range(len(rows))])
+    return rows.mean(0), rows.var(0, correction=0), (rows - means)[-rank:].T
+
+
+def flat_program(dim=5, dtype=torch.float64):
+    def program(x=None, y=None):
+        pyro.sample("z", dist.Normal(torch.zeros(dim, dtype=dtype), 1.0).to_event(1))
+
+    return program
+
+
+def data(n=48):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 2, generator=generator)
+    return x, x[:, :1] - 0.5 * x[:, 1:] + 0.3 * torch.randn(n, 1, generator=generator)
+
+
+def model(scale=0.3, net=None):
+    net = mlp(2, (6,), 1, seed=0) if net is None else net
+    return BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(scale))
+
+
+def batch_norm_net():
+    with seeded(2):
+        return torch.nn.Sequential(
+            torch.nn.Linear(2, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 1)
+        )
+
+
+@pytest.mark.parametrize("rank", [3, 20])
+def test_the_covariance_is_the_formula_on_fixed_iterates(rank):
+    rows = iterates()
+    mean, variance, deviations = formula(rows, rank)
+    name, state = collected(rows, rank=rank, scale=1.5).family()
+    assert name == "low_rank" and state["cov_factor"].shape == (5, min(rank, 12))
+    covariance = torch.diag(state["cov_diag"]) + state["cov_factor"] @ state["cov_factor"].T
+    num_columns = deviations.shape[1]
+    expected = 1.5**2 / 2 * (torch.diag(variance) + deviations @ deviations.T / (num_columns - 1))
+    torch.testing.assert_close(covariance, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(state["loc"], mean, rtol=1e-14, atol=0)
+
+
+def test_the_diagonal_is_the_whole_variance():
+    rows = iterates()
+    name, state = collected(rows, diagonal=True, scale=0.5).family()
+    assert name == "normal"
+    torch.testing.assert_close(state["scale"], 0.5 * rows.std(0, correction=0), rtol=1e-11, atol=0)
+
+
+def test_the_covariance_of_draws_converges_to_the_formula():
+    name, state = collected(iterates(), rank=4).family()
+    approximation = FlatApproximation(Density(flat_program()), name, state)
+    with seeded(3):
+        draws = approximation.sample(20_000)["z"] - state["loc"]
+    products = draws[:, :, None] * draws[:, None, :]
+    expected = torch.diag(state["cov_diag"]) + state["cov_factor"] @ state["cov_factor"].T
+    assert_mean_within(products[None], expected)
+
+
+def test_too_few_or_resting_iterates_are_refused():
+    with pytest.raises(ValueError, match="at least 2 iterates for a covariance, got 1"):
+        collected(iterates(1)).family()
+    with pytest.raises(ValueError, match="do not move"):
+        collected(torch.ones(4, 2)).family()
+
+
+def test_a_weight_that_rests_gets_the_smallest_variance_and_is_counted():
+    rows = iterates()
+    rows[:, 2] = 7.0
+    moments = collected(rows, rank=4)
+    assert moments.num_floored() == 1
+    assert 0 < float(moments.family()[1]["cov_diag"][2]) < 1e-6
+
+
+def test_the_guide_samples_the_gaussian_and_knows_its_density():
+    rows = iterates() - 1e4
+
+    def program(x=None, y=None):
+        pyro.sample("z", dist.Normal(torch.zeros(3).double(), 1.0).to_event(1))
+        pyro.sample("s", dist.HalfNormal(torch.ones(2).double()).to_event(1))
+
+    guide = AutoSWAG(program, rank=4)
+    for row in rows:
+        guide.collect({"z": row[:3], "s": row[3:].exp()})
+    name, state = collected(rows, rank=4).family()
+    approximation = FlatApproximation(Density(program), name, state)
+    with seeded(4):
+        predictive = pyro.infer.Predictive(program, guide=guide, num_samples=600, return_sites=("z", "s"))
+        draws = predictive()
+    torch.testing.assert_close(guide.log_prob(draws), approximation.log_prob(draws))
+    assert_mean_within(draws["s"].log()[None], state["loc"][3:])
+    assert guide.quantiles([0.5])["z"].shape == (1, 3)
+
+
+def test_the_guide_asks_for_iterates_and_sites():
+    guide = AutoSWAG(flat_program())
+    with pytest.raises(ValueError, match="collected no iterate"):
+        with seeded(0):
+            guide(None)
+    with pytest.raises(ValueError, match="the site 'z' is missing"):
+        guide.collect({"w": torch.zeros(5)})
+
+
+def test_a_fit_is_the_formula_on_its_own_iterates():
+    x, y = data()
+    seen = []
+
+    def watch(step, metrics):
+        if step > 15:
+            seen.append(metrics["snapshot"]())
+
+    posterior = SWAG(rank=5, **QUICK).fit(model(), x, y, num_draws=7, seed=5, callbacks=(watch,))
+    rows = torch.stack(seen).double()
+    mean, variance, deviations = formula(rows, 5)
+    _, state = posterior.approximation.state()
+    torch.testing.assert_close(state["loc"], mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state["cov_diag"], variance / 2, rtol=1e-10, atol=1e-18)
+    torch.testing.assert_close(state["cov_factor"], deviations / 8**0.5, rtol=1e-10, atol=1e-12)
+    assert posterior.meta["num_collected"] == len(rows) == 15 and posterior.meta["rank"] == 5
+    assert posterior.draws["net.0.weight"].shape == (1, 7, 6, 2) and posterior.meta["iid"]
+    torch.testing.assert_close(posterior.log_q(), posterior.sample_stats["log_q"])
+    average = SWA(**QUICK).fit(model(), x, y, seed=5)
+    flat = torch.cat([value.reshape(-1) for value in average.draws.values()])
+    torch.testing.assert_close(flat, mean.float())
+    assert average.num_draws == 1
+
+
+def test_the_posterior_guide_runs_in_predictive():
+    x, y = data()
+    bnn = model()
+    posterior = SWAG(rank=5, **QUICK).fit(bnn, x, y, num_draws=3)
+    with seeded(6):
+        predictive = pyro.infer.Predictive(bnn.pyro_model, guide=posterior.guide, num_samples=4)
+        assert predictive(x)["likelihood.data"].shape == (4, 48, 1)
+
+
+def test_learned_noise_is_trained_along_and_held():
+    x, y = data()
+    bnn = model(scale="learned")
+    posterior = SWAG(rank=5, num_steps=300, collect_every=5, init_steps=400, batch_size=8).fit(
+        bnn, x, y, num_draws=6
+    )
+    scale = posterior.draws["likelihood.scale"]
+    assert float(scale.std()) == 0 and 0.2 < float(scale[0, 0]) < 0.45
+    assert posterior.meta["point_sites"] == ["likelihood.scale"]
+    assert posterior.approximation.distribution.event_shape == (25,)
+
+
+def test_starts_at_a_posterior_or_a_net_without_training_first():
+    x, y = data()
+    start = MAP(num_steps=50, compile=False).fit(model(), x, y)
+    still = {**QUICK, "lr": 1e-7, "momentum": 0.0}
+    for init in (start, None):
+        posterior = SWAG(rank=2, **still).fit(model(), x, y, num_draws=2, init=init)
+        gap = posterior.draws["net.0.weight"][0, 0] - start.draws["net.0.weight"][0, 0]
+        assert (float(gap.abs().max()) < 1e-4) == (init is start)
+    net = mlp(2, (6,), 1, seed=9)
+    posterior = SWAG(rank=2, **still).fit(model(), x, y, num_draws=2, init=net)
+    torch.testing.assert_close(posterior.draws["net.0.weight"][0, 0], net[0].weight.data, atol=1e-4, rtol=0)
+
+
+def test_any_optimizer_and_the_cyclical_rate():
+    x, y = data()
+    rates = []
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    config = SWAG(
+        rank=3,
+        lr_schedule="cyclical",
+        optimizer=functools.partial(Watched, lr=0.02),
+        **(QUICK | {"collect_every": 10}),
+    )
+    posterior = config.fit(model(), x, y, num_draws=2)
+    assert rates[:10] == pytest.approx([0.02 * (1 - 0.99 * i / 9) for i in range(10)])
+    assert rates == pytest.approx(rates[:10] * 6)
+    assert posterior.meta["num_collected"] == 5
+
+
+def test_batch_norm_statistics_belong_to_each_draw():
+    x, y = data()
+    net = batch_norm_net()
+    bnn = BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.3))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    posterior = SWAG(rank=4, **QUICK).fit(bnn, x, y, num_draws=5, seed=7)
+    for index in range(5):
+        weight, bias = (posterior.draws[f"net.0.{name}"][0, index] for name in ("weight", "bias"))
+        hidden = torch.nn.functional.linear(x, weight, bias)
+        torch.testing.assert_close(posterior.draws["net.1.running_mean"][0, index], hidden.mean(0))
+        torch.testing.assert_close(posterior.draws["net.1.running_var"][0, index], hidden.var(0))
+    # evaluation with these statistics is (up to the variance's n - 1) the training-mode function
+    one = {name: value[0, 2] for name, value in posterior.draws.items()}
+    net.train()
+    weights = {name.removeprefix("net."): v for name, v in one.items() if "running" not in name}
+    buffers = {name: value.clone() for name, value in net.named_buffers()}
+    expected = torch.func.functional_call(net, weights | buffers, (x,))
+    torch.testing.assert_close(posterior.function(x)[0, 2], expected, atol=0.05, rtol=0.05)
+    assert all(bool((value == before[name]).all()) for name, value in net.state_dict().items())
+    assert bool(torch.isfinite(posterior.sample_stats["log_p"]).all())
+
+
+def test_a_loader_is_streamed():
+    x, y = data()
+    with seeded(8):
+        loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+        posterior = SWAG(rank=3, num_steps=30, init_steps=10, compile=False).fit(model(), loader, num_draws=4)
+    assert posterior.meta["num_collected"] == 30 // 3 - 8 // 3
+    assert "log_p" not in posterior.sample_stats
+    with pytest.raises(ValueError, match="that of the DataLoader"):
+        SWAG(**QUICK).fit(model(), loader)
+
+
+def test_compiled_is_eager():
+    x, y = data()
+    fits = [
+        SWAG(rank=5, **(QUICK | {"compile": compile})).fit(model(), x, y, num_draws=3, seed=9)
+        for compile in (True, False)
+    ]
+    torch.testing.assert_close(
+        fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4
+    )
+
+
+def test_a_rank_above_the_iterates_warns_and_is_recorded():
+    x, y = data()
+    with pytest.warns(UserWarning, match="only 15 iterates will be taken for rank=20"):
+        posterior = SWAG(rank=20, **QUICK).fit(model(), x, y, num_draws=2)
+    assert posterior.meta["rank"] == 15 and "15 iterates" in posterior.meta["warnings"][0]
+
+
+def test_what_cannot_work_is_refused_beforehand():
+    x, y = data()
+    with pytest.raises(ValueError, match="takes 1 iterates, but at least 2"):
+        SWAG(**(QUICK | {"collect_every": 30, "burn_in": 0.5})).fit(model(), x, y)
+    with pytest.raises(TypeError, match="must be a pyrobnn.BNN"):
+        SWAG(**QUICK).fit(flat_program(), x, y)
+    net = torch.nn.Sequential(mlp(2, (), 4, seed=0), torch.nn.Dropout(0.1), mlp(4, (), 1, seed=1))
+    with pytest.raises(ValueError, match="its layers 1 are random"):
+        SWAG(**QUICK).fit(model(net=net), x, y)
+    with pytest.warns(UserWarning, match="no mini-batches"):
+        SWAG(rank=2, **(QUICK | {"batch_size": 48})).fit(model(), x, y, num_draws=1)
+
+
+def test_a_diverging_learning_rate_names_step_and_loss():
+    x, y = data()
+    net = mlp(2, (6,), 1, activation="relu", seed=0)
+    with pytest.raises(FloatingPointError, match=r"loss of SWAG is .* at step \d+ .*smaller lr than 5"):
+        SWAG(**(QUICK | {"lr": 5.0, "num_steps": 400})).fit(model(scale=0.05, net=net), x, y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 1}, "'rank' must be at least 2"),
+        ({"scale": 0.0}, "'scale' must be > 0"),
+        ({"lr": 0.0}, "'lr' must be > 0"),
+        ({"momentum": 1.0}, "'momentum' must be"),
+        ({"burn_in": 1.0}, "'burn_in' must be"),
+        ({"lr_schedule": "cosine"}, "'lr_schedule' must be one of"),
+        ({"collect_every": 0}, "'collect_every' must be at least 1"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SWAG(**settings)
