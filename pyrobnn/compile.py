@@ -119,11 +119,19 @@ def compiled(
 
 
 def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compile a flat graph and call it once, so that nothing is left to be set up lazily."""
+    """Compile a flat graph and call it once, so that nothing is left to be set up lazily.
+
+    Inductor keeps its results on disk (``TORCHINDUCTOR_CACHE_DIR``) only for graphs with a shape environment: with one,
+    the second fit of the same model and shapes, in this process or another, compiles several times faster.
+    """
     import torch._inductor as inductor  # imported late: 2 s that `import pyrobnn` need not pay
     import torch._inductor.config as config
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with warnings.catch_warnings(), config.patch(_INDUCTOR):
+    shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
+    with warnings.catch_warnings(), config.patch(_INDUCTOR), shapes:
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
         call = inductor.compile(graph, inputs)
         call(*inputs)
