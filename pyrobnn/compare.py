@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,11 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "map": ("MAP", {}, {"num_steps": 500, "compile": False}),
     "ensemble": ("DeepEnsemble", {}, {"num_steps": 500, "compile": False}),
     "mle": ("MLE", {}, {"num_steps": 500, "compile": False}),
-    "laplace": ("Laplace", {"num_draws": 1000}, {"num_draws": 500}),
+    "laplace": (
+        "Laplace",
+        {"predictive": "linearized", "tune": "marginal_likelihood", "num_draws": 1000},
+        {"num_draws": 500},
+    ),
     "swag": ("SWAG", {"num_draws": 1000}, {"num_draws": 500}),
     "dropout": ("MCDropout", {"p": 0.05, "num_draws": 1000}, {"num_draws": 500}),
     "sgld": ("SGLD", {"num_draws": 500}, {"num_draws": 200}),
@@ -128,18 +133,28 @@ def run_study(
     for name, (method, arguments) in prepared.items():
         announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
         try:
-            posterior = method.fit(
-                study.model,
-                study.train.x,
-                study.train.y,
-                seed=seed,
-                device=device,
-                progress=progress,
-                **arguments,
-            )
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                posterior = method.fit(
+                    study.model,
+                    study.train.x,
+                    study.train.y,
+                    seed=seed,
+                    device=device,
+                    progress=progress,
+                    **arguments,
+                )
         except (FloatingPointError, MemoryError, RuntimeError) as error:
             announce(f"{name} failed and is left out: {error}")
             continue
+        told = list(dict.fromkeys(str(warning.message) for warning in caught))
+        for text in told:
+            announce(f"{name}: {text}")
+        told = [
+            *posterior.meta["warnings"],
+            *(text for text in told if text not in posterior.meta["warnings"]),
+        ]
+        posterior = dataclasses.replace(posterior, meta=posterior.meta | {"warnings": told})
         tree = to_tree(posterior, study, name)
         write_atomically(tree, out / f"{name}.nc")
         yield name, tree
