@@ -228,3 +228,11 @@ def test_a_point_estimate_is_recommended_last(one_dimensional: dict[str, xr.Data
     )
     trees = {label: one_dimensional[label] for label in ("map", "svi")}
     assert recommended(compare_rows(trees, verdicts), verdicts) == "svi"
+
+
+def test_names_keep_their_capitals_inside_a_sentence(one_dimensional: dict[str, xr.DataTree]) -> None:
+    trees = {"good": one_dimensional["nuts"], "bad": one_dimensional["svi"]}
+    check = Check("khat", "fail", 4.6, "", "", "Pareto k-hat is 4.6; the draws are worth 1.", "")
+    verdicts = {"good": judged("good", "pass"), "bad": Verdict.from_checks("SVI", "bad", [check])}
+    second = conclude(trees, compare_rows(trees, verdicts), verdicts)[1]
+    assert second == "Do not rely on bad: Pareto k-hat is 4.6."

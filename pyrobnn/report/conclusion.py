@@ -10,6 +10,7 @@ from pyrobnn.diagnostics import Verdict
 from pyrobnn.report.comparison import Row, paired_difference
 from pyrobnn.report.numbers import significant, with_error
 
+NAMES = ("Pareto", "Kolmogorov", "Kruskal", "Laplace")
 ORDER = {"pass": 0, "warn": 1, "fail": 2}
 
 
@@ -70,9 +71,9 @@ def _evidence(verdict: Verdict, label: str = "") -> str:
 
 
 def _lower(text: str) -> str:
-    """Lower-case a sentence's first letter unless the word is a name (R-hat, NUTS)."""
+    """Lower-case a sentence's first letter unless the word is a name (R-hat, NUTS, Pareto)."""
     word = text.split(" ")[0]
-    plain = len(word) == 1 or (word[1:].islower() and word.isalpha())
+    plain = word not in NAMES and (len(word) == 1 or (word[1:].islower() and word.isalpha()))
     return text[:1].lower() + text[1:] if plain else text
 
 
