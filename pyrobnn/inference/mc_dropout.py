@@ -1,0 +1,268 @@
+"""Monte Carlo dropout: dropout kept on, one mask for each draw."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.checks import check_count, check_number
+from pyrobnn.density import Density, _without_validation
+from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.dropout_masks import Mask, drop_inputs, inserted_masks, layer_masks, masked_weights
+from pyrobnn.inference.optimize import OptimizerFactory, check_optimizer, minimize
+from pyrobnn.inference.point import start_values
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+#: temperature of the relaxed masks through which p is learned
+RELAXATION = 0.1
+CAVEAT = "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
+
+
+@dataclass(frozen=True)
+class MCDropout:
+    r"""Monte Carlo dropout: train with dropout, then draw masks.
+
+    .. math:: W_s = M \operatorname{diag}(b_s) / (1 - p), \qquad b_{sj} \sim \mathrm{Bernoulli}(1 - p)
+
+    Training drops units afresh for every datum and step and minimises the loss of MAP, whose log prior is the weight
+    decay. A draw has one mask for all inputs: it is a coherent function, and the masked weights are its parameters.
+
+    Args:
+        p: None uses the net's own dropout layers, each a mask on the weight layer that runs next; a number in (0, 1)
+            drops the inputs of every linear layer and the input channels of every convolution instead.
+        learn_p: learn the p of every mask from there (concrete dropout); the entropy of the masks then enters the loss.
+        num_steps: updates of the optimiser; 0 takes the weights of ``init`` as they are.
+        lr: its peak learning rate.
+        optimizer: ``"adam"`` or a function of the parameter list that returns a torch optimizer.
+        lr_schedule: as in :class:`pyrobnn.MAP`.
+        batch_size: data per step; None for all.
+        clip_norm: rescale gradients to at most this norm.
+        compile: compile the update; False gives the same numbers slower.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: this is not the posterior under the model's prior. The spread is set by p and does not shrink as data
+    accumulate (unless p is learned); it has no density q, so neither Pareto k-hat nor LOO corrections apply.
+
+    References:
+        `Dropout as a Bayesian Approximation (Gal & Ghahramani, 2016) <https://arxiv.org/abs/1506.02142>`_.
+        `Concrete Dropout (Gal, Hron & Kendall, 2017) <https://arxiv.org/abs/1705.07832>`_.
+
+    Example:
+        >>> MCDropout(p=0.1).p
+        0.1
+    """
+
+    p: float | None = None
+    learn_p: bool = False
+    num_steps: int = 2000
+    lr: float = 0.01
+    optimizer: str | OptimizerFactory = "adam"
+    lr_schedule: str | Callable[..., Any] | None = "cosine"
+    batch_size: int | None = None
+    clip_norm: float | None = None
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        if self.p is not None:
+            check_number("p", self.p, above=0, below=1)
+        check_count("num_steps", self.num_steps, minimum=0)
+        check_optimizer(
+            num_steps=max(self.num_steps, 1),
+            lr=self.lr,
+            optimizer=self.optimizer,
+            lr_schedule=self.lr_schedule,
+            clip_norm=self.clip_norm,
+        )
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        if self.learn_p and self.num_steps == 0:
+            raise ValueError("learn_p=True needs training: pass num_steps above 0")
+
+    def fit(
+        self,
+        model: BNN,
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int = 100,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Train with dropout and draw masked weights.
+
+        Args:
+            model: a BNN.
+            x, y: the data; or ``x`` a DataLoader, whose batches are then used.
+            num_draws: masks drawn, independently.
+            seed: of batches and masks.
+            init: where training starts: an earlier posterior or a trained net; default the model's own net.
+            device: where to compute; default where ``x`` is.
+            callbacks: called with step and metrics; True stops.
+            progress: show a bar.
+
+        Returns:
+            Posterior (1, num_draws, …) of masked weights; ``meta["dropout_p"]`` has p by weight layer.
+
+        Raises:
+            TypeError: a plain Pyro program.
+            ValueError: bad data; no dropout layer and no ``p``; a dropout layer that is no mask on weights.
+            FloatingPointError: the loss diverged.
+        """
+        check_fit(num_draws, seed)
+        if not isinstance(model, BNN):
+            raise TypeError(
+                f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}"
+            )
+        if norms := training_norms(model):
+            raise ValueError(
+                f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
+                "call .eval() on them before building the BNN"
+            )
+        if self.num_steps == 0 and init is None:
+            raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
+        start = start_values(model, init)
+        problem = prepare(model, x, y, points="free", device=device, stream=True, deterministic=False)
+        probes = problem.x[:8]
+        masks = (
+            layer_masks(problem.model, probes)
+            if self.p is None
+            else inserted_masks(problem.model, probes, self.p)
+        )
+        density = _training_density(problem.model, masks, problem, self.learn_p)
+        with seeded(seed, problem.device):
+            theta, result = density.initial(start, seed), None
+            if self.num_steps:
+                result = minimize(
+                    _Loss(density, problem.model, masks, problem.num_data, self.learn_p),
+                    theta,
+                    problem.batches(self.batch_size),
+                    num_steps=self.num_steps,
+                    lr=self.lr,
+                    optimizer=self.optimizer,
+                    lr_schedule=self.lr_schedule,
+                    clip_norm=self.clip_norm,
+                    callbacks=callbacks,
+                    progress=progress,
+                    name="MCDropout",
+                    compile=self.compile,
+                )
+                theta = result.params
+            values = density.constrain(theta)
+            rates = (
+                [float(_rate(values[name])) for name in _logits(masks)]
+                if self.learn_p
+                else [m.p for m in masks]
+            )
+            own = {site.name for site in problem.density.sites}
+            draws = {
+                name: value.expand(1, num_draws, *value.shape)
+                for name, value in values.items()
+                if name in own
+            }
+            draws |= {
+                name: value[None] for name, value in masked_weights(values, masks, rates, num_draws).items()
+            }
+        return make_posterior(
+            problem,
+            self,
+            draws,
+            seed=seed,
+            timings={"compile": 0.0, "fit": 0.0} if result is None else result.timings,
+            history={} if result is None else {"loss": result.losses},
+            meta={
+                "iid": True,
+                "dropout_p": _by_layer(masks, rates),
+                "warnings": [CAVEAT],
+            },
+        )
+
+
+class _Loss:
+    """Minus the log joint per datum, with dropout; with learned p the evidence lower bound of concrete dropout."""
+
+    def __init__(self, density: Density, model: BNN, masks: Sequence[Mask], num_data: int, learn_p: bool):
+        self.density, self.model, self.masks = density, model, masks
+        self.num_data, self.learn_p = num_data, learn_p
+
+    def __call__(self, theta: Tensor, *batch: Tensor) -> Tensor:
+        log_prior, log_likelihood = self.density.log_parts(theta, *batch)
+        total = log_prior + log_likelihood
+        if self.learn_p:
+            total = total + self._correction(self.density.constrain(theta))
+        return -total / self.num_data
+
+    def _correction(self, values: dict[str, Tensor]) -> Tensor:
+        r"""Σ over masks of their entropy, and :math:`E_q[\log p(W)] - \log p(M)` of the masked weights."""
+        total = torch.zeros((), dtype=torch.float64, device=self.density.device)
+        keep: dict[str, Tensor] = {}
+        for mask, name in zip(self.masks, _logits(self.masks)):
+            p = _rate(values[name])
+            total = total + mask.units * (torch.special.entr(p) + torch.special.entr(1 - p)).double()
+            keep[mask.site] = keep.get(mask.site, 1.0) * (1 - p)
+        for site, kept in keep.items():
+            if site not in self.model.priors:
+                continue
+            prior, weight = self.model.priors[site], values[site]
+            with _without_validation():
+                scaled, zero = prior.log_prob(weight / kept), prior.log_prob(torch.zeros_like(weight))
+                total = total + kept * scaled + (1 - kept) * zero - prior.log_prob(weight)
+        return total
+
+
+def _training_density(model: BNN, masks: Sequence[Mask], problem: Any, learn_p: bool) -> Density:
+    """The density of the program whose net drops units; the logits of learned p are point parameters of it."""
+    trainer = copy.copy(model)
+    trainer.net = copy.deepcopy(model.net).eval()
+    for mask, name in zip(masks, _logits(masks)):
+        if learn_p:
+            layer = trainer.net.get_submodule(mask.layer)
+            logit = torch.full((), math.log(mask.p / (1 - mask.p)), dtype=model.dtype, device=problem.device)
+            layer.register_parameter(name.rpartition(".")[2], nn.Parameter(logit))
+    names = [name.rpartition(".")[2] for name in _logits(masks)]
+
+    def keep(layer: nn.Module, number: int, x: Tensor, units: int) -> Tensor:
+        u = torch.rand(len(x), units, dtype=model.dtype, device=x.device)
+        if not learn_p:
+            p = masks[number].p
+            return (u >= p).to(model.dtype) / (1.0 - p)
+        logit = getattr(layer, names[number])
+        u = u.clamp(1e-6, 1 - 1e-6)
+        dropped = torch.sigmoid((logit + u.log() - torch.log1p(-u)) / RELAXATION)
+        return (1.0 - dropped) / (1.0 - _rate(logit))
+
+    drop_inputs(trainer.net, masks, keep)
+    program = partial(trainer.pyro_model, num_data=problem.num_data)
+    return Density(program, (problem.x, problem.y), points="free")
+
+
+def _logits(masks: Sequence[Mask]) -> list[str]:
+    """Site of the logit of every mask's p."""
+    return [f"{mask.site.removesuffix('weight')}dropout_logit_{number}" for number, mask in enumerate(masks)]
+
+
+def _by_layer(masks: Sequence[Mask], rates: Sequence[float]) -> dict[str, float]:
+    """Probability that an input of the layer is dropped, by layer name (several masks may act on one)."""
+    keep: dict[str, float] = {}
+    for mask, rate in zip(masks, rates):
+        keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - rate)
+    return {layer: 1.0 - kept for layer, kept in keep.items()}
+
+
+def _rate(logit: Tensor) -> Tensor:
+    """p from its logit, kept off 0 and 1."""
+    return torch.sigmoid(logit).clamp(1e-4, 1 - 1e-4)
