@@ -1,0 +1,99 @@
+"""Local reparameterization and flipout: noise for every datum instead of one weight draw for the whole batch.
+
+TyXe's handlers do this by replacing functions of ``torch.nn.functional`` for everybody and by the identity of garbage-
+collected distributions; here a torch function mode sees the calls of one thread, and the weights are known by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Estimator = Literal["local_reparameterization", "flipout"]
+#: functions that are linear in weight and bias, and how many trailing dimensions of the input one datum has
+_RANKS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4}
+
+
+class LocalNoise(TorchFunctionMode):
+    r"""Inside, linear and convolution layers of normal weights draw their own noise for every datum.
+
+    .. math::
+        \text{local reparameterization:} \quad & h \sim N(x * \mu_w, \; x^2 * \sigma_w^2) \\
+        \text{flipout:} \quad & h = x * \mu_w + ((x \odot s) * (w - \mu_w)) \odot r, \quad s, r \in \{\pm 1\}
+
+    Both leave the expected log likelihood as it is and lower the variance of its gradient, because the noise of
+    different data is not shared. For a convolution, local reparameterization draws the noise of every output position
+    independently, which is the usual approximation: there the marginals are exact, correlations within one datum not.
+
+    Args:
+        weights: sampled weight tensors, each with its mean and variance.
+        estimator: which of the two.
+
+    Caveat: a training device. A function drawn with it is not one function: it has fresh weights at every input.
+
+    Reference: `Variational dropout and the local reparameterization trick (Kingma et al., 2015)
+    <https://arxiv.org/abs/1506.02557>`_; `Flipout (Wen et al., 2018) <https://arxiv.org/abs/1803.04386>`_.
+    """
+
+    def __init__(self, weights: list[tuple[Tensor, Tensor, Tensor]], estimator: Estimator):
+        super().__init__()
+        self.estimator = estimator
+        self._kept = weights  # identities are only unique while the tensors live
+        self._moments = {id(value): (mean, var) for value, mean, var in weights}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _RANKS:
+            x, weight, bias, rest = _arguments(args, kwargs)
+            if id(weight) in self._moments:
+                draw = self._local if self.estimator == "local_reparameterization" else self._flip
+                return draw(func, x, weight, bias, rest)
+        return func(*args, **kwargs)
+
+    def _of(self, value: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Mean and variance; a weight that isn't random has no variance."""
+        if value is None:
+            return None, None
+        return self._moments.get(id(value), (value, None))
+
+    def _local(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
+        (mean, var), (bias_mean, bias_var) = self._of(weight), self._of(bias)
+        h_mean = func(x, mean, bias_mean, **rest)
+        h_var = func(x.square(), var, bias_var, **rest)
+        # zero padding or a zero input gives a variance of zero, where the root has no gradient
+        scale = h_var.clamp_min(torch.finfo(h_var.dtype).tiny ** 0.5).sqrt()
+        return h_mean + scale * torch.randn_like(h_mean)
+
+    def _flip(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
+        (mean, _), (bias_mean, bias_var) = self._of(weight), self._of(bias)
+        rank = _RANKS[func]
+        h_mean = func(x, mean, bias_mean, **rest)
+        channels_in = _signs(x, rank)
+        noise = func(x * channels_in, weight - mean, None, **rest) * _signs(h_mean, rank)
+        if bias_var is None:
+            return h_mean + noise
+        own = torch.randn_like(_first(h_mean, rank)) * bias_var.sqrt()
+        return h_mean + noise + own.reshape(own.shape + (1,) * (rank - 1))
+
+
+def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | None, dict]:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
+
+
+def _first(h: Tensor, rank: int) -> Tensor:
+    """The first position of every channel: shape (\\*batch, channels)."""
+    return h if rank == 1 else h.flatten(-(rank - 1))[..., 0]
+
+
+def _signs(like: Tensor, rank: int) -> Tensor:
+    """Random signs per datum and channel, (\\*batch, channels, 1, …)."""
+    one = _first(like, rank)
+    signs = torch.where(torch.rand_like(one) < 0.5, -torch.ones_like(one), torch.ones_like(one))
+    return signs.reshape(signs.shape + (1,) * (rank - 1))

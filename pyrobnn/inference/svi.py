@@ -1,0 +1,405 @@
+"""Stochastic variational inference: a guide fitted by gradient ascent on the evidence lower bound."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.approximation import FAMILIES, Approximation, FlatApproximation
+from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.density import Density
+from pyrobnn.guides import GuideFamily
+from pyrobnn.inference.base import Callback, Problem, check_data, check_fit, make_posterior, prepare
+from pyrobnn.inference.coupling_flow import CouplingFlow, FlowApproximation
+from pyrobnn.inference.elbo import TRACKED, Elbo
+from pyrobnn.inference.families import Family, FullRank, LowRank, MeanField
+from pyrobnn.inference.learning_rate import Schedule
+from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
+from pyrobnn.inference.point import start_values
+from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
+_HISTORY_POINTS, _SNAPSHOT_DRAWS = 1000, 100
+#: the final ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
+_ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
+
+
+@dataclass(frozen=True)
+class SVI:
+    r"""Variational inference: the member q of a guide family that maximises the ELBO.
+
+    .. math:: \mathrm{ELBO}(q) = E_{q}[\log p(y \mid \theta)] - w \, KL(q(\theta) \,\|\, p(\theta))
+
+    The whole update (draw, ELBO, gradient, Adam) is one compiled graph. Point parameters (hidden weights, learned
+    noise) are optimised alongside. Mini-batches are scaled to the whole data set.
+
+    Args:
+        guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
+            couplings), or any Pyro AutoGuide class or function of the program that returns one.
+        num_steps: gradient steps (at most, with ``patience``).
+        lr: peak learning rate of Adam; None takes 0.01, and 0.003 for the flow, which is unstable above.
+        optimizer: ``"adam"`` or a factory ``[tensor] -> torch.optim.Optimizer``.
+        lr_schedule: None, ``"cosine"``, ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class.
+        clip_norm: bound on the gradient norm.
+        batch_size: mini-batch size; None takes all data in every step.
+        num_particles: draws per step.
+        local_reparameterization: draw the outputs of linear and convolution layers instead of their weights
+            (mean-field only; lower gradient variance).
+        flipout: random signs per datum (mean-field only); excludes ``local_reparameterization``.
+        kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
+            al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
+            gradient noise vanishes as q approaches the posterior.
+        kl_weight: a number or a schedule of :mod:`pyrobnn.kl_schedules`. It scales the KL only; a final weight other
+            than one is a tempered posterior and is recorded as ``meta["temperature"]``.
+        init_loc: start at the ``"net"``'s own weights, or at a draw from the ``"prior"``; ``fit(init=)`` overrides it.
+        init_scale: initial standard deviations in unconstrained space.
+        max_scale: cap on the standard deviations (mean-field only).
+        rank: columns of the low-rank factor.
+        average: share of the last steps whose iterates are averaged into the result; it removes gradient noise.
+        patience, min_delta: stop when the loss of the last ``patience`` steps is not lower by ``min_delta`` than that
+            of as many steps before.
+        log_every: steps between callbacks.
+        compile: trace and compile the step.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
+    correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
+
+    Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_;
+    `Automatic Differentiation Variational Inference (Kucukelbir et al., 2017) <https://arxiv.org/abs/1603.00788>`_.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> model = pb.BNN(nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
+        ...                pb.likelihoods.HomoskedasticGaussian(0.1))
+        >>> posterior = SVI(num_steps=500, compile=False).fit(model, x, 2 * x, num_draws=100)
+        >>> posterior.draws["net.weight"].shape, round(posterior.predict(x[-1:]).mean.item())
+        (torch.Size([1, 100, 1, 1]), 2)
+    """
+
+    guide: str | Callable[..., Any] = "mean_field"
+    num_steps: int = 10_000
+    lr: float | None = None
+    optimizer: str | OptimizerFactory = "adam"
+    lr_schedule: Schedule = None
+    clip_norm: float | None = None
+    batch_size: int | None = None
+    num_particles: int = 1
+    local_reparameterization: bool = False
+    flipout: bool = False
+    kl: str = "auto"
+    kl_weight: float | KLSchedule = 1.0
+    init_loc: str = "net"
+    init_scale: float = 0.05
+    max_scale: float | None = None
+    rank: int = 10
+    average: float = 0.5
+    patience: int | None = None
+    min_delta: float = 0.0
+    log_every: int = 100
+    compile: bool = True
+
+    def __post_init__(self):
+        check_optimizer(
+            num_steps=self.num_steps, lr=self.learning_rate, optimizer=self.optimizer, lr_schedule=self.lr_schedule,
+            clip_norm=self.clip_norm, patience=self.patience, min_delta=self.min_delta, log_every=self.log_every,
+        )  # fmt: skip
+        if not callable(self.guide):
+            check_choice("guide", self.guide, GUIDES)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        check_count("num_particles", self.num_particles)
+        check_count("rank", self.rank)
+        check_number("average", self.average, minimum=0, maximum=1)
+        check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
+        check_choice("init_loc", self.init_loc, ("net", "prior"))
+        check_number("init_scale", self.init_scale, above=0)
+        if not isinstance(self.kl_weight, KLSchedule):
+            check_number("kl_weight", self.kl_weight, minimum=0)
+        if self.max_scale is not None:
+            check_number("max_scale", self.max_scale, above=self.init_scale)
+        if self.local_reparameterization and self.flipout:
+            raise ValueError(
+                "'local_reparameterization' and 'flipout' are two estimators of one gradient: choose one"
+            )
+        mean_field_only = {
+            "local_reparameterization": self.local_reparameterization,
+            "flipout": self.flipout,
+            "max_scale": self.max_scale is not None,
+        }
+        for name, chosen in mean_field_only.items():
+            if chosen and self.guide != "mean_field":
+                raise ValueError(
+                    f"{name!r} needs independent normal weights: use guide='mean_field', got {self.guide!r}"
+                )
+
+    @property
+    def learning_rate(self) -> float:
+        """``lr``, or the guide's default."""
+        if self.lr is not None:
+            return self.lr
+        return 3e-3 if self.guide == "flow" else 1e-2
+
+    def fit(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int = 1000,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Fit the guide and draw from it.
+
+        Args:
+            model: a BNN, or a plain Pyro program ``fn(x, y)``.
+            x, y: data; or a DataLoader of (x, y), which is streamed.
+            num_draws: independent draws of the posterior (one "chain").
+            seed: of initialisation, noise, batches and draws.
+            init: an earlier posterior or a trained net to start the guide's location at.
+            device: where to compute.
+            callbacks: ``callback(step, metrics) -> bool``; metrics hold loss, elbo, kl, log_likelihood, kl_weight, lr,
+                grad_norm and ``snapshot``, a function that returns the present Posterior.
+            progress: show a progress bar.
+
+        Returns:
+            Posterior with ``log_evidence`` the ELBO (weight one, whole data, standard error in ``meta["elbo_error"]``),
+            ``log_q``, ``guide`` and ``history``.
+
+        Raises:
+            TypeError, ValueError: bad data, naming the argument.
+            FloatingPointError: the loss diverged, naming the step.
+        """
+        check_fit(num_draws, seed)
+        problem = prepare(model, x, y, points="free", device=device, stream=True)
+        if self.batch_size is not None and not problem.is_bnn:
+            raise ValueError("'batch_size' needs a BNN; a plain program subsamples by its own pyro.plate")
+        fitted = _Fit(self, problem, init, seed)
+        with seeded(seed, problem.device):
+            result = fitted.train(callbacks, progress)
+            return fitted.posterior(result.params, num_draws, result)
+
+
+def restore(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
+    """The posterior with its approximation rebuilt from what was saved; Pyro's own guides are code and are not."""
+    if not isinstance(posterior.model, BNN) or (family not in FAMILIES and family != "flow"):
+        return posterior
+    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
+    layout = Density(posterior.model.sample_parameters, (), points="held", values=fixed)
+    rebuilt = (
+        FlowApproximation(layout, state) if family == "flow" else FlatApproximation(layout, family, state)
+    )
+    return replace(posterior, approximation=rebuilt)
+
+
+def build_elbo(
+    config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int
+) -> tuple[Elbo, Tensor]:
+    """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
+    density = problem.density
+    if config.init_loc == "prior" and init is None:
+        start = density.sample_prior(1, seed)[0]
+    else:
+        start = density.initial(start_values(problem.model, init), seed)
+    num_latent = sum(site.size for site in density.sites if site.kind == "latent")
+    loc, points = start[:num_latent].detach(), start[num_latent:].detach()
+    family: Family
+    if callable(config.guide):
+        family = GuideFamily(config.guide, density, loc, config.init_scale, seed)
+    elif config.guide == "full_rank":
+        family = FullRank(loc, config.init_scale)
+    elif config.guide == "low_rank":
+        family = LowRank(loc, config.init_scale, config.rank, seed)
+    elif config.guide == "flow":
+        family = CouplingFlow(loc, config.init_scale, seed)
+    else:
+        family = MeanField(loc, config.init_scale, config.max_scale)
+    estimators = {"local_reparameterization": config.local_reparameterization, "flipout": config.flipout}
+    estimator = next((name for name, chosen in estimators.items() if chosen), None)
+    elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
+    return elbo, torch.cat([family.initial(), points])
+
+
+class _Fit:
+    """One run: the objective, its batches, and the posterior of any parameters on the way."""
+
+    def __init__(self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int):
+        self.config, self.problem, self.seed = config, problem, seed
+        self.elbo, self.start = build_elbo(config, problem, init, seed)
+        self.num_batches = _num_batches(problem, config.batch_size)
+        schedule = (
+            config.kl_weight if isinstance(config.kl_weight, KLSchedule) else Constant(config.kl_weight)
+        )
+        num_weights = sum(site.size for site in self.elbo.latent)
+        self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(problem.device)
+
+    def train(self, callbacks: Sequence[Callback], progress: bool) -> Result:
+        config = self.config
+        return minimize(
+            self._objective, self.start, self._batches(),
+            num_steps=config.num_steps, lr=config.learning_rate, optimizer=config.optimizer, lr_schedule=config.lr_schedule,
+            clip_norm=config.clip_norm, average=config.average, tracked=TRACKED, patience=config.patience, min_delta=config.min_delta,
+            log_every=config.log_every, callbacks=callbacks, snapshot=self._snapshot, progress=progress,
+            name="SVI", compile=config.compile,
+        )  # fmt: skip
+
+    def _objective(self, theta: Tensor, kl_weight: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        if len(batch) == 3:  # gathered inside the graph
+            rows, x, y = batch
+            batch = x[rows], y[rows]
+        return self.elbo(theta, kl_weight, *batch)
+
+    def _batches(self) -> Iterator[tuple[Tensor, ...]]:
+        problem, size = self.problem, self.config.batch_size
+        weights = iter(self.kl_weights.unbind())
+        if problem.loader is not None:
+            yield from ((weight, *batch) for weight, batch in zip(weights, problem.batches(), strict=False))
+        elif not problem.is_bnn:
+            yield from ((weight,) for weight in weights)
+        elif self.num_batches == 1:
+            yield from ((weight, problem.x, problem.y) for weight in weights)
+        else:
+            for rows, weight in zip(_index_batches(problem, size), weights, strict=False):
+                yield weight, rows, problem.x, problem.y
+
+    def _snapshot(self, theta: Tensor) -> Posterior:
+        with seeded(self.seed, self.problem.device):
+            return self.posterior(theta, _SNAPSHOT_DRAWS, None)
+
+    def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
+        """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
+        problem, family = self.problem, self.elbo.family
+        phi, points = theta[: family.size], theta[family.size :]
+        free = [site for site in problem.density.sites if site.kind == "point"]
+        offset = problem.density.dim - len(points)
+        values = {
+            site.name: site.transform(
+                points[site.start - offset : site.stop - offset].reshape(site.unconstrained_shape)
+            )
+            for site in free
+        }
+        layout = Density(problem.density.program, problem.density.args, points="held", values=values)
+        approximation = family.approximation(phi, layout)
+        draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
+        meta: dict[str, Any] = {"temperature": effective_temperature(self.kl_weights, self.num_batches)}
+        if result is None:
+            return make_posterior(
+                problem, self.config, draws, seed=self.seed, timings={}, approximation=approximation,
+                point_values=values, meta=meta, importance=False,
+            )  # fmt: skip
+        begun = time.perf_counter()
+        stats = _importance(problem, layout, approximation, draws)
+        value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
+        meta |= {
+            "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": error,
+            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
+        }  # fmt: skip
+        done = self.kl_weights[: result.num_steps]
+        meta["temperature"] = effective_temperature(done, self.num_batches)
+        timings = result.timings | {"evaluate": time.perf_counter() - begun}
+        return make_posterior(
+            problem, self.config, draws, seed=self.seed, timings=timings, approximation=approximation,
+            point_values=values, sample_stats=stats, log_evidence=value, history=_history(result), meta=meta,
+            importance=False,
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def evaluate_elbo(
+    problem: Problem, layout: Density, approximation: Approximation, elbo: Elbo, theta: Tensor
+) -> tuple[float, float]:
+    """The ELBO of weight one on the whole data, and its standard error, in nats.
+
+    The KL is taken in closed form where the guide has one, else at the same draws as the likelihood.
+    """
+    num_data = problem.num_data or 1
+    budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
+    most = max(64, min(_MAX_ELBO_DRAWS, budget))
+    # a closed KL needs every site's; parts() takes it without noise
+    exact = elbo.exact_entropy and len(elbo.closed) == len(elbo.latent)
+    terms: list[Tensor] = []
+    kl = float(elbo.parts(theta)[1]) if exact else 0.0
+    while sum(map(len, terms)) < most:
+        z = layout.unconstrain(approximation.sample(64))
+        value = log_likelihoods(problem, layout, z)
+        if not exact:
+            value = value + _log_priors(layout, z) - approximation.log_prob(layout.constrain(z)).double()
+        terms.append(value)
+        sample = torch.cat(terms)
+        if len(sample) >= 256 and float(sample.std()) / math.sqrt(len(sample)) < _ELBO_ERROR:
+            break
+    sample = torch.cat(terms)
+    return float(sample.mean()) - kl, float(sample.std()) / math.sqrt(len(sample))
+
+
+def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
+    """Log likelihood of the whole data set at each flat vector, (draws,), streamed where the data are."""
+    # one block holds about 2^24 outputs of the widest layer
+    per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
+    block = max(1, min(len(z), 2**24 // per_draw))
+
+    def one(vector: Tensor, *batch: Tensor) -> Tensor:
+        return layout.log_likelihood(vector, *batch).sum(dtype=torch.float64)
+
+    def total(*batch: Tensor) -> Tensor:
+        run = torch.func.vmap(lambda vector: one(vector, *batch))
+        return torch.cat([run(part) for part in z.split(block)])
+
+    if problem.loader is None:
+        return total()
+    return sum(total(*check_data(problem.model, x, y, problem.device)) for x, y in problem.loader)
+
+
+def _log_priors(layout: Density, z: Tensor) -> Tensor:
+    return torch.func.vmap(lambda vector: layout.log_parts(vector)[0])(z)
+
+
+@torch.no_grad()
+def _importance(
+    problem: Problem, layout: Density, approximation: Approximation, draws: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """log p and log q of the draws in constrained space, both (1, draw)."""
+    z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
+    log_p = log_likelihoods(problem, layout, z[0]) + torch.cat(
+        [_log_priors(layout, part) for part in z[0].split(64)]
+    )
+    return {"log_p": log_p[None], "log_q": approximation.log_prob(draws).double()}
+
+
+def _num_batches(problem: Problem, batch_size: int | None) -> int:
+    if problem.loader is not None:
+        return len(problem.loader)
+    if not problem.is_bnn or batch_size is None or batch_size >= problem.num_data:
+        return 1
+    return problem.num_data // batch_size
+
+
+def _index_batches(problem: Problem, size: int) -> Iterator[Tensor]:
+    used = problem.num_data - problem.num_data % size
+    while True:
+        # the last incomplete batch is dropped; the next epoch draws another permutation
+        yield from torch.randperm(problem.num_data, device=problem.device)[:used].split(size)
+
+
+def _history(result: Result) -> dict[str, Tensor]:
+    """Loss and its parts, averaged over blocks of steps so that at most a thousand points remain."""
+    width = max(1, result.num_steps // _HISTORY_POINTS)
+    used = result.num_steps - result.num_steps % width
+    series = {"loss": result.losses, **result.tracked}
+    return {name: value[:used].reshape(-1, width).mean(1) for name, value in series.items()}
