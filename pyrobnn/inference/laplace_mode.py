@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor, nn
 
 from pyrobnn.curvature.hessian import gradient
-from pyrobnn.density import Density
+from pyrobnn.density import Density, Site
 from pyrobnn.inference.base import Callback, Problem
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import polish, start_values
@@ -146,13 +147,24 @@ def find_centre(
         for site in density.sites:
             given = site.name in values and (site.kind == "point" or site.name.startswith(NET))
             moving[site.start : site.stop] = not given
-    theta = _polished(density, density.initial(values, seed), moving)
+    known = all(site.name in values for site in density.sites)
+    theta = density.unconstrain(values) if known else density.initial(values, seed)
+    if init is None and problem.is_bnn and _is_at_mode(search, problem, theta):
+        moving[:] = False
+    theta = _polished(problem, theta, moving)
     constrained = density.constrain(theta)
     points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
-    return centre_at(problem, theta, points, names)
+    return _centre_at(problem, theta, points, names)
 
 
-def centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names: tuple[str, ...]) -> Centre:
+def _is_at_mode(search: MAP, problem: Problem, theta: Tensor) -> bool:
+    """Whether MAP has polished, and its constrained space is the unconstrained one."""
+    names = [site.name for site in problem.density.sites if site.kind == "latent"]
+    polished = search.batch_size is None and search.polish_steps > 0
+    return polished and set(names) <= _net_sites(problem) and not bool(problem.density.log_jacobian(theta))
+
+
+def _centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names: tuple[str, ...]) -> Centre:
     """The centre for the flat vector of a problem whose latent sites come first.
 
     Raises:
@@ -169,18 +181,51 @@ def centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names:
     return Centre(problem, held, mode, points, names, slope)
 
 
-def _polished(density: Density, theta: Tensor, moving: Tensor) -> Tensor:
+def _polished(problem: Problem, theta: Tensor, moving: Tensor) -> Tensor:
     """``theta`` at the mode of the unconstrained density in the moving coordinates."""
     if not bool(moving.any()):
         return theta
+    density = problem.density
     index = moving.nonzero().squeeze(1)
+    sites = [site for site in density.sites if bool(moving[site.start])]
+    log_joint = (
+        _noise_density(problem, theta, sites)
+        if all(site.name not in _net_sites(problem) for site in sites) and problem.is_bnn
+        else density.log_joint
+    )
 
     class Slice:
         """The density as a function of the moving coordinates."""
 
         @staticmethod
         def log_joint(part: Tensor, *, jacobian: bool) -> Tensor:
-            return density.log_joint(theta.index_copy(0, index, part), jacobian=jacobian)
+            return log_joint(theta.to(part).index_copy(0, index, part), jacobian=jacobian)
 
-    part, _ = polish(Slice, theta[index], _POLISH_STEPS, jacobian=True)
-    return theta.index_copy(0, index, part)
+    # the few coordinates of the noise are worth float64
+    start = theta[index] if log_joint == density.log_joint else theta[index].double()
+    part, _ = polish(Slice, start, _POLISH_STEPS, jacobian=True)
+    return theta.index_copy(0, index, part.to(theta))
+
+
+def _net_sites(problem: Problem) -> set[str]:
+    return {site.name for site in problem.density.sites if site.name.startswith(NET)}
+
+
+def _noise_density(problem: Problem, theta: Tensor, sites: Sequence[Site]) -> Callable[..., Tensor]:
+    """Log joint up to a constant while only the likelihood's own parameters move: the network runs once."""
+    density, model = problem.density, problem.model
+    with torch.no_grad():
+        f = model.forward(density.constrain(theta), problem.x).double()
+    y = problem.y.double() if problem.y.is_floating_point() else problem.y
+
+    def log_joint(z: Tensor, *, jacobian: bool) -> Tensor:
+        values = density.constrain(z)
+        with pyro.validation_enabled(False):
+            total = model.likelihood.log_prob(f, y, values).sum()
+            for site in sites:
+                if site.kind == "latent":
+                    total = total + model.priors[site.name].log_prob(values[site.name]).sum()
+                    total = total + density.log_jacobian(z, site)
+        return total
+
+    return log_joint
