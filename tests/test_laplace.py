@@ -99,7 +99,7 @@ def test_last_layer_is_bayesian_regression_on_the_features():
     held = sum(dist.Normal(0.0, 1.5).log_prob(p).sum() for p in net[0].parameters()).item()
     weights = posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"]
     torch.testing.assert_close(weights, torch.full_like(weights, posterior.log_evidence + held))
-    drawn = Laplace(subset="last_layer").fit(model, x, y, init=net, num_draws=20)
+    drawn = Laplace(subset="last_layer", predictive="draws").fit(model, x, y, init=net, num_draws=20)
     torch.testing.assert_close(drawn.function(x), posterior.function(x))
 
 
@@ -249,7 +249,10 @@ def test_saved_and_loaded(tmp_path):
     x, y = toy()
     model = toy_model()
     fit = trained(model, x, y)
-    for method in (Laplace(structure="kron", predictive="linearized"), Laplace(subset="last_layer")):
+    for method in (
+        Laplace(structure="kron", predictive="linearized"),
+        Laplace(subset="last_layer", predictive="draws"),
+    ):
         with ignored("not a mode"):
             posterior = method.fit(model, x, y, init=fit, num_draws=10)
         loaded = pb.Posterior.load(posterior.save(tmp_path / "fit.nc"), model)

@@ -46,8 +46,8 @@ class Laplace:
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``,
             ``"cross_validation"`` (a held-out fifth of the data) or None, the posterior of the model as declared.
         tune_per_layer: one factor per layer instead of one for all (marginal likelihood only).
-        predictive: ``"draws"`` of the weights through the network, or ``"linearized"``: f(θ*) + J (θ − θ*), with exact
-            mean and variance.
+        predictive: ``"linearized"``: f(θ*) + J (θ − θ*) with exact mean and variance, the model whose posterior the
+            Gauss-Newton Gaussian is; or ``"draws"`` of the weights through the network itself.
         num_steps, lr: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
         map: that MAP itself, instead of the two.
         damping: added to the precision's diagonal; more is added, and reported, if it is not positive definite.
@@ -58,7 +58,7 @@ class Laplace:
         TypeError, ValueError: naming the option.
 
     Caveat: one mode, and symmetric around it. The Hessian of a network is rarely positive definite off the exact mode;
-    GGN weight draws through the network underfit, prefer ``predictive="linearized"``. Tuning does not move the mode.
+    GGN weight draws through the network itself (``predictive="draws"``) underfit badly. Tuning does not move the mode.
 
     Reference: Laplace Redux (Daxberger et al., 2021); A Practical Bayesian Framework for Backpropagation Networks
     (MacKay, 1992).
@@ -80,7 +80,7 @@ class Laplace:
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
     tune: Literal["marginal_likelihood", "cross_validation"] | None = None
     tune_per_layer: bool = False
-    predictive: Literal["draws", "linearized"] = "draws"
+    predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
     lr: float = 1e-2
     map: MAP | None = None
@@ -91,7 +91,7 @@ class Laplace:
     def __post_init__(self) -> None:
         check_choice("curvature", self.curvature, ("ggn", "hessian"))
         check_choice("structure", self.structure, ("full", "kron", "diag"))
-        check_choice("predictive", self.predictive, ("draws", "linearized"))
+        check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
         check_number("lr", self.lr, above=0)
         check_number("damping", self.damping, minimum=0)

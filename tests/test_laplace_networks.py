@@ -1,0 +1,117 @@
+"""Laplace on networks as they are used: units, loaders, hidden parameters, images, and how uncertainty must look."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+from models import normal_prior, toy, toy_net
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pyrobnn as pb
+from pyrobnn.data import Standardizer
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode")
+
+
+@pytest.mark.parametrize("structure, growth", [("full", 2.0), ("kron", 2.0), ("diag", 1.0)])
+def test_uncertainty_of_a_sinusoid_grows_outside_the_data(structure, growth):
+    generator = torch.Generator().manual_seed(0)
+    x = 10 * torch.rand(150, 1, generator=generator)
+    y = torch.sin(x) + 0.3 * torch.randn(150, 1, generator=generator)
+    units = Standardizer(x.mean(0), x.std(0), y.mean(0), y.std(0))
+    net = pb.networks.mlp(1, (30,), 1, seed=0)
+    noise = HomoskedasticGaussian(float(0.3 / units.y_scale))
+    model = pb.BNN(net, normal_prior(3.0), noise, standardizer=units)
+    fit = pb.MAP(num_steps=400, lr=0.03, polish_steps=100, compile=False).fit(model, x, y)
+    method = Laplace(structure=structure, tune="marginal_likelihood")
+    posterior = method.fit(model, x, y, init=fit, num_draws=400)
+    sd = posterior.predict(torch.tensor([[-8.0], [-4.0], [1.0], [3.0], [5.0], [7.0], [9.0], [14.0], [18.0]]))
+    left, inside, right = sd.epistemic_var[:2], sd.epistemic_var[2:7], sd.epistemic_var[7:]
+    assert float(min(left[1], right[0])) > growth * float(inside.mean())
+    assert float(left[0]) > float(left[1]) and float(right[1]) > float(right[0])
+    grid = torch.linspace(0.5, 9.5, 50)[:, None]
+    rmse = (posterior.predict(grid).mean - torch.sin(grid)).square().mean().sqrt()
+    assert float(rmse) < 0.15
+    # draws of the same weights through the network itself underfit badly: why linearising is the default
+    if structure == "full":
+        plain = Laplace(structure=structure, predictive="draws", tune="marginal_likelihood")
+        drawn = plain.fit(model, x, y, init=fit, num_draws=100).predict(grid)
+        assert float(drawn.epistemic_var.mean()) > 10 * float(posterior.predict(grid).epistemic_var.mean())
+
+
+def test_a_loader_is_its_data():
+    x, y = toy()
+    model = pb.BNN(toy_net(), normal_prior(), HomoskedasticGaussian(0.2))
+    loader = DataLoader(TensorDataset(x, y), batch_size=7)
+    whole = Laplace().fit(model, x, y, init=toy_net(), num_draws=3)
+    streamed = Laplace().fit(model, loader, init=toy_net(), num_draws=3)
+    assert streamed.log_evidence == pytest.approx(whole.log_evidence)
+    torch.testing.assert_close(streamed.draws, whole.draws)
+
+
+def test_hidden_parameters_are_held_where_training_left_them():
+    x, y = toy()
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["0.weight"])
+    model = pb.BNN(toy_net(), prior, HomoskedasticGaussian("learned"))
+    posterior = Laplace(num_steps=50, compile=False).fit(model, x, y, num_draws=4)
+    assert posterior.meta["point_sites"] == ["likelihood.scale", "net.0.weight"]
+    weight = posterior.draws["net.0.weight"]
+    assert torch.equal(weight, weight[:, :1].expand_as(weight))
+    assert not torch.equal(weight[0, 0], toy_net()[0].weight.detach())
+    assert len(posterior.approximation.index) == 17
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_images(structure, subset):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 1, 8, 8, generator=generator)
+    y = torch.arange(24) % 3
+    net = pb.networks.small_cnn(3, channels=(2, 4), seed=0)
+    model = pb.BNN(net, normal_prior(), Categorical())
+    method = Laplace(structure=structure, subset=subset, tune="marginal_likelihood", tune_per_layer=True)
+    posterior = method.fit(model, x, y, init=net, num_draws=20)
+    prediction = posterior.predict(x)
+    assert prediction.probs.shape == (24, 3)
+    assert (prediction.epistemic_entropy > 0).any()
+    probit = pb.Posterior.predict(
+        Laplace(structure=structure, predictive="linearized").fit(model, x, y, init=net, num_draws=300), x
+    ).probs
+    assert torch.isfinite(probit).all()
+
+
+def test_a_layer_without_factors_is_named():
+    with seeded(0):
+        net = nn.Sequential(nn.Linear(1, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    x, y = toy()
+    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.2))
+    with pytest.raises(ValueError, match=r"1 \(LayerNorm\).*structure='diag'"):
+        Laplace(structure="kron").fit(model, x, y, init=net)
+    full = Laplace(predictive="linearized").fit(model, x, y, init=net, num_draws=5)
+    diagonal = Laplace(structure="diag").fit(model, x, y, init=net, num_draws=5)
+    factor = full.approximation.blocks[0]
+    size = len(factor.index)
+    torch.testing.assert_close(
+        factor.quad(torch.eye(size)).to(torch.float32), diagonal.approximation.blocks[0].prec
+    )
+    # without the normalisation layer's parameters the factors exist
+    linear = tuple(name for name in model.priors if ".1." not in name)
+    Laplace(structure="kron", subset=linear).fit(model, x, y, init=net, num_draws=5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_on_a_gpu(structure):
+    x, y = toy(dtype=torch.float64)
+    model = pb.BNN(toy_net().double(), normal_prior(), HomoskedasticGaussian(0.2))
+    method = Laplace(structure=structure, tune="marginal_likelihood", predictive="linearized")
+    there = method.fit(model, x, y, init=toy_net().double(), num_draws=3, device="cuda")
+    here = method.fit(model, x, y, init=toy_net().double(), num_draws=3)
+    assert there.log_evidence == pytest.approx(here.log_evidence, abs=1e-6)
+    for there_value, here_value in zip(there.moments(x), here.moments(x)):
+        torch.testing.assert_close(there_value.cpu(), here_value)
