@@ -15,6 +15,11 @@ from pyrobnn.diagnostics.verdict import Check
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
+_RICHER = {
+    "SVI": "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare.",
+    "Laplace": "The Gaussian misses the posterior: predict with predictive='linearized', or run NUTS and compare.",
+    "SWAG": "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare.",
+}
 
 
 @dataclass(frozen=True)
@@ -141,12 +146,12 @@ def corrected_moments(tree: xr.DataTree, *, group: str = "function") -> xr.Datas
 
 def importance_checks(tree: xr.DataTree) -> list[Check]:
     """k-hat in full and in the subspace, number of draws, and the correction where k-hat allows one."""
-    checks = _count_check(tree)
+    checks, method = _count_check(tree), reading.method(tree)
     full, part = importance(tree), importance(tree, space="subspace")
     if full is not None:
-        checks.append(_k_check(full, decides=part is None))
+        checks.append(_k_check(full, method, decides=part is None))
     if part is not None:
-        checks.append(_k_check(part, decides=True))
+        checks.append(_k_check(part, method, decides=True))
     if full is None and part is None:
         return [*checks, _unjudged(tree)]
     moments = corrected_moments(tree)
@@ -169,7 +174,7 @@ def importance_checks(tree: xr.DataTree) -> list[Check]:
     return checks
 
 
-def _k_check(found: Importance, *, decides: bool) -> Check:
+def _k_check(found: Importance, method: str, *, decides: bool) -> Check:
     where = "all weights" if found.space == "full" else "the last layer or subspace alone"
     finite = bool(np.isfinite(found.k))
     status = "pass" if found.k <= found.good_k else "fail" if found.k > thresholds.PARETO_K else "warn"
@@ -191,11 +196,7 @@ def _k_check(found: Importance, *, decides: bool) -> Check:
     if status == "warn":
         action = "Raise num_draws: k-hat is in the range where more draws make importance weights reliable."
     elif status == "fail":
-        action = (
-            "The approximation misses the posterior: use a richer guide (low_rank, full_rank) or "
-            "full-covariance Laplace, or "
-            "run NUTS and compare."
-        )
+        action = _RICHER.get(method, _RICHER["SVI"])
     return Check(
         "khat" if found.space == "full" else "khat_subspace",
         status,
