@@ -1,0 +1,213 @@
+"""From records to tables: mean ± standard error over splits, beside what was published."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+METRICS = {
+    "log_density": "test log density (nats a point; higher is better)",
+    "rmse": "test RMSE (units of the target)",
+    "crps": "test CRPS (units of the target)",
+    "coverage": "coverage of the 95 % interval",
+    "seconds": "seconds a split (wall clock, choice of hyper-parameters included)",
+    "cpu_seconds": "CPU seconds a split (choice of hyper-parameters included)",
+}
+_DIGITS = {"log_density": 3, "rmse": 3, "crps": 3, "coverage": 3, "seconds": 1, "cpu_seconds": 1}
+
+
+class Cell(NamedTuple):
+    """A mean over splits with its standard error sd / √n (sd with ddof 1; NaN for one split)."""
+
+    mean: float
+    error: float
+    num_splits: int
+
+
+#: data set → method → split → value
+Values = dict[str, dict[str, dict[int, float]]]
+
+
+def values_of(records: Sequence[Mapping[str, Any]], metric: str) -> Values:
+    """One metric of every record; of repeated work the first counts."""
+    found: Values = {}
+    for record in records:
+        value = record["scores"].get(metric, record.get(metric))
+        splits = found.setdefault(record["dataset"], {}).setdefault(record["method"], {})
+        splits.setdefault(record["split"], float(value))
+    return found
+
+
+def summarize(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, dict[str, Cell]]:
+    """Mean and standard error of a metric, data set → method → :class:`Cell`.
+
+    Raises:
+        ValueError: an unknown metric.
+    """
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}: choose from {', '.join(METRICS)}")
+    return {
+        dataset: {method: cell(list(splits.values())) for method, splits in methods.items()}
+        for dataset, methods in values_of(records, metric).items()
+    }
+
+
+def cell(values: Sequence[float]) -> Cell:
+    """Mean and standard error of the values of several splits."""
+    numbers = np.asarray(values, dtype=float)
+    error = float(numbers.std(ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else math.nan
+    return Cell(float(numbers.mean()), error, len(numbers))
+
+
+def difference(values: Values, dataset: str, method: str, other: str) -> Cell | None:
+    """Mean of method − other over the splits both have (paired: its error is that of the difference)."""
+    one, two = values[dataset].get(method, {}), values[dataset].get(other, {})
+    shared = sorted(one.keys() & two.keys())
+    return cell([one[split] - two[split] for split in shared]) if shared else None
+
+
+def markdown(
+    records: Sequence[Mapping[str, Any]],
+    metric: str,
+    methods: Sequence[str],
+    datasets: Sequence[str],
+    published: Mapping[str, Any] | None = None,
+) -> str:
+    """A table, a row per method and a column per data set; published rows below, with their own kind of spread.
+
+    A cell of fewer than 20 splits says how many.
+    """
+    digits = _DIGITS[metric]
+    summary = summarize(records, metric)
+    lines = [f"| {METRICS[metric]} | {' | '.join(datasets)} |", "|---|" + "---|" * len(datasets)]
+    full = max((c.num_splits for row in summary.values() for c in row.values()), default=0)
+    for method in methods:
+        cells = [summary.get(dataset, {}).get(method) for dataset in datasets]
+        if any(cells):
+            lines.append(f"| {method} | {' | '.join(_text(c, digits, full) for c in cells)} |")
+    for column in (published or {"columns": []})["columns"]:
+        entries = [column.get(metric, {}).get(dataset) for dataset in datasets]
+        if any(entries):
+            spread = "" if column["spread"] == "se" else " (± sd)"
+            own = "" if column["splits"] == "standard" else ", own splits"
+            noise = "" if column["noise"] == "homoskedastic" else ", heteroskedastic"
+            label = f"*{column['label']}{spread}{noise}{own}*"
+            lines.append(f"| {label} | {' | '.join(_published(e) for e in entries)} |")
+    return "\n".join(lines)
+
+
+def _text(value: Cell | None, digits: int, full: int) -> str:
+    if value is None:
+        return ""
+    text = f"{value.mean:.{digits}f}"
+    if math.isfinite(value.error):
+        text += f" ± {value.error:.{digits}f}"
+    return text if value.num_splits == full else f"{text} ({value.num_splits} splits)"
+
+
+def _published(entry: Sequence[float] | None) -> str:
+    if entry is None:
+        return ""
+    return f"{entry[0]:g}" + (f" ± {entry[1]:g}" if entry[1] is not None else "")
+
+
+def read_published(path: str | Path) -> dict[str, Any]:
+    """The table of published numbers.
+
+    Raises:
+        ValueError: a file in another format.
+    """
+    table = json.loads(Path(path).read_text())
+    needed = {"id", "label", "citation", "noise", "splits", "spread", "rmse", "log_density"}
+    if not isinstance(table, dict) or any(needed - column.keys() for column in table.get("columns", [{}])):
+        raise ValueError(
+            f"{path} is not a table of published results: each column needs {', '.join(sorted(needed))}"
+        )
+    return table
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that should hold, the numbers it is judged by, and whether it does (None: no results yet)."""
+
+    dataset: str
+    claim: str
+    evidence: str
+    met: bool | None
+
+
+def compare_with_published(
+    records: Sequence[Mapping[str, Any]], published: Mapping[str, Any], *, floor: str = "linear"
+) -> list[Target]:
+    """The claims of the benchmark, judged.
+
+    Every method beats the linear floor by more than 5 standard errors (paired over splits, log density and RMSE);
+    mean-field SVI is no worse than the published Pyro column; MC dropout is no worse than its published columns by more
+    than 2 standard errors (ours and theirs combined); the best method is no worse than the best published log density
+    with homoskedastic noise on the same splits.
+    """
+    columns = {column["id"]: column for column in published["columns"]}
+    density, rmse = values_of(records, "log_density"), values_of(records, "rmse")
+    targets: list[Target] = []
+    for dataset, methods in density.items():
+        means = {method: cell(list(splits.values())) for method, splits in methods.items()}
+        for method in methods:
+            if method != floor and floor in methods:
+                targets.append(_beats_floor(density, rmse, dataset, method, floor))
+        for method in ("svi-rt", "svi-lrt"):
+            if method in methods:
+                targets.append(_no_worse(density, rmse, columns["pyro_svi"], dataset, method, errors=0.0))
+        if "mc-dropout" in methods:
+            for column in ("mc_dropout_2016", "mc_dropout_2018"):
+                targets.append(_no_worse(density, rmse, columns[column], dataset, "mc-dropout", errors=2.0))
+        peers = {
+            column["label"]: column["log_density"][dataset][0]
+            for column in columns.values()
+            if column["noise"] == "homoskedastic"
+            and column["splits"] == "standard"
+            and column["id"] != "linear"
+        }
+        best, peer = max(means, key=lambda method: means[method].mean), max(peers, key=peers.__getitem__)
+        targets.append(
+            Target(
+                dataset,
+                "the best method reaches the best published log density with homoskedastic noise",
+                f"{best} {means[best].mean:.3f} ± {means[best].error:.3f} "
+                f"({means[best].num_splits} splits), {peer} {peers[peer]:.3f}",
+                means[best].mean >= peers[peer],
+            )
+        )
+    return targets
+
+
+def _beats_floor(density: Values, rmse: Values, dataset: str, method: str, floor: str) -> Target:
+    gains = []
+    for values, sign in ((density, 1.0), (rmse, -1.0)):
+        gap = difference(values, dataset, method, floor)
+        gains.append(sign * gap.mean / gap.error if gap is not None and gap.error > 0 else math.nan)
+    return Target(
+        dataset,
+        f"{method} beats the linear floor by more than 5 standard errors",
+        f"log density by {gains[0]:.1f}, RMSE by {gains[1]:.1f} standard errors",
+        None if math.isnan(sum(gains)) else min(gains) > 5,
+    )
+
+
+def _no_worse(
+    density: Values, rmse: Values, column: Mapping[str, Any], dataset: str, method: str, errors: float
+) -> Target:
+    found, parts = [], []
+    for values, name, sign in ((density, "log_density", 1.0), (rmse, "rmse", -1.0)):
+        ours, theirs = cell(list(values[dataset][method].values())), column[name][dataset]
+        spread = theirs[1] if column["spread"] == "se" else theirs[1] / math.sqrt(20)
+        slack = errors * math.hypot(0.0 if math.isnan(ours.error) else ours.error, spread)
+        found.append(sign * (ours.mean - theirs[0]) >= -slack)
+        parts.append(f"{name} {ours.mean:.3f} ± {ours.error:.3f} against {theirs[0]:.3f} ± {spread:.3f}")
+    allowance = f" within {errors:g} standard errors" if errors else ""
+    return Target(dataset, f"{method} is at least {column['label']}{allowance}", "; ".join(parts), all(found))

@@ -1,0 +1,126 @@
+"""The UCI regression benchmark: every method on the 20 standard splits, beside the published numbers.
+
+    python scripts/benchmark_uci.py --data-root DIR --datasets yacht --jobs 2
+    python scripts/benchmark_uci.py --data-root DIR --scheduler tcp://host:8786
+    python scripts/benchmark_uci.py --table-only
+
+Each finished fit is one line of the results file: stop the sweep at any moment, by any means, and the same command goes
+on where it was. Hyper-parameters follow one rule per method (pyrobnn.benchmarks.RULES), from the train part alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the sweep, then print the tables and the targets."""
+    options = parse(argv)
+    # one thread a fit: the nets are small, and parallelism is across fits
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from pyrobnn import benchmarks
+    from pyrobnn.benchmarks import uci
+
+    methods = options.methods or [uci.FLOOR, *benchmarks.RULES]
+    failures = 0
+    if not options.table_only:
+        tasks = benchmarks.tasks(options.datasets, methods, options.splits)
+        sweep = benchmarks.Sweep(options.results, uci.key, jobs=options.jobs, scheduler=options.scheduler)
+        failures = run(sweep, functools.partial(uci.run_task, root=options.data_root), tasks)
+    records = current(benchmarks.read_records(options.results), uci.rule_id, [uci.FLOOR, *benchmarks.RULES])
+    published = benchmarks.read_published(HERE / "published_uci.json")
+    show(records, [uci.FLOOR, *benchmarks.RULES], published)
+    return 1 if failures else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
+    parser.add_argument("--datasets", nargs="+", default=["yacht", "energy", "boston", "concrete"])
+    parser.add_argument("--methods", nargs="+", help="default: all")
+    parser.add_argument(
+        "--splits", type=splits, default=list(range(20)), help="such as 0-4 or 0,7 (default: 0-19)"
+    )
+    parser.add_argument("--results", default=HERE / "results" / "uci.jsonl", help="the results file")
+    parser.add_argument("--jobs", type=int, default=1, help="processes on this machine")
+    parser.add_argument("--scheduler", help="address of a Dask scheduler whose workers run the fits")
+    parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
+    return parser.parse_args(argv)
+
+
+def splits(text: str) -> list[int]:
+    """``"0-2,7"`` → [0, 1, 2, 7]."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def run(sweep, function, tasks) -> int:
+    """Run what is pending and say how it goes; the number of fits that failed."""
+    pending, failures, started = len(sweep.pending(tasks)), 0, time.perf_counter()
+    print(f"{len(tasks) - pending} of {len(tasks)} fits are in {sweep.path}; {pending} to run", flush=True)
+    try:
+        for number, (task, outcome) in enumerate(sweep.run(function, tasks), 1):
+            name = f"{task['dataset']} split {task['split']} {task['method']}"
+            if isinstance(outcome, Exception):
+                failures += 1
+                print(f"[{number}/{pending}] {name}: {type(outcome).__name__}: {outcome}", flush=True)
+            else:
+                found = outcome["scores"]
+                print(
+                    f"[{number}/{pending}] {name}: log density {found['log_density']:.3f}, "
+                    f"RMSE {found['rmse']:.3f}, coverage {found['coverage']:.2f}, {outcome['seconds']:.1f} s "
+                    f"(CPU {outcome['cpu_seconds']:.1f} s) {outcome.get('chosen', {}).get('label', '')}",
+                    flush=True,
+                )
+    except KeyboardInterrupt:
+        print("\ninterrupted: what is finished is kept; the same command goes on from here")
+        sys.exit(130)
+    print(f"finished in {time.perf_counter() - started:.0f} s, {failures} failed")
+    return failures
+
+
+def current(records, rule_id, methods) -> list[dict]:
+    """Records made under today's rules."""
+    ids = {method: rule_id(method) for method in methods}
+    return [record for record in records if ids.get(record.get("method")) == record.get("rule")]
+
+
+def show(records, methods, published) -> None:
+    """The tables, then what should hold and whether it does."""
+    from pyrobnn.benchmarks import compare_with_published
+    from pyrobnn.benchmarks.tables import METRICS, markdown
+
+    names = [
+        name
+        for name in ("yacht", "energy", "boston", "concrete")
+        if any(r["dataset"] == name for r in records)
+    ]
+    if not records:
+        print("no results yet")
+        return
+    for metric in METRICS:
+        print("\n" + markdown(records, metric, methods, names, published))
+    print("\nhomoskedastic noise and the standard splits unless said; ± is the standard error unless said\n")
+    for target in compare_with_published(records, published):
+        word = {True: "met", False: "NOT MET", None: "too few"}[target.met]
+        print(f"{word:8} {target.dataset}: {target.claim} ({target.evidence})")
+    print()
+    for column in published["columns"]:
+        print(f"{column['label']}: {column['citation']} {column['url']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,392 @@
+"""The benchmark: exact scores, the floor, rules, and a sweep that survives being killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import seeded
+
+from pyrobnn.benchmarks import (
+    LinearFloor,
+    Rule,
+    Sweep,
+    append_record,
+    compare_with_published,
+    mixture_scores,
+    read_published,
+    read_records,
+    summarize,
+    tasks,
+    uci,
+)
+from pyrobnn.benchmarks.rules import RULES
+from pyrobnn.benchmarks.scores import mixture_crps
+from pyrobnn.benchmarks.tables import markdown
+from pyrobnn.data import Dataset, diabetes
+from pyrobnn.inference.ensemble import DeepEnsemble
+from pyrobnn.inference.map import MAP
+from pyrobnn.metrics import crps
+
+ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "scripts" / "published_uci.json"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line(number):
+    return {"n": number}
+
+
+def number(record):
+    return record["n"]
+
+
+def square(task):
+    return {**task, "square": task["n"] ** 2}
+
+
+def fail_on_two(task):
+    if task["n"] == 2:
+        raise ValueError("two is refused")
+    return square(task)
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_one_normal_are_the_closed_forms():
+    loc, scale, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 2.0]]), torch.tensor([1.5, 9.0])
+    found = mixture_scores(loc, scale, y)
+    normal = torch.distributions.Normal(loc[0].double(), scale[0].double())
+    assert found["log_density"] == pytest.approx(float(normal.log_prob(y).mean()))
+    assert found["rmse"] == pytest.approx(math.sqrt((0.25 + 49) / 2))
+    assert found["coverage"] == 0.5  # 1 and 3.5 standard deviations away
+
+
+def test_crps_of_a_mixture_is_what_many_draws_of_it_have():
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(3, 4, generator=generator).double()
+    scale = 0.5 + torch.rand(3, 4, generator=generator).double()
+    y = torch.randn(4, generator=generator).double()
+    exact = mixture_crps(loc, scale, y)
+    rows = torch.randint(3, (200_000,), generator=generator)
+    draws = loc[rows] + scale[rows] * torch.randn(200_000, 4, generator=generator).double()
+    # the error of each point's estimate is that of a mean of |draw - y|, at most
+    error = (draws - y).abs().std(0) / math.sqrt(len(rows))
+    assert bool(((crps(draws, y) - exact).abs() < 5 * error).all())
+
+
+def test_a_mixture_is_scored_as_a_mixture():
+    loc, y = torch.tensor([[-3.0], [3.0]]), torch.tensor([0.0])
+    found = mixture_scores(loc, torch.ones(2, 1), y)
+    assert found["log_density"] == pytest.approx(-4.5 - 0.5 * math.log(2 * math.pi))
+    assert found["coverage"] == 1.0
+    with pytest.raises(ValueError, match="draw, point"):
+        mixture_scores(loc, torch.ones(2, 2), y)
+
+
+def test_the_floor_maximises_the_evidence():
+    data = diabetes()
+    floor = LinearFloor.fit(data)
+    x = floor.standardizer.transform_x(data.x).double()
+    y = floor.standardizer.transform_y(data.y)[:, 0].double()
+    precision = torch.linalg.inv(floor.covariance)
+    alpha = float((precision - x.T @ x / floor.noise**2).diagonal().mean())
+
+    def evidence(alpha, noise):
+        covariance = x @ x.T / alpha + noise**2 * torch.eye(len(x), dtype=torch.float64)
+        return float(torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y))
+
+    best = evidence(alpha, floor.noise)
+    assert floor.log_evidence == pytest.approx(best, rel=1e-9)
+    for factor in (0.95, 1.05):
+        assert evidence(alpha * factor, floor.noise) < best
+        assert evidence(alpha, floor.noise * factor) < best
+    mean = x @ torch.linalg.solve(x.T @ x + alpha * floor.noise**2 * torch.eye(10), x.T @ y)
+    predicted, _ = floor.predict(data.x)
+    expected = mean * floor.standardizer.y_scale + floor.standardizer.y_mean
+    assert torch.allclose(predicted, expected.double(), rtol=1e-8)
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def line_data(num_data=60):
+    with seeded(0):
+        x = torch.rand(num_data, 1) * 4 - 2
+        return Dataset(x, 3 * x + 1 + 0.3 * torch.randn(num_data, 1), "line", "regression")
+
+
+def test_validation_chooses_the_noise_of_the_data():
+    rule = Rule(
+        MAP(num_steps=150, lr=0.05, compile=False, polish_steps=0),
+        (1.0,),
+        (0.005, 0.08, 2.0),
+        choose="validation",
+    )
+    posterior, chosen, criterion = rule.fit(line_data(), seed=0)
+    assert chosen.noise == 0.08  # 0.3 / sd(y)
+    assert max(criterion, key=criterion.get) == "noise=0.08" and len(criterion) == 3
+    assert posterior.meta["num_data"] == 60  # fitted anew to the whole train part
+
+
+def test_a_rule_of_several_candidates_must_choose():
+    with pytest.raises(ValueError, match="must choose"):
+        Rule(MAP(), (1.0, 2.0), (0.1,))
+
+
+def test_variants_change_the_method_and_the_identity_of_the_rule():
+    rule = Rule(DeepEnsemble(), (1.0,), (0.1,), choose="validation", variants=({"lr": 0.1}, {"lr": 0.2}))
+    assert [candidate.method.lr for candidate in rule.candidates()] == [0.1, 0.2]
+    assert [rule.label(candidate) for candidate in rule.candidates()] == ["lr=0.1", "lr=0.2"]
+    other = Rule(DeepEnsemble(num_members=3), (1.0,), (0.1,))
+    assert len({uci.rule_id("a", {"a": each}) for each in (rule, other)}) == 2
+
+
+def test_every_declared_rule_can_be_written_down():
+    assert len({uci.rule_id(method) for method in RULES}) == len(RULES)
+    for rule in RULES.values():
+        json.dumps(rule.describe())
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="yacht"):
+        tasks(["yaht"], ["map"], [0])
+    with pytest.raises(ValueError, match="mc-dropout"):
+        tasks(["yacht"], ["dropout"], [0])
+    with pytest.raises(ValueError, match="0 … 19"):
+        tasks(["yacht"], ["map"], [20])
+
+
+def uci_root():
+    root = os.environ.get("PYROBNN_DATA")
+    if not root:
+        pytest.skip("the UCI sets are not here: set PYROBNN_DATA to their directory")
+    return root
+
+
+def test_the_floor_on_the_standard_splits_is_the_known_one():
+    root = uci_root()
+    floor = [uci.run_task(task, root=root) for task in tasks(["yacht"], ["linear"], range(20))]
+    known = next(c for c in read_published(PUBLISHED)["columns"] if c["id"] == "linear")
+    for metric in ("rmse", "log_density"):
+        found = summarize(floor, metric)["yacht"]["linear"]
+        assert found.mean == pytest.approx(known[metric]["yacht"][0], abs=2e-3)
+        assert found.error == pytest.approx(known[metric]["yacht"][1], rel=0.04)
+
+
+def test_a_record_says_how_it_was_made():
+    root = uci_root()
+    rules = {"map": Rule(MAP(num_steps=20, compile=False, polish_steps=0), (1.0,), (0.2,))}
+    (task,) = tasks(["yacht"], ["map"], [3], rules)
+    record = json.loads(json.dumps(uci.run_task(task, root=root, rules=rules), allow_nan=False))
+    assert uci.key(record) == uci.key(task)
+    assert set(record["scores"]) == {"rmse", "log_density", "crps", "coverage"}
+    assert record["chosen"]["settings"]["num_steps"] == 20 and record["seed"] == 3
+    assert record["num_train"] + record["num_test"] == 308 and "torch" in record["versions"]
+
+
+# -- sweep ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_finished_is_not_run_again(tmp_path):
+    sweep = Sweep(tmp_path / "results.jsonl", key=number)
+    first = [outcome["n"] for _, outcome in sweep.run(square, [line(n) for n in (0, 1, 1)])]
+    second = [outcome["n"] for _, outcome in sweep.run(square, [line(n) for n in range(4)])]
+    assert (first, second) == ([0, 1], [2, 3])
+    assert [record["square"] for record in read_records(sweep.path)] == [0, 1, 4, 9]
+
+
+def test_a_failed_fit_leaves_no_line_and_ends_nothing(tmp_path):
+    sweep = Sweep(tmp_path / "results.jsonl", key=number)
+    outcomes = [outcome for _, outcome in sweep.run(fail_on_two, [line(n) for n in range(4)])]
+    assert isinstance(outcomes[2], ValueError)
+    assert [record["n"] for record in read_records(sweep.path)] == [0, 1, 3]
+    assert sweep.pending([line(n) for n in range(4)]) == [line(2)]
+
+
+def test_closing_the_run_keeps_what_is_finished(tmp_path):
+    sweep = Sweep(tmp_path / "results.jsonl", key=number)
+    run = sweep.run(square, [line(n) for n in range(4)])
+    next(run)
+    run.close()
+    assert [record["n"] for record in read_records(sweep.path)] == [0]
+
+
+def test_a_torn_line_spoils_no_other(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_record(path, {"n": 0, "square": 0})
+    with open(path, "a") as file:
+        file.write('{"n": 1, "squ')
+    append_record(path, {"n": 2, "square": 4})
+    assert [record["n"] for record in read_records(path)] == [0, 2]
+
+
+def test_two_sweeps_do_not_write_to_one_file(tmp_path):
+    sweep = Sweep(tmp_path / "results.jsonl", key=number)
+    run = sweep.run(square, [line(n) for n in range(2)])
+    next(run)
+    with pytest.raises(RuntimeError, match="another sweep"):
+        list(sweep.run(square, [line(5)]))
+    run.close()
+    assert len(list(sweep.run(square, [line(n) for n in range(2)]))) == 1
+
+
+KILLED = """
+import sys, time
+from pyrobnn.benchmarks.sweep import Sweep
+
+def work(task):
+    with open(sys.argv[2], "a") as log:
+        log.write(f"{task['n']}\\n")
+    time.sleep(0.15)
+    return {**task, "done": True}
+
+sweep = Sweep(sys.argv[1], key=lambda record: record["n"])
+for _ in sweep.run(work, [{"n": n} for n in range(12)]):
+    pass
+"""
+
+
+def test_a_killed_sweep_loses_nothing_and_repeats_nothing(tmp_path):
+    results, begun = tmp_path / "results.jsonl", tmp_path / "begun.txt"
+    command = [sys.executable, "-c", KILLED, str(results), str(begun)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 120
+    while len(read_records(results)) < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = [record["n"] for record in read_records(results)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    assert [record["n"] for record in read_records(results)] == list(range(12))
+    runs = [int(text) for text in begun.read_text().split()]
+    assert all(runs.count(n) == 1 for n in kept)  # nothing finished is done again
+    assert len(runs) <= 13  # but for the one under way when it was killed, nothing is
+
+
+def test_processes_share_the_work(tmp_path):
+    sweep = Sweep(tmp_path / "results.jsonl", key=number, jobs=2)
+    outcomes = [outcome for _, outcome in sweep.run(fail_on_two, [line(n) for n in range(6)])]
+    assert sum(isinstance(outcome, ValueError) for outcome in outcomes) == 1
+    assert sorted(record["n"] for record in read_records(sweep.path)) == [0, 1, 3, 4, 5]
+
+
+ON_A_CLUSTER = """
+import sys
+from distributed import LocalCluster
+from pyrobnn.benchmarks.sweep import Sweep, read_records
+
+def square(task):
+    return {**task, "square": task["n"] ** 2}
+
+if __name__ == "__main__":
+    tasks = [{"n": n} for n in range(6)]
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        sweep = Sweep(sys.argv[1], key=lambda record: record["n"], scheduler=cluster.scheduler_address)
+        assert sorted(outcome["square"] for _, outcome in sweep.run(square, tasks)) == [0, 1, 4, 9, 16, 25]
+        assert list(sweep.run(square, tasks)) == []
+"""
+
+
+def test_a_dask_cluster_of_two_workers_runs_the_same_sweep(tmp_path):
+    pytest.importorskip("distributed", reason="dask is not installed: pip install 'pyrobnn[cluster]'")
+    program, results = tmp_path / "program.py", tmp_path / "results.jsonl"
+    program.write_text(ON_A_CLUSTER)  # a process of its own: dask leaves threads and settings behind
+    done = subprocess.run(
+        [sys.executable, str(program), str(results)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(record["n"] for record in read_records(results)) == list(range(6))
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def records(method, values, dataset="yacht"):
+    return [
+        {
+            "dataset": dataset,
+            "split": split,
+            "method": method,
+            "seconds": 1.0,
+            "cpu_seconds": 1.0,
+            "scores": {"log_density": value, "rmse": -value, "crps": 1.0, "coverage": 0.9},
+        }
+        for split, value in enumerate(values)
+    ]
+
+
+def test_the_error_is_the_standard_deviation_over_root_n():
+    found = summarize(records("map", [-1.0, -2.0, -3.0]) + records("map", [-9.0]), "log_density")["yacht"][
+        "map"
+    ]
+    assert found == (-2.0, pytest.approx(1 / math.sqrt(3)), 3)  # repeated work counts once
+
+
+def test_targets_are_judged_by_the_numbers():
+    published = read_published(PUBLISHED)
+    splits = range(20)
+    floor = records("linear", [-3.6 - 0.01 * (split % 3) for split in splits])
+    good = records("svi-rt", [-1.0 - 0.01 * (split % 5) for split in splits])
+    noisy = records("map", [-3.6 - 0.01 * (split % 3) + (1.0 if split == 0 else 0.0) for split in splits])
+    verdicts = {t.claim: t.met for t in compare_with_published(floor + good + noisy, published)}
+    assert verdicts["svi-rt beats the linear floor by more than 5 standard errors"] is True
+    assert verdicts["map beats the linear floor by more than 5 standard errors"] is False
+    assert verdicts["svi-rt is at least Pyro mean-field SVI"] is True
+    assert verdicts["the best method reaches the best published log density with homoskedastic noise"] is True
+    worse = records("svi-rt", [-1.7 - 0.01 * (split % 5) for split in splits])
+    verdicts = {t.claim: t.met for t in compare_with_published(floor + worse, published)}
+    assert verdicts["svi-rt is at least Pyro mean-field SVI"] is False
+    assert (
+        verdicts["the best method reaches the best published log density with homoskedastic noise"] is False
+    )
+
+
+def test_a_table_says_when_splits_are_missing():
+    table = markdown(
+        records("map", [-1.0] * 20) + records("nuts", [-1.0, -2.0]), "log_density", ["map", "nuts"], ["yacht"]
+    )
+    assert "| map | -1.000 ± 0.000 |" in table
+    assert "| nuts | -1.500 ± 0.500 (2 splits) |" in table
+
+
+def test_the_published_table_is_cited():
+    for column in read_published(PUBLISHED)["columns"]:
+        assert (
+            column["citation"]
+            and column["spread"] in ("se", "std")
+            and column["splits"] in ("standard", "own")
+        )
+
+
+def test_the_script_prints_tables_and_refuses_what_it_does_not_know(tmp_path, capsys):
+    benchmark = script("benchmark_uci")
+    assert benchmark.splits("0-2,7") == [0, 1, 2, 7]
+    results = tmp_path / "results.jsonl"
+    for record in records("linear", [-3.6, -3.5]):
+        append_record(results, {**record, "rule": uci.rule_id("linear")})
+    append_record(results, {**records("map", [-1.0])[0], "rule": "of another day"})
+    assert benchmark.main(["--results", str(results), "--table-only"]) == 0
+    shown = capsys.readouterr().out
+    assert "| linear | -3.550 ± 0.050 |" in shown and "| map |" not in shown
