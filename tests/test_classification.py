@@ -17,7 +17,7 @@ METHODS = {
     "SVI": pb.SVI(num_steps=3000, batch_size=128),
     "Laplace-last-layer": pb.Laplace(subset="last_layer"),
     "Laplace-kron": pb.Laplace(structure="kron"),
-    "SWAG": pb.SWAG(lr=0.1, num_steps=4000),
+    "SWAG": pb.SWAG(lr=0.15, num_steps=4000),
     "MCDropout": pb.MCDropout(p=0.05, num_steps=2000, batch_size=64),
     "DeepEnsemble": pb.DeepEnsemble(num_steps=1000, batch_size=64),
 }

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyrobnn.approximation import FlatApproximation
 from pyrobnn.density import Density
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.sgd_rate import constant_rate
 from pyrobnn.inference.swag import SWA, SWAG
 from pyrobnn.inference.swag_guide import AutoSWAG, SWAGMoments
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -178,11 +179,11 @@ def test_the_posterior_guide_runs_in_predictive():
 def test_learned_noise_is_trained_along_and_held():
     x, y = data()
     bnn = model(scale="learned")
-    posterior = SWAG(rank=5, num_steps=300, collect_every=5, init_steps=400, batch_size=8).fit(
+    posterior = SWAG(rank=5, num_steps=200, collect_every=5, init_steps=400, batch_size=8, compile=False).fit(
         bnn, x, y, num_draws=6
     )
     scale = posterior.draws["likelihood.scale"]
-    assert float(scale.std()) == 0 and 0.2 < float(scale[0, 0]) < 0.45
+    assert bool((scale == scale[0, 0]).all()) and 0.2 < float(scale[0, 0]) < 0.45
     assert posterior.meta["point_sites"] == ["likelihood.scale"]
     assert posterior.approximation.distribution.event_shape == (25,)
 
@@ -307,3 +308,35 @@ def test_a_diverging_learning_rate_names_step_and_loss():
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         SWAG(**settings)
+
+
+def test_the_rate_is_the_formula_where_noise_decides_and_the_bound_where_there_is_none():
+    y = 3.0 * torch.randn(6400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(theta, y):
+        return 0.5 * (theta - y).square().mean()
+
+    start = torch.zeros(1, dtype=torch.float64)
+    batches = [(part,) for part in y.split(100)]
+    noise = torch.stack([part.mean() for (part,) in batches]).var()
+    with seeded(0):
+        rate = constant_rate(loss, start, iter(batches), num_data=6400, momentum=0.5)
+        bound = constant_rate(loss, start, iter(batches), num_data=1, momentum=0.5)
+    assert rate == pytest.approx(float(0.5 * 2 / (6400 * noise)), rel=1e-9)
+    assert bound == pytest.approx(0.5, rel=1e-6)
+
+
+def test_at_the_default_rate_the_width_is_about_the_posteriors():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(400, 3, generator=generator, dtype=torch.float64)
+    y = x[:, :1] + 0.5 * torch.randn(400, 1, generator=generator, dtype=torch.float64)
+    with seeded(0):
+        net = torch.nn.Linear(3, 1).double()
+    start = MAP(compile=False, num_steps=10).fit(model(scale=0.5, net=net), x, y)
+    config = SWAG(diagonal=True, num_steps=20_000, collect_every=50, momentum=0.5)
+    posterior = config.fit(model(scale=0.5, net=net), x, y, num_draws=2, init=start)
+    design = torch.cat([x, torch.ones_like(y)], 1)
+    exact = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(4).double()).diag().sqrt()
+    # the formula is of first order in the rate: within a third, not exact
+    ratio = posterior.approximation.distribution.base_dist.scale / exact
+    assert bool(((ratio > 0.75) & (ratio < 1.33)).all()), ratio

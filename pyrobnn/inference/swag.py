@@ -5,28 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from pyrobnn.approximation import FlatApproximation
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
-from pyrobnn.inference.base import Callback, Problem, check_data, check_fit, make_posterior, prepare
+from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.point import check_point_fit, start_values
+from pyrobnn.inference.sgd_rate import constant_rate
+from pyrobnn.inference.swag_data import Inputs, batching, independent_batches
 from pyrobnn.inference.swag_guide import SWAGMoments
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
-
-#: data per pass when batch-norm statistics are refreshed
-REFRESH_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,15 @@ class SWA:
 
     Args:
         num_steps: SGD steps.
-        lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`.
+        lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`; None for the one whose wandering is
+            closest to the posterior (:func:`pyrobnn.inference.sgd_rate.constant_rate`), recorded in ``meta["lr"]``.
         lr_schedule: ``"constant"``, or ``"cyclical"``: within each ``collect_every`` steps it falls linearly from
             ``lr`` to a hundredth of it, and the iterate is taken at the end.
         momentum: of SGD.
         optimizer: None for SGD, or a function of the parameter list that returns a torch optimizer (then ``lr`` and
             ``momentum`` are its own).
-        batch_size: data per step; None for 32, or a quarter of small data.
+        batch_size: data per step, drawn independently (a reshuffled epoch cancels the noise of its gradients); None for
+            32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
         burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
         init_steps, init_lr: Adam's, to the mode, where ``fit`` is given no ``init``.
@@ -63,7 +63,7 @@ class SWA:
     """
 
     num_steps: int = 2000
-    lr: float = 0.01
+    lr: float | None = None
     lr_schedule: Literal["constant", "cyclical"] = "constant"
     momentum: float = 0.9
     optimizer: OptimizerFactory | None = None
@@ -139,7 +139,7 @@ class SWAG:
     diagonal: bool = False
     scale: float = 1.0
     num_steps: int = 2000
-    lr: float = 0.01
+    lr: float | None = None
     lr_schedule: Literal["constant", "cyclical"] = "constant"
     momentum: float = 0.9
     optimizer: OptimizerFactory | None = None
@@ -230,7 +230,7 @@ class _Run:
         problem = prepare(pure, x, y, points="free", device=device, stream=True, deterministic=False)
         self.problem = dataclasses.replace(problem, model=model.to(problem.device))
         self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
-        self.batch_size, self.epoch = _batching(method, self.problem)
+        self.batch_size, self.epoch = batching(method.batch_size, self.problem)
         self.every = method.collect_every or self.epoch
         self.first = round(method.burn_in * method.num_steps)
         self.notes: list[str] = []
@@ -268,7 +268,7 @@ class _Run:
             return -density.log_joint(theta, *batch) / self.problem.num_data
 
         theta = density.initial(self.start, self.seed)
-        batches = self.problem.batches(self.batch_size)
+        batches = independent_batches(self.problem, self.batch_size)
         seconds = 0.0
         if self.init is None and method.init_steps:
             warm = minimize(
@@ -284,13 +284,19 @@ class _Run:
                 moments.update(iterate[: self.latent_dim])
                 points.update(iterate[self.latent_dim :])
 
-        sgd = functools.partial(torch.optim.SGD, lr=method.lr, momentum=method.momentum)
+        if method.optimizer is not None:
+            self.lr = method.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
+        else:
+            self.lr = method.lr or constant_rate(
+                loss, theta, batches, num_data=self.problem.num_data, momentum=method.momentum
+            )
+        sgd = functools.partial(torch.optim.SGD, lr=self.lr, momentum=method.momentum)
         result = minimize(
             loss,
             theta,
             batches,
             num_steps=method.num_steps,
-            lr=method.lr,
+            lr=self.lr,
             optimizer=method.optimizer or sgd,
             lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
             log_every=self.every,
@@ -304,7 +310,7 @@ class _Run:
         if not bool(torch.isfinite(moments.mean).all()):
             raise FloatingPointError(
                 f"an iterate of {type(method).__name__} is not finite by step {result.num_steps} "
-                f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {method.lr:g}"
+                f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
             )
         fixed = torch.cat([moments.mean, points.mean]).to(density.dtype)
         values = density.constrain(fixed)
@@ -316,7 +322,7 @@ class _Run:
         return Density(density.program, density.args, points="held", values=points)
 
     def posterior(
-        self, draws: dict[str, Tensor], result: Result, points: dict[str, Tensor], **rest: Any
+        self, draws: dict[str, Tensor], result: Result, points: dict[str, Tensor], meta: Any, **rest: Any
     ) -> Posterior:
         """The posterior of ``draws``, with batch-norm statistics of their own."""
         posterior = make_posterior(
@@ -329,9 +335,10 @@ class _Run:
             history={"loss": result.losses},
             # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
             importance=self.problem.loader is None,
+            meta={**meta, "lr": self.lr},
             **rest,
         )
-        statistics = refreshed_statistics(self.problem.model, posterior.draws, _Inputs(self.problem))
+        statistics = refreshed_statistics(self.problem.model, posterior.draws, Inputs(self.problem))
         return dataclasses.replace(posterior, draws=posterior.draws | statistics)
 
     def _falling(self, step: int) -> float:
@@ -343,31 +350,9 @@ class _Run:
         warnings.warn(note, UserWarning, stacklevel=4)
 
 
-class _Inputs:
-    """One pass through the inputs, as often as wanted."""
-
-    def __init__(self, problem: Problem):
-        self.problem = problem
-
-    def __iter__(self) -> Iterator[Tensor]:
-        problem = self.problem
-        if problem.loader is None:
-            return iter(problem.x.split(REFRESH_BATCH))
-        return (check_data(problem.model, x, y, problem.device)[0] for x, y in problem.loader)
-
-
-def _batching(method: SWA | SWAG, problem: Problem) -> tuple[int | None, int]:
-    """Batch size and steps per epoch."""
-    if isinstance(problem.loader, DataLoader):
-        if method.batch_size is not None:
-            raise ValueError("'batch_size' is that of the DataLoader here: leave it out")
-        return None, len(problem.loader)
-    size = method.batch_size or max(1, min(32, problem.num_data // 4))
-    return size, max(1, problem.num_data // size)
-
-
 def _check_training(method: SWA | SWAG) -> None:
-    check_optimizer(num_steps=method.num_steps, lr=method.lr, optimizer=method.optimizer or "adam")
+    lr = 1.0 if method.lr is None else method.lr
+    check_optimizer(num_steps=method.num_steps, lr=lr, optimizer=method.optimizer or "adam")
     check_number("init_lr", method.init_lr, above=0)
     check_count("init_steps", method.init_steps, minimum=0)
     check_number("momentum", method.momentum, minimum=0, below=1)
