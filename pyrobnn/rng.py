@@ -23,15 +23,23 @@ _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 def key(*parts: Tensor) -> Tensor:
     """An int64 key from int64 tensors that broadcast together; any change of a part changes about half of its bits."""
-    mixed = torch.zeros_like(parts[0])
+    mixed = torch.zeros((), dtype=torch.int64, device=parts[0].device)
     for part in parts:
         mixed = _mix((mixed ^ part) + _GOLDEN)
     return mixed
 
 
-def uniform(keys: Tensor, num: int) -> Tensor:
-    """``num`` uniforms on [0, 1) in float64 for each key: shape (\\*keys.shape, num)."""
-    return _shift(_numbers(keys, num), 11).double() * 2.0**-53
+def stream(keys: Tensor, index: Tensor) -> Tensor:
+    """The key of a numbered stream below each key: shape of ``keys`` and ``index`` (int64, below 2^31) together."""
+    return _mix(keys + index * _STEP)
+
+
+def chances(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two uniforms on [0, 1) in float64, in steps of 2^-31, and a fair sign (+1 or -1), of the shape of ``keys``."""
+    bits = _mix(~keys)
+    first = _shift(bits, 33).double() * 2.0**-31
+    second = (_shift(bits, 2) & 0x7FFFFFFF).double() * 2.0**-31
+    return first, second, ((bits & 1) * 2 - 1).double()
 
 
 def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
@@ -39,15 +47,10 @@ def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
     .. math:: \sqrt{-2 \log u_1} \cos(2 \pi u_2)
     """
-    bits = _numbers(keys, num)
+    bits = stream(keys.unsqueeze(-1), torch.arange(1, num + 1, device=keys.device))
     radius = (_shift(bits, 32).to(dtype) + 0.5) * 2.0**-32
     angle = (bits & 0xFFFFFFFF).to(dtype) * (2.0 * math.pi * 2.0**-32)
     return (-2.0 * radius.log()).sqrt() * angle.cos()
-
-
-def _numbers(keys: Tensor, num: int) -> Tensor:
-    steps = torch.arange(1, num + 1, device=keys.device)
-    return _mix(keys.unsqueeze(-1) + steps * _STEP)
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -124,22 +124,23 @@ class Machine:
         )
 
     def start(
-        self, q: Tensor, g: Tensor, lp: Tensor, shared: Tensor, seed: Tensor, transition: Tensor | None = None
+        self, q: Tensor, g: Tensor, lp: Tensor, shared: Tensor, keys: Tensor, transition: Tensor | None = None
     ) -> State:
         """A state at the beginning of a transition, slot 0, for whitened positions and gradients (chain, dim)."""
         zero = torch.zeros(self.num_chains, dtype=torch.float64, device=self.device)
         blank = Scalars(*[zero] * len(Scalars._fields))
         begun = blank._replace(transition=zero if transition is None else transition, lp_prop=lp)
-        r, scalars = self._begin(begun, shared, seed)
+        sign = rng.chances(rng.stream(keys, begun.transition.long()))[2]
+        r, scalars = self._begin(begun, shared, keys, sign)
         return State(q, r, g, q, r, g, q, g, q, g, torch.stack(scalars), shared)
 
     # -- the compiled step -----------------------------------------------------------------------------------------
 
     def step(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """One leapfrog for every chain. Arguments: State, Buffers, whitening matrix or scale, seed. Returns State."""
+        """One leapfrog for every chain. Arguments: State, Buffers, whitening, chain keys. Returns State."""
         state = State(*arguments[:12])
         buffers = Buffers(*arguments[12:16])
-        scale, seed = arguments[16:]
+        scale, keys = arguments[16:]
         s = Scalars(*state.scalars.unbind(0))
         q, r, g, lp, energy = self._leapfrog(state, s, scale)
         error = energy - s.energy0
@@ -149,7 +150,7 @@ class Machine:
             accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0),
         )
         chain = torch.arange(self.num_chains, device=self.device)
-        chance = rng.uniform(rng.key(seed + chain, s.transition.long(), s.steps.long()), 3).unbind(-1)
+        chance = rng.chances(rng.stream(rng.stream(keys, s.transition.long()), s.steps.long()))
         extend = self._extend_path if self.trajectory else self._extend_tree
         new, s, ended, diverging = extend(State(q, r, g, *state[3:]), s, buffers, lp, energy, fine, chance)
 
@@ -160,7 +161,9 @@ class Machine:
         buffers.stats.index_put_((chain, where), torch.stack(row, -1))
 
         shared = dual_average(state.shared, rate, ended, self.target_accept)
-        r_new, begun = self._begin(s._replace(transition=s.transition + 1, slot=s.slot + 1), shared, seed)
+        r_new, begun = self._begin(
+            s._replace(transition=s.transition + 1, slot=s.slot + 1), shared, keys, chance[2]
+        )
         fresh = ended.unsqueeze(-1)
         out = State(
             torch.where(fresh, new.q_prop, new.q),
@@ -207,7 +210,7 @@ class Machine:
         depth = s.depth + merge
         ended = ~fine_sub | (merge & (turned | (depth >= self.max_depth)))
 
-        sign = torch.where(merge, torch.where(chance[2] < 0.5, -1.0, 1.0), s.sign)
+        sign = torch.where(merge, chance[2], s.sign)
         swap = (sign != s.sign).unsqueeze(-1)
         state = State(
             torch.where(swap, new.q0, q),
@@ -274,15 +277,11 @@ class Machine:
         )
         return state, s, ended, ~fine
 
-    def _begin(self, s: Scalars, shared: Tensor, seed: Tensor) -> tuple[Tensor, Scalars]:
+    def _begin(self, s: Scalars, shared: Tensor, keys: Tensor, sign: Tensor) -> tuple[Tensor, Scalars]:
         """Momenta (chain, dim) and scalars of a new transition."""
-        chain = torch.arange(self.num_chains, device=self.device)
-        keys = rng.key(seed + chain, s.transition.long(), torch.zeros_like(chain))
-        r = rng.normal(keys, self.dim, self.dtype)
+        r = rng.normal(rng.stream(keys, s.transition.long()), self.dim, self.dtype)
         energy = 0.5 * (r * r).sum(-1, dtype=torch.float64) - s.lp_prop
         zero = torch.zeros_like(s.slot)
-        forward = rng.uniform(~keys, 1).squeeze(-1) < 0.5
-        sign = torch.where(forward, 1.0, -1.0).double()
         return r, s._replace(
             step_size=shared[0].exp().expand_as(zero),
             sign=torch.ones_like(zero) if self.trajectory else sign,

@@ -70,7 +70,9 @@ class Run:
         every: int = 16,
     ) -> None:
         self.machine, self.dense, self.every = machine, dense, every
-        self.seed = rng.key(torch.tensor(seed, dtype=torch.int64, device=machine.device))
+        self.keys = rng.key(
+            torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
+        )
         self.plan = windows(num_warmup)
         self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
@@ -91,7 +93,7 @@ class Run:
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
         shared = dual_averaging(step, z.device, adapt=bool(self.plan))
-        self.state = self.machine.start(q, g, lp, shared, self.seed, zero)
+        self.state = self.machine.start(q, g, lp, shared, self.keys, zero)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs."""
@@ -157,7 +159,7 @@ class Run:
 
     def _prepare(self) -> None:
         """Compile the step; on CUDA capture it, with the state in static buffers."""
-        example = (*self.state, *self.buffers, self.scale, self.seed)
+        example = (*self.state, *self.buffers, self.scale, self.keys)
         kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
         step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
@@ -168,7 +170,7 @@ class Run:
             return
 
         def advance(num: int) -> None:
-            fixed = (*self.buffers, self.scale, self.seed)
+            fixed = (*self.buffers, self.scale, self.keys)
             state = self.state
             for _ in range(num):
                 state = step(*state, *fixed)
@@ -179,7 +181,7 @@ class Run:
         self._advance = advance
 
     def _capture(self, step: Callable[..., tuple[Tensor, ...]]) -> None:
-        static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.seed))
+        static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
         buffers = self.buffers
 
         def update(*arguments: Tensor) -> None:
@@ -193,7 +195,7 @@ class Run:
             mine.copy_(old)
 
         def advance(num: int) -> None:
-            for mine, value in zip(static, (*self.state, self.scale, self.seed), strict=True):
+            for mine, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
                 if mine is not value:
                     mine.copy_(value)
             for _ in range(num):
@@ -225,7 +227,7 @@ class Run:
             shared = dual_averaging(step, self.machine.device, adapt=False)
         elif new_mass:
             shared = dual_averaging(step, self.machine.device)
-        self.state = self.machine.start(q, g, lp, shared, self.seed, transition)
+        self.state = self.machine.start(q, g, lp, shared, self.keys, transition)
 
     def _look(self, warming: bool, count: int, wanted: int) -> Look:
         latest = self.buffers.stats[:, max(count - 1, 0)]
@@ -269,8 +271,7 @@ class Run:
         return (g @ self.scale if self.dense else g * self.scale), lp
 
     def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: float) -> float:
-        chain = torch.arange(len(q), device=q.device)
-        keys = rng.key(self.seed + chain, transition.long(), torch.full_like(chain, -1))
+        keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
         return first_step_size(self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess)
 
 
