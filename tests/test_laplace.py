@@ -190,6 +190,16 @@ def test_inferred_noise_has_its_own_exact_block():
     )
 
 
+def test_float32_networks_have_inferred_noise_too():
+    x, y = toy()
+    model = toy_model(HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    for curvature in ("ggn", "hessian"):
+        with ignored("not a mode"), ignored("the Hessian is not positive definite"):
+            posterior = Laplace(curvature=curvature).fit(model, x, y, init=toy_net(), num_draws=50)
+        assert float(posterior.draws["likelihood.scale"].std()) > 0
+        assert torch.isfinite(posterior.predict(x).f).all()
+
+
 def seeded_linear() -> nn.Module:
     with seeded(0):
         return nn.Linear(10, 1).double()

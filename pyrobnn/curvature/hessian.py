@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from pyrobnn.curvature.forward import jvp
 from pyrobnn.curvature.jacobian import CHUNK_SCALARS
 from pyrobnn.density import Density
 
@@ -58,7 +57,8 @@ def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tupl
     centre = z[index]
 
     def product(direction: Tensor) -> Tensor:
-        return jvp(slope, centre, direction)[1]
+        # reverse over reverse: torch's forward mode mixes up dtypes where a float32 model is summed in float64
+        return torch.func.grad(lambda part: slope(part) @ direction)(centre)
 
     at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), _num_scalars(density))))
     for rows in torch.arange(len(index), device=z.device).split(at_once):
