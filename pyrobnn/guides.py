@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyro
 import torch
-from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoLaplaceApproximation, AutoNormal
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoNormal,
+    AutoNormalizingFlow,
+)
 from pyro.infer.autoguide.initialization import init_to_value
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -68,7 +75,7 @@ class GuideFamily:
         return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in named}
 
     def draw(self, phi: Tensor) -> Draw:
-        trace = _trace_guide(self.guide, self.unflatten(phi), self.density, {})
+        trace, log_q = _trace_guide(self.guide, self.unflatten(phi), self.density, {})
         parts, jacobian = [], 0.0
         for site in self.latent:
             value = trace.nodes[site.name]["value"]
@@ -76,7 +83,7 @@ class GuideFamily:
             jacobian = jacobian + site.transform.log_abs_det_jacobian(u, value).sum(dtype=torch.float64)
             parts.append(u.reshape(-1))
         moments = self._moments(trace) if self.factorized else None
-        return Draw(torch.cat(parts), _log_q(trace) + jacobian, moments, None)
+        return Draw(torch.cat(parts), log_q + jacobian, moments, None)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
@@ -96,7 +103,7 @@ class GuideApproximation:
     Args:
         layout: the density of the model: its latent sites and the arguments the guide was set up with.
         guide: the AutoGuide instance, already set up.
-        params: its fitted parameters by name (the instance itself keeps its own).
+        params: its fitted parameters by name; :meth:`guide` writes them into the instance.
     """
 
     def __init__(self, layout: Density, guide: AutoGuide, params: Mapping[str, Tensor]):
@@ -110,7 +117,7 @@ class GuideApproximation:
         """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
 
         def one(_: Tensor) -> dict[str, Tensor]:
-            trace = _trace_guide(self._guide, self._params, self.layout, {})
+            trace, _ = _trace_guide(self._guide, self._params, self.layout, {})
             return {site.name: trace.nodes[site.name]["value"] for site in self.sites}
 
         return torch.func.vmap(one, randomness="different")(torch.zeros(num_draws))
@@ -127,14 +134,18 @@ class GuideApproximation:
         flat = {site.name: draws[site.name].reshape(-1, *site.shape) for site in self.sites}
 
         def one(values: dict[str, Tensor]) -> Tensor:
-            return _log_q(_trace_guide(self._guide, self._params, self.layout, values))
+            return _trace_guide(self._guide, self._params, self.layout, values)[1]
 
         return torch.func.vmap(one)(flat).reshape(batch)
 
     def guide(self, *args: Any, **kwargs: Any) -> Any:
         """The Pyro guide with its fitted parameters; takes the model's arguments."""
+        # written into the module: a flow reads them once more when its draw's density is asked for
+        with torch.no_grad():
+            for name, parameter in self._guide.named_parameters():
+                parameter.copy_(self._params[name])
         with pyro.settings.context(module_local_params=True):
-            return torch.func.functional_call(self._guide, self._params, self.layout.args)
+            return self._guide(*self.layout.args)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Name of the guide's class and its parameters."""
@@ -174,24 +185,29 @@ class _FunctionalNoise(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Traced(torch.nn.Module):
+    """The guide's run and its log density in one module: a flow reads its parameters only when asked for a density."""
+
+    def __init__(self, guide: AutoGuide, density: Density):
+        super().__init__()
+        self.guide, self.density = guide, density
+
+    def forward(self, values: Mapping[str, Tensor]) -> tuple[pyro.poutine.Trace, Tensor]:
+        quiet = _own_params(), _without_validation(), pyro.poutine.block()
+        with contextlib.ExitStack() as stack:
+            for context in (*quiet, _Given(values, self.density), _FunctionalNoise()):
+                stack.enter_context(context)
+            trace = pyro.poutine.trace(self.guide).get_trace(*self.density.args)
+            nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not _is_subsample(n)]
+            return trace, sum(_total(node) for node in nodes)
+
+
 def _trace_guide(
     guide: AutoGuide, params: Mapping[str, Tensor], density: Density, values: Mapping[str, Tensor]
-) -> pyro.poutine.Trace:
-    """Run the guide with these parameters, at given draws or at fresh ones."""
-
-    def call() -> Any:
-        return torch.func.functional_call(guide, dict(params), density.args)
-
-    quiet = _own_params(), _without_validation(), pyro.poutine.block()
-    with contextlib.ExitStack() as stack:
-        for context in (*quiet, _Given(values, density), _FunctionalNoise()):
-            stack.enter_context(context)
-        return pyro.poutine.trace(call).get_trace()
-
-
-def _log_q(trace: pyro.poutine.Trace) -> Tensor:
-    nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not _is_subsample(n)]
-    return sum(_total(node) for node in nodes)
+) -> tuple[pyro.poutine.Trace, Tensor]:
+    """Run the guide with these parameters, at given draws or at fresh ones: its trace and log density."""
+    named = {f"guide.{name}": value for name, value in params.items()}
+    return torch.func.functional_call(_Traced(guide, density), named, (values,))
 
 
 def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:
@@ -200,7 +216,10 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
         accepted = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         accepted = {}
-    if "init_loc_fn" in accepted:
+    made = factory.func if isinstance(factory, functools.partial) else factory
+    # flows accept an initialisation and ignore it with a warning
+    flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
+    if "init_loc_fn" in accepted and not flow:
         options["init_loc_fn"] = init_to_value(values=density.constrain(_padded(loc, density)))
     if "init_scale" in accepted:
         options["init_scale"] = init_scale

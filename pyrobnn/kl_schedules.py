@@ -77,7 +77,8 @@ class Linear(KLSchedule):
     def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
         done = torch.arange(num_steps, dtype=torch.float64) / num_steps
         rise = max(1 - self.warmup - self.full, 1e-12)
-        return ((done - self.warmup) / rise).clamp(0, 1)
+        # rounded: the ramp ends at one exactly
+        return ((done - self.warmup) / rise).clamp(0, 1).round(decimals=12)
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.approximation import FAMILIES, Approximation, FlatApproximation
+from pyrobnn.approximation import FAMILIES, FlatApproximation
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.guides import GuideFamily
-from pyrobnn.inference.base import Callback, Problem, check_data, check_fit, make_posterior, prepare
+from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
 from pyrobnn.inference.coupling_flow import CouplingFlow, FlowApproximation
 from pyrobnn.inference.elbo import TRACKED, Elbo
+from pyrobnn.inference.evidence import evaluate_elbo, importance_stats
 from pyrobnn.inference.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.learning_rate import Schedule
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
@@ -29,8 +29,6 @@ from pyrobnn.seeding import seeded
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
 _HISTORY_POINTS, _SNAPSHOT_DRAWS = 1000, 100
-#: the final ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
-_ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ class SVI:
         num_steps: gradient steps (at most, with ``patience``).
         lr: peak learning rate of Adam; None takes 0.01, and 0.003 for the flow, which is unstable above.
         optimizer: ``"adam"`` or a factory ``[tensor] -> torch.optim.Optimizer``.
-        lr_schedule: None, ``"cosine"``, ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class.
+        lr_schedule: None (constant), ``"cosine"``, ``"one_cycle"``, a function step → factor, or a torch
+            ``LRScheduler`` class; ``"auto"`` is constant for mean-field and cosine for the others.
         clip_norm: bound on the gradient norm.
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
@@ -64,7 +63,8 @@ class SVI:
         init_scale: initial standard deviations in unconstrained space.
         max_scale: cap on the standard deviations (mean-field only).
         rank: columns of the low-rank factor.
-        average: share of the last steps whose iterates are averaged into the result; it removes gradient noise.
+        average: share of the last steps whose iterates are averaged into the result, which removes gradient noise;
+            None takes half where the learning rate is constant and none where it decays.
         patience, min_delta: stop when the loss of the last ``patience`` steps is not lower by ``min_delta`` than that
             of as many steps before.
         log_every: steps between callbacks.
@@ -93,7 +93,7 @@ class SVI:
     num_steps: int = 10_000
     lr: float | None = None
     optimizer: str | OptimizerFactory = "adam"
-    lr_schedule: Schedule = None
+    lr_schedule: Schedule = "auto"
     clip_norm: float | None = None
     batch_size: int | None = None
     num_particles: int = 1
@@ -105,7 +105,7 @@ class SVI:
     init_scale: float = 0.05
     max_scale: float | None = None
     rank: int = 10
-    average: float = 0.5
+    average: float | None = None
     patience: int | None = None
     min_delta: float = 0.0
     log_every: int = 100
@@ -113,7 +113,7 @@ class SVI:
 
     def __post_init__(self):
         check_optimizer(
-            num_steps=self.num_steps, lr=self.learning_rate, optimizer=self.optimizer, lr_schedule=self.lr_schedule,
+            num_steps=self.num_steps, lr=self.learning_rate, optimizer=self.optimizer, lr_schedule=self.schedule,
             clip_norm=self.clip_norm, patience=self.patience, min_delta=self.min_delta, log_every=self.log_every,
         )  # fmt: skip
         if not callable(self.guide):
@@ -122,7 +122,8 @@ class SVI:
             check_count("batch_size", self.batch_size)
         check_count("num_particles", self.num_particles)
         check_count("rank", self.rank)
-        check_number("average", self.average, minimum=0, maximum=1)
+        if self.average is not None:
+            check_number("average", self.average, minimum=0, maximum=1)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
         check_choice("init_loc", self.init_loc, ("net", "prior"))
         check_number("init_scale", self.init_scale, above=0)
@@ -151,6 +152,21 @@ class SVI:
         if self.lr is not None:
             return self.lr
         return 3e-3 if self.guide == "flow" else 1e-2
+
+    @property
+    def schedule(self) -> Schedule:
+        """``lr_schedule``, or the guide's default."""
+        if self.lr_schedule != "auto":
+            return self.lr_schedule
+        # correlated guides follow a gradient whose noise vanishes; the noise of mean-field has to be averaged
+        return None if self.guide == "mean_field" else "cosine"
+
+    @property
+    def averaged(self) -> float:
+        """``average``, or the schedule's default."""
+        if self.average is not None:
+            return self.average
+        return 0.5 if self.schedule is None else 0.0
 
     def fit(
         self,
@@ -252,12 +268,25 @@ class _Fit:
     def train(self, callbacks: Sequence[Callback], progress: bool) -> Result:
         config = self.config
         return minimize(
-            self._objective, self.start, self._batches(),
-            num_steps=config.num_steps, lr=config.learning_rate, optimizer=config.optimizer, lr_schedule=config.lr_schedule,
-            clip_norm=config.clip_norm, average=config.average, tracked=TRACKED, patience=config.patience, min_delta=config.min_delta,
-            log_every=config.log_every, callbacks=callbacks, snapshot=self._snapshot, progress=progress,
-            name="SVI", compile=config.compile,
-        )  # fmt: skip
+            self._objective,
+            self.start,
+            self._batches(),
+            num_steps=config.num_steps,
+            lr=config.learning_rate,
+            optimizer=config.optimizer,
+            lr_schedule=config.schedule,
+            clip_norm=config.clip_norm,
+            average=config.averaged,
+            tracked=TRACKED,
+            patience=config.patience,
+            min_delta=config.min_delta,
+            log_every=config.log_every,
+            callbacks=callbacks,
+            snapshot=self._snapshot,
+            progress=progress,
+            name="SVI",
+            compile=config.compile,
+        )
 
     def _objective(self, theta: Tensor, kl_weight: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
@@ -304,7 +333,7 @@ class _Fit:
                 point_values=values, meta=meta, importance=False,
             )  # fmt: skip
         begun = time.perf_counter()
-        stats = _importance(problem, layout, approximation, draws)
+        stats = importance_stats(problem, layout, approximation, draws)
         value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
         meta |= {
             "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": error,
@@ -318,68 +347,6 @@ class _Fit:
             point_values=values, sample_stats=stats, log_evidence=value, history=_history(result), meta=meta,
             importance=False,
         )  # fmt: skip
-
-
-@torch.no_grad()
-def evaluate_elbo(
-    problem: Problem, layout: Density, approximation: Approximation, elbo: Elbo, theta: Tensor
-) -> tuple[float, float]:
-    """The ELBO of weight one on the whole data, and its standard error, in nats.
-
-    The KL is taken in closed form where the guide has one, else at the same draws as the likelihood.
-    """
-    num_data = problem.num_data or 1
-    budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
-    most = max(64, min(_MAX_ELBO_DRAWS, budget))
-    # a closed KL needs every site's; parts() takes it without noise
-    exact = elbo.exact_entropy and len(elbo.closed) == len(elbo.latent)
-    terms: list[Tensor] = []
-    kl = float(elbo.parts(theta)[1]) if exact else 0.0
-    while sum(map(len, terms)) < most:
-        z = layout.unconstrain(approximation.sample(64))
-        value = log_likelihoods(problem, layout, z)
-        if not exact:
-            value = value + _log_priors(layout, z) - approximation.log_prob(layout.constrain(z)).double()
-        terms.append(value)
-        sample = torch.cat(terms)
-        if len(sample) >= 256 and float(sample.std()) / math.sqrt(len(sample)) < _ELBO_ERROR:
-            break
-    sample = torch.cat(terms)
-    return float(sample.mean()) - kl, float(sample.std()) / math.sqrt(len(sample))
-
-
-def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
-    """Log likelihood of the whole data set at each flat vector, (draws,), streamed where the data are."""
-    # one block holds about 2^24 outputs of the widest layer
-    per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
-    block = max(1, min(len(z), 2**24 // per_draw))
-
-    def one(vector: Tensor, *batch: Tensor) -> Tensor:
-        return layout.log_likelihood(vector, *batch).sum(dtype=torch.float64)
-
-    def total(*batch: Tensor) -> Tensor:
-        run = torch.func.vmap(lambda vector: one(vector, *batch))
-        return torch.cat([run(part) for part in z.split(block)])
-
-    if problem.loader is None:
-        return total()
-    return sum(total(*check_data(problem.model, x, y, problem.device)) for x, y in problem.loader)
-
-
-def _log_priors(layout: Density, z: Tensor) -> Tensor:
-    return torch.func.vmap(lambda vector: layout.log_parts(vector)[0])(z)
-
-
-@torch.no_grad()
-def _importance(
-    problem: Problem, layout: Density, approximation: Approximation, draws: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """log p and log q of the draws in constrained space, both (1, draw)."""
-    z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
-    log_p = log_likelihoods(problem, layout, z[0]) + torch.cat(
-        [_log_priors(layout, part) for part in z[0].split(64)]
-    )
-    return {"log_p": log_p[None], "log_q": approximation.log_prob(draws).double()}
 
 
 def _num_batches(problem: Problem, batch_size: int | None) -> int:

@@ -1,0 +1,79 @@
+"""What is asked of a fitted approximation: its ELBO on the whole data, and log p and log q of its draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pyrobnn.approximation import Approximation
+from pyrobnn.density import Density
+from pyrobnn.inference.base import Problem, check_data
+from pyrobnn.inference.elbo import Elbo
+
+#: the ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
+_ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
+
+
+@torch.no_grad()
+def evaluate_elbo(
+    problem: Problem, layout: Density, approximation: Approximation, elbo: Elbo, theta: Tensor
+) -> tuple[float, float]:
+    """The ELBO of weight one on the whole data, and its standard error, in nats.
+
+    The KL is taken in closed form where the guide has one, else at the same draws as the likelihood.
+    """
+    num_data = problem.num_data or 1
+    budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
+    most = max(64, min(_MAX_ELBO_DRAWS, budget))
+    # a closed KL needs every site's; parts() takes it without noise
+    exact = elbo.exact_entropy and len(elbo.closed) == len(elbo.latent)
+    terms: list[Tensor] = []
+    kl = float(elbo.parts(theta)[1]) if exact else 0.0
+    while sum(map(len, terms)) < most:
+        z = layout.unconstrain(approximation.sample(64))
+        value = log_likelihoods(problem, layout, z)
+        if not exact:
+            value = value + _log_priors(layout, z) - approximation.log_prob(layout.constrain(z)).double()
+        terms.append(value)
+        sample = torch.cat(terms)
+        if len(sample) >= 256 and float(sample.std()) / math.sqrt(len(sample)) < _ELBO_ERROR:
+            break
+    sample = torch.cat(terms)
+    return float(sample.mean()) - kl, float(sample.std()) / math.sqrt(len(sample))
+
+
+def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
+    """Log likelihood of the whole data set at each flat vector, (draws,), streamed where the data are."""
+    # one block holds about 2^24 outputs of the widest layer
+    per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
+    block = max(1, min(len(z), 2**24 // per_draw))
+
+    def one(vector: Tensor, *batch: Tensor) -> Tensor:
+        return layout.log_likelihood(vector, *batch).sum(dtype=torch.float64)
+
+    def total(*batch: Tensor) -> Tensor:
+        run = torch.func.vmap(lambda vector: one(vector, *batch))
+        return torch.cat([run(part) for part in z.split(block)])
+
+    if problem.loader is None:
+        return total()
+    return sum(total(*check_data(problem.model, x, y, problem.device)) for x, y in problem.loader)
+
+
+def _log_priors(layout: Density, z: Tensor) -> Tensor:
+    return torch.func.vmap(lambda vector: layout.log_parts(vector)[0])(z)
+
+
+@torch.no_grad()
+def importance_stats(
+    problem: Problem, layout: Density, approximation: Approximation, draws: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """log p and log q of the draws in constrained space, both (1, draw)."""
+    z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
+    log_p = log_likelihoods(problem, layout, z[0]) + torch.cat(
+        [_log_priors(layout, part) for part in z[0].split(64)]
+    )
+    return {"log_p": log_p[None], "log_q": approximation.log_prob(draws).double()}

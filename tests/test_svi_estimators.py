@@ -1,0 +1,202 @@
+"""The stochastic gradients: unbiased whatever the estimator, and which of them is the least noisy."""
+
+from __future__ import annotations
+
+import functools
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import assert_mean_within, seeded
+from models import diabetes_linear, diabetes_model, normal_prior, toy, toy_model
+from pyro.infer import TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+import pyrobnn as pb
+from pyrobnn.inference.base import prepare
+from pyrobnn.inference.elbo import Elbo, gradient_samples
+from pyrobnn.inference.svi import SVI, build_elbo
+
+ESTIMATORS = (None, "local_reparameterization", "flipout")
+
+
+def _elbo(model, x, y, **options):
+    problem = prepare(model, x, y, points="free")
+    elbo, theta = build_elbo(SVI(init_scale=0.2, **options), problem, None, 0)
+    return elbo, theta
+
+
+def _options(estimator):
+    return {} if estimator is None else {estimator: True}
+
+
+def _conv_model():
+    with seeded(0):
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(2, 3, 3, padding=1, groups=1),
+            torch.nn.Tanh(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(48, 1),
+        )
+    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(1.0))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, 4, 4, generator=generator)
+    return model, x, x.mean((1, 2, 3))[:, None]
+
+
+def _linear_gradient():
+    """Exact gradient of the loss at the start, in closed form, for the conjugate model."""
+    exact = diabetes_linear()
+    elbo, theta = _elbo(diabetes_model(), exact["x"], exact["y"])
+    theta = theta.clone().requires_grad_()
+    loc, scale = elbo.family.loc_scale(theta)
+    precision = exact["precision"]
+    offset = loc - exact["mean"]
+    # E_q of the negative log joint is quadratic in the mean, and the entropy is Σ log scale
+    energy = 0.5 * (offset @ precision @ offset + precision.diagonal() @ scale.square())
+    return torch.autograd.grad(energy - scale.log().sum(), theta)[0]
+
+
+@pytest.mark.parametrize("kl", ["closed_form", "monte_carlo"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_gradients_are_unbiased_against_the_closed_form(estimator, kl):
+    exact = diabetes_linear()
+    elbo, theta = _elbo(diabetes_model(), exact["x"], exact["y"], kl=kl, **_options(estimator))
+    gradients = gradient_samples(elbo, theta, 4000, seed=1)
+    assert_mean_within(gradients[None], _linear_gradient())
+
+
+def test_correlated_guides_are_unbiased_too():
+    # the path gradient (Monte Carlo) and the closed form estimate the same
+    exact = diabetes_linear()
+    for guide in ("low_rank", "full_rank"):
+        means = []
+        for kl in ("closed_form", "monte_carlo"):
+            elbo, theta = _elbo(diabetes_model(), exact["x"], exact["y"], kl=kl, guide=guide)
+            shift = torch.randn(len(theta), generator=torch.Generator().manual_seed(0), dtype=theta.dtype)
+            means.append(gradient_samples(elbo, theta + 0.1 * shift, 4000, seed=len(means)))
+        assert_mean_within((means[0] - means[1])[None], torch.zeros(len(theta)))
+
+
+def test_the_path_gradient_vanishes_at_the_posterior():
+    exact = diabetes_linear()
+    elbo, theta = _elbo(diabetes_model(), exact["x"], exact["y"], guide="full_rank")
+    tril = torch.linalg.cholesky(exact["cov"])
+    scale = tril.diagonal()
+    rows, columns = torch.tril_indices(11, 11, -1)
+    rest = (tril / scale[:, None])[rows, columns]
+    best = torch.cat([exact["mean"], torch.log(torch.expm1(scale)), rest])
+    gradients = gradient_samples(elbo, best, 50)
+    assert float(gradients.abs().max()) < 1e-6 * float(gradient_samples(elbo, theta, 50).abs().max())
+
+
+def test_local_reparameterization_has_the_lowest_variance():
+    x, y = toy(200)
+    variance, means = {}, {}
+    for estimator in ESTIMATORS:
+        elbo, theta = _elbo(toy_model(), x, y, **_options(estimator))
+        gradients = gradient_samples(elbo, theta, 2000, seed=2)
+        variance[estimator], means[estimator] = gradients.var(0).sum(), gradients
+    assert variance["local_reparameterization"] < 0.5 * variance[None]
+    assert variance["flipout"] < variance[None]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS[1:])
+def test_local_noise_on_convolutions(estimator):
+    model, x, y = _conv_model()
+    plain, theta = _elbo(model, x, y)
+    local, _ = _elbo(model, x, y, **_options(estimator))
+    # the layer's own draws: mean and variance of every output as under weight draws
+    weight = torch.full((4000, 3, 2, 3, 3), 0.3)
+    gradients = [gradient_samples(elbo, theta, 3000, seed=3) for elbo in (plain, local)]
+    layer = slice(0, 54 + 3)
+    assert gradients[1][:, layer].var(0).sum() < gradients[0][:, layer].var(0).sum()
+    assert weight.shape[0] == 4000
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS[1:])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_noise_of_a_convolution_has_the_right_moments(estimator, groups):
+    from pyrobnn.inference.local_noise import LocalNoise
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 2, 4, 4, generator=generator)
+    mean = torch.randn(4, 2 // groups, 3, 3, generator=generator)
+    var, bias, bias_var = torch.full_like(mean, 0.04), torch.ones(4), torch.full((4,), 0.09)
+
+    def draw(_):
+        weight = mean + var.sqrt() * torch.randn_like(mean)
+        offset = bias + bias_var.sqrt() * torch.randn_like(bias)
+        with LocalNoise([(weight, mean, var), (offset, bias, bias_var)], estimator):
+            return torch.nn.functional.conv2d(x, weight, offset, stride=2, padding=1, groups=groups)
+
+    with seeded(0):
+        h = torch.func.vmap(draw, randomness="different")(torch.zeros(4000))
+    conv = functools.partial(torch.nn.functional.conv2d, stride=2, padding=1, groups=groups)
+    assert_mean_within(h[None], conv(x, mean, bias))
+    expected = conv(x.square(), var, bias_var)
+    assert_mean_within((h - conv(x, mean, bias)).square()[None], expected)
+    # different data have different noise
+    noise = (h - conv(x, mean, bias))[:, :, 0, 1, 1]
+    shared = noise[:, 0] * noise[:, 1]
+    assert_mean_within(shared[None], 0.0)
+
+
+def test_averaged_mini_batch_gradient_is_the_full_gradient():
+    x, y = toy(40)
+    elbo, theta = _elbo(toy_model(), x, y)
+    one = torch.ones((), dtype=torch.float64)
+
+    def gradient(*batch):
+        with seeded(5):
+            return torch.func.grad(lambda t: elbo(t, one, *batch)[0])(theta)
+
+    parts = torch.stack([gradient(x[i : i + 10], y[i : i + 10]) for i in range(0, 40, 10)])
+    torch.testing.assert_close(parts.mean(0), gradient(x, y), atol=1e-3, rtol=1e-4)
+
+
+def test_elbo_is_pyros():
+    # the same guide, the same draws: Pyro's TraceMeanField_ELBO on the average
+    x, y = toy()
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    elbo, theta = _elbo(model, x, y, guide=AutoNormal)
+    guide = elbo.family.guide
+    with seeded(0), torch.no_grad(), pyro.get_param_store().scope():
+        theirs = TraceMeanField_ELBO(num_particles=1)
+        values = [-theirs.loss(model, guide, x, y) for _ in range(1500)]
+        ours = torch.func.vmap(lambda _: torch.stack(elbo.parts(theta)), randomness="different")(
+            torch.zeros(3000)
+        )
+    theirs = torch.tensor(values, dtype=torch.float64)
+    difference = float((ours[:, 0] - ours[:, 1]).mean() - theirs.mean())
+    error = float((theirs.var() / len(theirs) + (ours[:, 0] - ours[:, 1]).var() / len(ours)).sqrt())
+    assert abs(difference) < 5 * error
+
+
+def test_closed_form_is_used_exactly_where_it_holds():
+    x, y = toy()
+
+    def hierarchy(x, y):
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        weight = pyro.sample("weight", dist.Normal(0.0, scale))
+        free = pyro.sample("free", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(weight * x[:, 0] + free, 0.3), obs=y[:, 0])
+
+    problem = prepare(hierarchy, x, y, points="free")
+    closed = {}
+    for guide in ("mean_field", "full_rank", "flow"):
+        elbo, _ = build_elbo(SVI(guide=guide, kl="closed_form"), problem, None, 0)
+        closed[guide] = set(elbo.closed)
+    # given a draw of the scale, independence makes the weight's term exact; correlation would bias it
+    assert closed == {"mean_field": {"weight", "free"}, "full_rank": {"free"}, "flow": set()}
+
+
+def test_particles_average():
+    x, y = toy()
+    one, theta = _elbo(toy_model(), x, y)
+    many = Elbo(one.density, one.family, num_particles=8)
+    gradients = [gradient_samples(elbo, theta, 400) for elbo in (one, many)]
+    ratio = gradients[0].var(0).sum() / gradients[1].var(0).sum()
+    assert 5 < float(ratio) < 12
