@@ -7,8 +7,14 @@ from pyrobnn.datatree import to_datatree
 from pyrobnn.density import Density
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference.ensemble import DeepEnsemble
+from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.mle import MLE
+from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.sgmcmc import SGHMC, SGLD
+from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.swag import SWAG
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.predict import Prediction
@@ -18,8 +24,15 @@ __all__ = [
     "BNN",
     "MAP",
     "MLE",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SVI",
+    "SWAG",
     "DeepEnsemble",
     "Density",
+    "Laplace",
+    "MCDropout",
     "Posterior",
     "Prediction",
     "Verdict",

@@ -1,0 +1,189 @@
+"""The contract: every method obeys every law. Adding a method is one line in METHODS."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from models import normal_prior, toy, toy_net
+
+import pyrobnn as pb
+
+# small enough that a fit takes about a second without a compiler
+METHODS = {
+    "MLE": pb.MLE(num_steps=20, compile=False),
+    "MAP": pb.MAP(num_steps=20, compile=False),
+    "DeepEnsemble": pb.DeepEnsemble(num_members=3, num_steps=20, compile=False),
+    "SVI": pb.SVI(num_steps=20, compile=False),
+    "SVI-low-rank": pb.SVI(guide="low_rank", num_steps=20, compile=False),
+    "NUTS": pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
+    "NUTS-pyro": pb.NUTS(num_chains=1, num_warmup=5, max_tree_depth=2, engine="pyro", compile=False),
+    "SGLD": pb.SGLD(num_chains=2, num_warmup=10, compile=False),
+    "SGHMC": pb.SGHMC(num_chains=2, num_warmup=10, compile=False),
+    "Laplace": pb.Laplace(compile=False),
+    "Laplace-last-layer": pb.Laplace(subset="last_layer", compile=False),
+    "Laplace-kron": pb.Laplace(structure="kron", compile=False),
+    "Laplace-linearized": pb.Laplace(predictive="linearized", compile=False),
+    "SWAG": pb.SWAG(rank=3, num_steps=20, init_steps=20, compile=False),
+    "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
+}
+ONE_DRAW = {"MLE", "MAP"}
+WITH_Q = {"SVI", "SVI-low-rank", "Laplace", "Laplace-last-layer", "Laplace-kron", "Laplace-linearized", "SWAG"}
+X, Y = toy()
+FITTED: dict[tuple[str, str], pb.Posterior] = {}
+
+
+def gaussian(scale=0.2) -> pb.BNN:
+    return pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(scale))
+
+
+MODELS = {
+    "fixed": lambda: (gaussian(), Y),
+    "inferred": lambda: (gaussian(dist.HalfNormal(1.0)), Y),
+    "heteroskedastic": lambda: (
+        pb.BNN(toy_net(out=2), normal_prior(), pb.likelihoods.HeteroskedasticGaussian()),
+        Y,
+    ),
+    "classes": lambda: (
+        pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical()),
+        (X[:, 0] > -1).long() + (X[:, 0] > 1).long(),
+    ),
+}
+
+
+def num_draws(name: str) -> dict[str, int]:
+    return {} if name in ONE_DRAW or name == "DeepEnsemble" else {"num_draws": 6}
+
+
+def fit(name: str, kind: str = "fixed") -> pb.Posterior:
+    if (name, kind) not in FITTED:
+        model, y = MODELS[kind]()
+        FITTED[name, kind] = METHODS[name].fit(model, X, y, seed=3, **num_draws(name))
+    return FITTED[name, kind]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", METHODS)
+def test_draws_have_the_sites_shapes_and_are_finite(name, kind):
+    posterior = fit(name, kind)
+    model = posterior.model
+    shape = (posterior.num_chains, posterior.num_draws)
+    for site, prior in model.priors.items():
+        assert posterior.draws[site].shape == (*shape, *prior.shape())
+    for values in (*posterior.draws.values(), *posterior.sample_stats.values()):
+        assert values.shape[:2] == shape and bool(torch.isfinite(values).all())
+    f = posterior.predict(X).f
+    assert f.shape[:3] == (*shape, len(X)) and bool(torch.isfinite(f).all())
+    if name in ONE_DRAW:
+        assert shape == (1, 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_same_seed_same_draws_and_another_seed_others(name):
+    posterior = fit(name)
+    model, y = MODELS["fixed"]()
+    again = METHODS[name].fit(model, X, y, seed=3, **num_draws(name))
+    torch.testing.assert_close(again.draws, posterior.draws, rtol=0, atol=0)
+    if name not in ONE_DRAW:
+        other = METHODS[name].fit(model, X, y, seed=4, **num_draws(name))
+        assert not torch.equal(other.draws["net.0.weight"], posterior.draws["net.0.weight"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_net_the_model_and_the_data_stay_as_they_were(name):
+    net = toy_net()
+    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
+    x, y = X.clone(), Y.clone()
+    before = copy.deepcopy(net.state_dict()), copy.deepcopy(model.net.state_dict())
+    METHODS[name].fit(model, x, y, **num_draws(name))
+    for module, state in zip((net, model.net), before):
+        assert type(module) is torch.nn.Sequential
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, state[key])
+    assert torch.equal(x, X) and torch.equal(y, Y)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_round_trip_through_netcdf(name, tmp_path):
+    posterior = fit(name, "inferred")
+    again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), posterior.model)
+    for values, loaded in ((posterior.draws, again.draws), (posterior.sample_stats, again.sample_stats)):
+        assert values.keys() == loaded.keys()
+        assert all(torch.equal(values[key], loaded[key]) for key in values)
+    assert again.meta == posterior.meta and again.log_evidence == posterior.log_evidence
+    torch.testing.assert_close(again.predict(X).mean, posterior.predict(X).mean)
+    torch.testing.assert_close(again.predict(X).var, posterior.predict(X).var)
+    if name in WITH_Q:
+        torch.testing.assert_close(again.log_q(), posterior.log_q())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_trees_are_diagnosed_and_say_how_they_were_made(name):
+    posterior = fit(name, "inferred")
+    tree = posterior.to_datatree(X, Y, test=(X[:5], Y[:5]))
+    assert tree.attrs["method"] == type(METHODS[name]).__name__ and tree.attrs["seed"] == 3
+    verdict = pb.diagnose(tree)
+    assert verdict.status in ("pass", "warn", "fail") and verdict.summary
+    independent = bool(posterior.meta["iid"])
+    assert independent == (not name.startswith(("NUTS", "SG")))
+    if independent:
+        assert not any("rhat" in check.name and check.status != "info" for check in verdict.checks)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_approximations_have_a_density_and_a_guide(name):
+    posterior = fit(name)
+    if name not in WITH_Q:
+        assert posterior.guide is None
+        with pytest.raises(ValueError, match="no approximate density"):
+            posterior.log_q()
+        return
+    assert posterior.log_q().shape == (1, 6)
+    assert {"log_p", "log_q"} <= set(posterior.sample_stats)
+    torch.testing.assert_close(posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2)
+    with torch.random.fork_rng():
+        samples = pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
+    assert samples["likelihood.data"].shape[:2] == (3, len(X))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_input_is_refused(name):
+    method = METHODS[name]
+    model, _ = MODELS["fixed"]()
+    with pytest.raises(ValueError, match="'x' holds 40 NaN"):
+        method.fit(model, X * torch.nan, Y)
+    with pytest.raises(ValueError, match="same number of rows"):
+        method.fit(model, X, Y[:3])
+    with pytest.raises(ValueError, match="'num_draws' must be"):
+        method.fit(model, X, Y, num_draws=0)
+    with pytest.raises(TypeError, match="'seed' must be an integer"):
+        method.fit(model, X, Y, seed="0")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="CUDA devices"):
+            method.fit(model, X, Y, device="cuda")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.compile = True
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_prediction_for_all(name):
+    posterior = fit(name, "inferred")
+    p = posterior.predict(X)
+    assert p.mean.shape == p.aleatoric_var.shape == p.epistemic_var.shape == p.var.shape == Y.shape
+    assert bool((p.aleatoric_var > 0).all()) and bool((p.epistemic_var >= 0).all())
+    torch.testing.assert_close(p.var, p.aleatoric_var + p.epistemic_var)
+    assert p.log_prob(Y).shape == (len(X),)
+    if name in ONE_DRAW:
+        assert float(p.epistemic_var.max()) == 0.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_loader_is_as_good_as_tensors(name):
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=10, shuffle=True)
+    model, _ = MODELS["fixed"]()
+    posterior = METHODS[name].fit(model, loader, seed=3, **num_draws(name))
+    assert posterior.meta["num_data"] == len(X)
