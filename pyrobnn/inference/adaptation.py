@@ -11,20 +11,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
+# pooled acceptance rates are far less noisy than one chain's, so gamma is four times Hoffman & Gelman's: less shrinkage
+# of the first swings is left in the average
+_GAMMA, _T0, _KAPPA = 0.2, 10.0, 0.75
 
 
 def dual_averaging(step_size: float, device: torch.device, *, adapt: bool = True) -> Tensor:
     """The shared state (6,) in float64: log step, its average, mean error, time, log shrinkage point, switch."""
     log_step = math.log(step_size)
-    state = [log_step, log_step, 0.0, 0.0, math.log(10.0) + log_step, float(adapt)]
+    state = [log_step, log_step, 0.0, 0.0, log_step, float(adapt)]
     return torch.tensor(state, dtype=torch.float64, device=device)
 
 
 def dual_average(shared: Tensor, rate: Tensor, ended: Tensor, target: float) -> Tensor:
-    r"""One update by the transitions that ended in this step, in units of one transition of every chain.
+    r"""One update by the transitions that ended in this step, pooled over chains.
 
-    With k of C chains ending, time advances by w = k / C, so that many chains average the noise of one step size:
+    With k of C chains ending, time advances by :math:`w = \min(1, k / \sqrt C)`: half of what many chains offer goes into
+    less noise, half into fewer transitions:
 
     .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
@@ -37,13 +40,13 @@ def dual_average(shared: Tensor, rate: Tensor, ended: Tensor, target: float) -> 
     """
     log_step, log_mean, error, time, center, on = shared.unbind(0)
     count = ended.sum()
-    share = on * count / ended.shape[0]
+    share = on * (count / math.sqrt(ended.shape[0])).clamp(max=1.0)
     mean_rate = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
     new_time = time + share
     gain = share / (new_time + _T0)
     new_error = (1 - gain) * error + gain * (target - mean_rate)
     new_log = center - new_time.sqrt() / _GAMMA * new_error
-    # t^-kappa is the weight of a whole round of transitions
+    # t^-kappa is the weight of a whole unit of time
     keep = (1 - new_time.clamp(min=1.0) ** -_KAPPA) ** share
     updated = torch.stack([new_log, keep * log_mean + (1 - keep) * new_log, new_error, new_time, center, on])
     return torch.where(share > 0, updated, shared)
@@ -109,13 +112,15 @@ def first_step_size(
     lp: Tensor,
     r: Tensor,
     guess: float,
+    target: float,
 ) -> float:
-    """Double or halve until the mean acceptance of one leapfrog from (q, r) crosses one half.
+    """Double or halve until the mean acceptance of one leapfrog from (q, r) crosses the target.
 
     Args:
         gradient: whitened gradient (chain, dim) and log density (chain,).
         q, g, lp, r: positions, gradients, log densities and momenta of all chains, whitened.
         guess: where to begin.
+        target: the acceptance rate aimed at.
     """
     step, direction = guess, 0
     energy = 0.5 * r.double().square().sum(-1) - lp
@@ -125,7 +130,7 @@ def first_step_size(
         new = half + 0.5 * step * new_g
         error = 0.5 * new.double().square().sum(-1) - new_lp - energy
         accepted = torch.where(torch.isfinite(error), (-error).clamp(max=0.0).exp(), 0.0).mean().item()
-        wanted = 1 if accepted > 0.5 else -1
+        wanted = 1 if accepted > target else -1
         if direction and wanted != direction:
             break
         direction = wanted

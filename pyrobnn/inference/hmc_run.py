@@ -220,12 +220,13 @@ class Run:
             q = self._whiten(z)
             g, lp = self._gradient(q)
         step = float(shared[1].exp())
-        if new_mass:
+        first = new_mass and not any(mass for _, mass in self.plan[: self.phase - 1])
+        if first:  # later windows change the whitened scale little
             step = self._find_step(q, g, lp, transition, step)
         self.history.append([float(self.phase), step, float(self.total_steps)])
         if self.phase == len(self.plan):
             shared = dual_averaging(step, self.machine.device, adapt=False)
-        elif new_mass:
+        elif first:
             shared = dual_averaging(step, self.machine.device)
         self.state = self.machine.start(q, g, lp, shared, self.keys, transition)
 
@@ -272,7 +273,9 @@ class Run:
 
     def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: float) -> float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
-        return first_step_size(self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess)
+        return first_step_size(
+            self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess, self.machine.target_accept
+        )
 
 
 def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Gradient, bool]:
