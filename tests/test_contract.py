@@ -13,6 +13,9 @@ from models import normal_prior, toy, toy_net
 
 import pyrobnn as pb
 
+# runs this short are told to be too short, as they should
+pytestmark = pytest.mark.filterwarnings("ignore:.*of the (draws|transitions)")
+
 # small enough that a fit takes about a second without a compiler
 METHODS = {
     "MLE": pb.MLE(num_steps=20, compile=False),

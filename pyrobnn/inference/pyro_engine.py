@@ -36,7 +36,7 @@ def sample(
     """
     draws, stats, total = [], [], 0
     for chain, start in enumerate(z):
-        potential = _Potential(log_density)
+        potential = _Potential(log_density, start.dtype)
         options = {
             "potential_fn": potential,
             "step_size": step_size or 1.0,
@@ -54,13 +54,13 @@ def sample(
                 kernel,
                 num_samples=num_draws,
                 warmup_steps=num_warmup,
-                initial_params={"z": start},
+                initial_params={"z": start.double()},  # Pyro mixes the dtypes of energies and positions
                 hook_fn=record,
                 disable_progbar=not progress,
             )
             mcmc.run()
         total += potential.calls
-        draws.append(mcmc.get_samples()["z"].detach())
+        draws.append(mcmc.get_samples()["z"].detach().to(start.dtype))
         stats.append(torch.tensor(rows, dtype=torch.float64))
         for index in mcmc.diagnostics().get("divergences", {}).get("chain 0", []):
             stats[-1][index, STATS.index("diverging")] = 1.0
@@ -70,12 +70,12 @@ def sample(
 class _Potential:
     """The potential energy as Pyro's kernels call it, counting the calls."""
 
-    def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
-        self._log_density, self.calls = log_density, 0
+    def __init__(self, log_density: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+        self._log_density, self._dtype, self.calls = log_density, dtype, 0
 
     def __call__(self, params: dict[str, Tensor]) -> Tensor:
         self.calls += 1
-        return -self._log_density(params["z"])
+        return -self._log_density(params["z"].to(self._dtype))
 
 
 class _Recorder:
