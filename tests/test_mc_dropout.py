@@ -92,7 +92,8 @@ def test_p_inserts_before_every_weight_layer():
     x, y = images()
     net = small_cnn(3, channels=(2, 4), seed=0)
     posterior = MCDropout(p=0.2, **STILL).fit(bnn(net, Categorical()), x, y, init=net, num_draws=40)
-    assert len(posterior.meta["dropout_p"]) == 3
+    # the first convolution has one input channel, the whole image
+    assert list(posterior.meta["dropout_p"]) == ["5", "9"]
     assert posterior.predict(x).probs.shape == (12, 3)
 
 
@@ -134,18 +135,18 @@ def test_training_lowers_the_loss_and_compiled_is_eager():
 
 def test_p_is_learned_small_for_a_useful_input_and_large_for_a_useless_one():
     x, y = data(n=200)
-    signal, noise = x[:, :1], x[:, 1:2]
+    y = y + x[:, 1:2]
 
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
-            self.useful, self.useless = linear(1, 1), linear(1, 1, seed=1)
+            self.useful, self.useless = linear(2, 1), linear(2, 1, seed=1)
 
         def forward(self, x):
-            return self.useful(x[:, :1]) + self.useless(x[:, 1:])
+            return self.useful(x[:, :2]) + self.useless(x[:, 2:])
 
     posterior = MCDropout(p=0.3, learn_p=True, num_steps=800, lr=0.02, compile=False).fit(
-        bnn(Two()), torch.cat([signal, noise], 1), y, num_draws=5, seed=6
+        bnn(Two()), x, y, num_draws=5, seed=6
     )
     rates = posterior.meta["dropout_p"]
     assert rates["useful"] < 0.05 and rates["useless"] > 5 * rates["useful"]
@@ -206,3 +207,5 @@ def test_settings_are_checked():
         MCDropout(p=0.1, num_steps=0).fit(bnn(linear()), x, y)
     with pytest.raises(TypeError, match="must be a pyrobnn.BNN"):
         MCDropout(p=0.1).fit(lambda x, y: None, x, y)
+    with pytest.raises(ValueError, match="two or more inputs"):
+        MCDropout(p=0.1).fit(bnn(linear(1)), x[:, :1], y)

@@ -48,7 +48,9 @@ class Mask:
 
 
 def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
-    """Dropout of probability ``p`` on the inputs of every linear and convolution layer.
+    """Dropout of probability ``p`` on the inputs of every linear and convolution layer with more than one.
+
+    Dropping a layer's only input would cut the network in two: the function would be constant with probability ``p``.
 
     Args:
         model: its net.
@@ -59,12 +61,14 @@ def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
         ValueError: the net has no such layer, or a grouped convolution.
     """
     net = copy.deepcopy(model.net).eval()
-    layers = [name for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))]
-    if not layers:
-        raise ValueError("the net has no linear or convolution layer, so there is nothing to drop inputs of")
-    return [
-        Mask(name, None, 0, _columns(name, net.get_submodule(name)), 1, p) for name in dict.fromkeys(layers)
-    ]
+    layers = {name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))}
+    columns = {name: _columns(name, module) for name, module in layers.items()}
+    masks = [Mask(name, None, 0, count, 1, p) for name, count in columns.items() if count > 1]
+    if not masks:
+        raise ValueError(
+            "the net has no linear or convolution layer with two or more inputs, so there is nothing to drop"
+        )
+    return masks
 
 
 def layer_masks(model: BNN, x: Tensor) -> list[Mask]:

@@ -39,7 +39,8 @@ class MCDropout:
 
     Args:
         p: None uses the net's own dropout layers, each a mask on the weight layer that runs next; a number in (0, 1)
-            drops the inputs of every linear layer and the input channels of every convolution instead.
+            drops the inputs of every linear layer and the input channels of every convolution instead (where there
+            are two or more).
         learn_p: learn the p of every mask from there (concrete dropout); the entropy of the masks then enters the loss.
         num_steps: updates of the optimiser; 0 takes the weights of ``init`` as they are.
         lr: its peak learning rate.
