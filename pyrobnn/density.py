@@ -110,7 +110,13 @@ class Density:
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
-        return {site.name: site.transform(self._slice(site, z)) for site in self.sites}
+        # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
+        parts = z.split([site.stop - site.start for site in self.sites], -1)
+        shape = z.shape[:-1]
+        return {
+            site.name: site.transform(part.reshape(shape + site.unconstrained_shape))
+            for site, part in zip(self.sites, parts)
+        }
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape).

@@ -80,7 +80,8 @@ class Elbo:
         draw = self.family.draw(phi)
         z = torch.cat([draw.z, points])
         values = self.density.constrain(z)
-        with self._noise(values, draw.moments):
+        moments = self._site_moments(draw.moments)
+        with self._noise(values, moments):
             nodes = self.density._trace(values, args).nodes
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
@@ -89,25 +90,33 @@ class Elbo:
             if _is_observed(node):
                 log_likelihood = log_likelihood + _total(node)
             elif name in self.closed:
-                cross = cross + _normal_cross_entropy(node, *self._site_moments(draw.moments, name))
+                cross = cross + _normal_cross_entropy(node, *moments[name])
             else:
                 jacobian = self.density.log_jacobian(z, self.density._by_name[name])
                 cross = cross - _total(node) - jacobian
         entropy = draw.moments.entropy if self.exact_entropy else -_path_log_q(draw)
         return log_likelihood, cross - entropy
 
-    def _site_moments(self, moments: Moments, name: str) -> tuple[Tensor, Tensor]:
-        site = self.density._by_name[name]
-        return tuple(part[site.start : site.stop].reshape(site.shape) for part in moments[:2])
+    def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
+        """Location and scale of every latent site in unconstrained space, where the guide has them."""
+        if moments is None:
+            return {}
+        # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
+        sizes = [site.stop - site.start for site in self.latent]
+        locs, scales = moments[0].split(sizes), moments[1].split(sizes)
+        return {
+            site.name: (loc.reshape(site.unconstrained_shape), scale.reshape(site.unconstrained_shape))
+            for site, loc, scale in zip(self.latent, locs, scales)
+        }
 
     def _noise(
-        self, values: Mapping[str, Tensor], moments: Moments | None
+        self, values: Mapping[str, Tensor], moments: Mapping[str, tuple[Tensor, Tensor]]
     ) -> contextlib.AbstractContextManager:
         if self.estimator is None:
             return contextlib.nullcontext()
         return LocalNoise(
             [
-                (values[site.name], *self._site_moments(moments, site.name))
+                (values[site.name], *moments[site.name])
                 for site in self.latent
                 if _is_identity(site.transform)
             ],
