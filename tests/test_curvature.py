@@ -198,6 +198,20 @@ def test_full_and_diagonal_ggn(name, num_data):
     torch.testing.assert_close(diagonal.prec, precision.diagonal())
 
 
+@pytest.mark.parametrize(
+    "name, names", [("mlp", ["4.weight", "4.bias"]), ("mlp", ["2.weight"]), ("cnn", ["0.weight"])]
+)
+def test_full_ggn_of_one_layer_sums_the_columns_first(name, names):
+    make, inputs = NETS[name]
+    x = inputs(80)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, expose=names)
+    around = jacobian_of(model_of(make, prior=prior), x)
+    assert len(around.layers) == 1
+    scales = torch.linspace(0.5, 2.0, around.size, dtype=torch.float64)
+    rows = reference_rows(around, x).flatten(0, 1) * scales.rsqrt()
+    torch.testing.assert_close(ggn(around, x, identity, "full", scales).matrix, rows.T @ rows)
+
+
 def test_both_sides_of_the_full_ggn_agree_by_layer():
     x = numbers(20, 3)
     around = jacobian_of(model_of(mlp), x)

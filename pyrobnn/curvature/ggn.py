@@ -74,17 +74,45 @@ class FullCurvature:
         self.matrix: Tensor | None = None
         with torch.no_grad():
             num_rows = len(x) * root(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
-        pieces = (jacobian.rows(part, root)[1].flatten(0, 1) * whiten for part in jacobian.chunks(x))
+        width = num_rows // len(x)
+        parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
         if num_rows < jacobian.size:
-            self.rows = torch.cat(list(pieces))
+            rows = [jacobian.rows(part, root)[1].flatten(0, 1) * whiten for part in parts]
+            self.rows = torch.cat(rows)
             values, vectors = torch.linalg.eigh(_gram(self.rows.T))
             keep = values > values[-1:].clamp_min(0) * len(values) * torch.finfo(self.rows.dtype).eps
             self.values = values[keep]
             self.basis = self.rows.T @ (vectors[:, keep] * self.values.rsqrt()).to(self.rows)
-        else:
-            self.matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
-            for piece in pieces:
-                self.matrix += _gram(piece)
+            return
+        self.matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
+        if width > 1 and len(jacobian.layers) == 1:
+            self._add_single_layer(jacobian, x, root, whiten.double())
+            return
+        for part in parts:
+            self.matrix += _gram(jacobian.rows(part, root)[1].flatten(0, 1) * whiten)
+
+    def _add_single_layer(self, jacobian: NetworkJacobian, x: Tensor, root: Root, whiten: Tensor) -> None:
+        """Σ_n B_n ⊗ a_n a_nᵀ with B_n = Σ_k g gᵀ: the k columns are summed before the inputs multiply them."""
+        layer = jacobian.layers[0]
+        place = jacobian.positions(layer)
+        outs, ins = place.shape
+        total = torch.zeros(outs, ins, outs, ins, dtype=torch.float64, device=x.device)
+        for part in jacobian.chunks(x, 4 * (outs + 1) * ins):
+            factors = jacobian.factors(part, root)[1][0]
+            if factors.inputs.shape[1] > 1:  # shared positions: the rows themselves
+                total += _gram(factors.rows().flatten(2).flatten(0, 1)).reshape(total.shape)
+                continue
+            inputs, grads = factors.inputs.squeeze(1).double(), factors.grads.squeeze(2).double()
+            inner = grads.transpose(1, 2) @ grads
+            for out in range(outs):
+                # only pairs of outputs on one side of the diagonal
+                weighted = inner[:, out, out:].unsqueeze(2) * inputs.unsqueeze(1)
+                total[out, :, out:] += (inputs.T @ weighted.flatten(1)).reshape(ins, outs - out, ins)
+        for out in range(outs):
+            total[out + 1 :, :, out] = total[out, :, out + 1 :].permute(1, 2, 0)
+        flat = place.reshape(-1)
+        self.matrix[flat[:, None], flat] = total.reshape(len(flat), -1)
+        self.matrix *= whiten.unsqueeze(1) * whiten
 
     @property
     def cheap(self) -> bool:
