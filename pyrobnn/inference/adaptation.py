@@ -26,8 +26,8 @@ def dual_averaging(step_size: float, device: torch.device, *, adapt: bool = True
 def dual_average(shared: Tensor, rate: Tensor, ended: Tensor, target: float) -> Tensor:
     r"""One update by the transitions that ended in this step, pooled over chains.
 
-    With k of C chains ending, time advances by :math:`w = \min(1, k / \sqrt C)`: half of what many chains offer goes into
-    less noise, half into fewer transitions:
+    With k of C chains ending, time advances by :math:`w = \min(1, k / \sqrt C)`: half of what many chains offer goes
+    into less noise, half into fewer transitions:
 
     .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h

@@ -1,0 +1,194 @@
+"""NUTS and bad luck: bad starts, NaN, divergences, killed runs, impossible requests."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyrobnn.inference.nuts import NUTS
+
+QUICK = {"num_chains": 3, "num_warmup": 30, "compile": False}
+
+
+def simple(x, y):
+    pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+
+
+def test_bad_starts_are_drawn_again():
+    def program(x, y):
+        top = pyro.sample("top", dist.HalfNormal(1.0))
+        pyro.sample("y", dist.Uniform(0.0, top), obs=y)
+
+    # half of the prior has no density at the data, and the edge makes divergences
+    with pytest.warns(UserWarning, match="diverged"):
+        posterior = NUTS(num_chains=16, num_warmup=5, compile=False).fit(
+            program, None, torch.tensor(0.6), num_draws=5
+        )
+    assert (posterior.draws["top"] > 0.6).all()
+
+
+def test_no_start_at_all_names_the_site():
+    def program(x, y):
+        top = pyro.sample("top", dist.HalfNormal(1.0))
+        pyro.sample("height", dist.Uniform(0.0, top), obs=y)
+
+    with pytest.raises(ValueError, match="no start with a finite density.*-inf.*'height'"):
+        NUTS(**QUICK).fit(program, None, torch.tensor(-1.0), num_draws=5)
+
+
+def test_nan_gradients_are_divergences():
+    def program(x, y):
+        z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.factor("cliff", torch.where(z > 0.5, torch.log(-z.abs()), torch.zeros(2)).sum())
+
+    with pytest.warns(UserWarning, match="diverged"):
+        posterior = NUTS(num_chains=8, num_warmup=30, compile=False).fit(program, num_draws=60)
+    assert posterior.sample_stats["diverging"].any()
+    assert posterior.draws["z"].isfinite().all() and (posterior.draws["z"] <= 0.5).all()
+    assert posterior.sample_stats["lp"].isfinite().all()
+    # no chain is poisoned by its bad leaves: all go on moving
+    assert (posterior.draws["z"][:, 30:].std(1) > 0.05).all()
+
+
+def test_all_diverging_is_said():
+    config = NUTS(num_chains=2, num_warmup=0, step_size=1e4, compile=False)
+    with pytest.warns(UserWarning, match="every transition diverged"):
+        posterior = config.fit(simple, num_draws=5)
+    assert "worthless" in posterior.meta["warnings"][0]
+    assert posterior.sample_stats["diverging"].all()
+
+
+def test_saturated_trees_are_said():
+    config = NUTS(num_chains=2, num_warmup=0, step_size=0.01, max_tree_depth=2, compile=False)
+    with pytest.warns(
+        UserWarning, match="100% of the draws reached the maximum tree depth 2.*max_tree_depth"
+    ):
+        posterior = config.fit(simple, num_draws=5)
+    assert (posterior.sample_stats["n_steps"] == 3).all()
+
+
+def test_control_flow_on_values_falls_back_to_the_same_draws():
+    def branching(x, y):
+        z = pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+        if z.sum() > 1e6:
+            pyro.factor("never", torch.tensor(1.0))
+
+    options = {"num_chains": 2, "num_warmup": 5}
+    with pytest.warns(UserWarning, match="control flow") as seen:
+        slow = NUTS(**options).fit(branching, num_draws=5)
+    assert len(seen) == 1
+    plain = NUTS(compile=False, **options).fit(simple, num_draws=5)
+    torch.testing.assert_close(slow.draws["z"], plain.draws["z"], atol=1e-4, rtol=1e-4)
+
+
+def test_subsampling_programs_are_refused():
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 40, subsample_size=10) as index:
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[index])
+
+    with pytest.raises(ValueError, match="'rows' subsamples"):
+        NUTS(**QUICK).fit(program, None, torch.zeros(40), num_draws=5)
+
+
+def test_too_much_memory_is_refused_before_the_start():
+    with pytest.raises(ValueError, match=r"needs [\d,]+ bytes .* lower num_draws"):
+        NUTS(**QUICK).fit(simple, num_draws=10**11)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_chains": 0}, "'num_chains' must be at least 1"),
+        ({"num_warmup": -1}, "'num_warmup' must be at least 0"),
+        ({"step_size": 0.0}, "'step_size' must be > 0"),
+        ({"target_accept": 1.0}, "'target_accept'"),
+        ({"mass_matrix": "full"}, "'mass_matrix' must be one of 'diag', 'dense'"),
+        ({"engine": "stan"}, "'engine' must be one of"),
+        ({"trajectory": 0}, "'trajectory' must be at least 1"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        NUTS(**options)
+
+
+def test_bad_arguments_of_fit():
+    with pytest.raises(ValueError, match="'num_draws' must be at least 1"):
+        NUTS(**QUICK).fit(simple, num_draws=0)
+    with pytest.raises(ValueError, match="'until_ess'"):
+        NUTS(**QUICK).fit(simple, until_ess=0.0)
+    with pytest.raises(ValueError, match="engine='compiled'"):
+        NUTS(engine="pyro").fit(simple, until_ess=100)
+
+
+def test_stops_when_the_ess_is_reached_with_the_same_draws():
+    config = NUTS(num_chains=8, num_warmup=50, compile=False)
+    short = config.fit(simple, num_draws=400, until_ess=300)
+    assert 100 <= short.num_draws < 400
+    assert "until_ess" in short.meta["stopped_by"]
+
+
+def test_callbacks_see_the_run_and_may_stop_it():
+    seen = []
+
+    def stop(step, metrics):
+        seen.append(metrics)
+        return metrics["phase"] == "sampling" and metrics["draws"] >= 40
+
+    posterior = NUTS(**QUICK).fit(simple, num_draws=5000, callbacks=[stop])
+    assert posterior.num_draws < 200
+    assert {"step_size", "tree_depth", "divergences", "draws"} <= set(seen[0])
+
+
+RUN = """
+import sys, torch, pyro, pyro.distributions as dist
+sys.path.insert(0, {tests!r})
+from test_nuts_trouble import killed_run
+killed_run({path!r})
+"""
+
+
+def killed_run(path, num_draws=150):
+    config = NUTS(num_chains=3, num_warmup=40, checkpoint_every=0.0, compile=False)
+    return config.fit(simple, num_draws=num_draws, checkpoint=path)
+
+
+def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
+    path = tmp_path / "run.ckpt"
+    code = RUN.format(tests=str(Path(__file__).parent), path=str(path))
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 240
+    while not path.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert path.exists(), "the run never wrote a checkpoint"
+    resumed = killed_run(path)
+    whole = killed_run(tmp_path / "other.ckpt")
+    assert torch.equal(resumed.draws["z"], whole.draws["z"])
+    for name, value in whole.sample_stats.items():
+        assert torch.equal(resumed.sample_stats[name], value), name
+
+
+def test_checkpoints_that_cannot_be_used_are_refused(tmp_path):
+    path = tmp_path / "run.ckpt"
+    killed_run(path, num_draws=3)
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match="belongs to a run with another model"):
+        killed_run(path, num_draws=4)
+    path.write_bytes(content[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        killed_run(path, num_draws=3)
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="not a pyrobnn checkpoint"):
+        killed_run(path, num_draws=3)
