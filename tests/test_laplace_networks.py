@@ -85,6 +85,19 @@ def test_images(structure, subset):
     assert torch.isfinite(probit).all()
 
 
+def test_the_last_layers_covariance_of_several_outputs():
+    x, _ = toy(dtype=torch.float64)
+    net = toy_net(out=3).double()
+    model = pb.BNN(net, normal_prior(), Categorical())
+    y = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+    posterior = Laplace(subset="last_layer").fit(model, x, y, init=net, num_draws=2)
+    f, cov = posterior.network.output_moments(x[:6])
+    joint = posterior.network.covariance(x[:6])
+    torch.testing.assert_close(cov, torch.stack([joint[i, :, i] for i in range(6)]))
+    torch.testing.assert_close(f, net(x[:6]).detach())
+    assert float(cov[:, 0, 1].abs().min()) > 0
+
+
 def test_a_layer_without_factors_is_named():
     with seeded(0):
         net = nn.Sequential(nn.Linear(1, 4), nn.LayerNorm(4), nn.Linear(4, 1))

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyrobnn.curvature.blocks import Block, DiagBlock, KronBlock, diagonal_output_covariance
+from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock, KronBlock, diagonal_output_covariance
 from pyrobnn.curvature.forward import jvp
 from pyrobnn.curvature.jacobian import NetworkJacobian
+from pyrobnn.curvature.layers import Factors
 from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian
 
 
@@ -36,6 +37,8 @@ class Linearized:
         self.jacobian = jacobian
         inside = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in inside]
+        self._scalars: int | None = None
+        self._covariance: Tensor | None = None
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f(θ*) + J (θ − θ*) for one set of parameters, (N, width)."""
@@ -95,15 +98,18 @@ class Linearized:
     def _by_products(self) -> bool:
         return bool(self.jacobian.layers) and all(isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks)
 
-    def _scalars_per_point(self, x: Tensor) -> int | None:
-        if not self._by_products:
-            width = self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1]
-            return 2 * width * self.jacobian.size
-        _, factors = self.jacobian.factors(x[:1])
-        return sum(
-            f.inputs.numel() + f.grads.numel() + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
-            for f in factors
-        )
+    def _scalars_per_point(self, x: Tensor) -> int:
+        if self._scalars is None:
+            if not self._by_products:
+                width = self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1]
+                self._scalars = 4 * width * self.jacobian.size
+            else:
+                _, factors = self.jacobian.factors(x[:1])
+                self._scalars = sum(
+                    f.inputs.numel() + f.grads.numel() + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
+                    for f in factors
+                )
+        return self._scalars
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f, factors = self.jacobian.factors(x)
@@ -117,9 +123,33 @@ class Linearized:
         return f, total
 
     def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if (
+            len(self.jacobian.layers) == 1
+            and len(self.blocks) == 1
+            and isinstance(self.blocks[0], DenseBlock)
+        ):
+            f, factors = self.jacobian.factors(x)
+            if factors[0].inputs.shape[1] == 1 and len(self.blocks[0].index) == self.jacobian.size:
+                return f, self._single_layer_covariance(factors[0])
         f, rows = self.jacobian.rows(x)
         root = self._root(rows.flatten(0, 1)).reshape(*f.shape, -1)
         return f, root @ root.transpose(1, 2)
+
+    def _single_layer_covariance(self, factor: Factors) -> Tensor:
+        """(N, k, k) from Σ itself: an output pair's covariance aᵀ Σ a, then the k backpropagated vectors."""
+        place = self.jacobian.positions(self.jacobian.layers[0])
+        outs, ins = place.shape
+        if self._covariance is None:
+            flat = place.reshape(-1)
+            cov = torch.cholesky_inverse(self.blocks[0].prec_tril)
+            self._covariance = cov[flat[:, None], flat].reshape(outs, ins, outs, ins)
+        inputs = factor.inputs.squeeze(1).to(self._covariance)
+        grads = factor.grads.squeeze(2).to(self._covariance)
+        inner = [
+            (inputs @ self._covariance[out].flatten(1)).reshape(-1, outs, ins) @ inputs.unsqueeze(2)
+            for out in range(outs)
+        ]
+        return grads @ torch.cat(inner, 2) @ grads.transpose(1, 2)
 
     def _root(self, rows: Tensor) -> Tensor:
         return torch.cat([block.root(self._columns(rows, block)) for block in self.blocks], 1)
