@@ -102,7 +102,7 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
     cov = shrink * (trust * cov + (1 - trust) * diagonal) + (1 - shrink) * 1e-3 * torch.eye(
         len(cov), device=z.device
     )
-    return torch.linalg.cholesky(cov).to(old.dtype)
+    return torch.linalg.cholesky(cov).to(old.dtype).contiguous()  # LAPACK returns it transposed
 
 
 def first_step_size(

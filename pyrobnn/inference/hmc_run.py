@@ -135,12 +135,12 @@ class Run:
             enough: called with the unconstrained draws (chain, draw, dim) at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes.
         """
-        self._prepare()
+        self.prepare()
         written, next_check = time.monotonic(), 100
         while True:
             warming = self.phase < len(self.plan)
             wanted = self.plan[self.phase][0] if warming else num_draws
-            self._advance(self.every)
+            self.advance(self.every)
             slots = self.state.scalars[_SLOT]
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
@@ -157,8 +157,14 @@ class Run:
                 checkpoint.write(save[0], save[1], self.tensors())
                 written = time.monotonic()
 
-    def _prepare(self) -> None:
-        """Compile the step; on CUDA capture it, with the state in static buffers."""
+    def advance(self, num: int) -> None:
+        """Take ``num`` leapfrogs with every chain, without looking."""
+        self._advance(num)
+
+    def prepare(self) -> None:
+        """Compile the step; on CUDA capture it, with the state in static buffers. A second call does nothing."""
+        if self._advance is not None:
+            return
         example = (*self.state, *self.buffers, self.scale, self.keys)
         kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
         step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
