@@ -390,3 +390,19 @@ def test_the_script_prints_tables_and_refuses_what_it_does_not_know(tmp_path, ca
     assert benchmark.main(["--results", str(results), "--table-only"]) == 0
     shown = capsys.readouterr().out
     assert "| linear | -3.550 ± 0.050 |" in shown and "| map |" not in shown
+
+
+# -- README -----------------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_written_between_their_markers(tmp_path):
+    tables = script("readme_tables")
+    text = "before\n<!-- table: sizes -->\nold\n<!-- end -->\nafter\n"
+    filled = tables.fill(text, {"sizes": lambda: "| new |"})
+    assert filled == "before\n<!-- table: sizes -->\n| new |\n<!-- end -->\nafter\n"
+    assert tables.fill(filled, {"sizes": lambda: "| new |"}) == filled
+    with pytest.raises(ValueError, match="unknown table 'sizes'"):
+        tables.fill(text, {})
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing marked\n")
+    assert tables.main([str(readme)]) == 0 and tables.main([str(readme), "--check"]) == 0

@@ -83,6 +83,7 @@ class Rule:
         choose: ``"evidence"``: every candidate is fitted to the whole train part and the highest ``log_evidence`` wins;
             ``"validation"``: candidates are fitted to four fifths, the highest mean log density of the rest wins and is
             fitted anew to the whole; None: there is only one candidate.
+        validate_with: the method whose validation chooses, where that is not the method itself.
         num_draws: draws (per chain); None for the method's own number.
 
     Raises:
@@ -99,6 +100,7 @@ class Rule:
     noises: tuple[Noise, ...]
     choose: Literal["evidence", "validation"] | None = None
     variants: tuple[Mapping[str, Any], ...] = field(default=({},))
+    validate_with: Any = None
     num_draws: int | None = None
 
     def __post_init__(self) -> None:
@@ -136,12 +138,15 @@ class Rule:
         return fitted, candidates[best], self._table(candidates, values)
 
     def _validate(self, candidate: Candidate, part: Dataset, held_out: Dataset, seed: int) -> float:
+        num_draws = self.num_draws
+        if self.validate_with is not None:
+            candidate, num_draws = dataclasses.replace(candidate, method=self.validate_with), None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore", UserWarning
                 )  # of candidates that may be far off; the last fit's count
-                prediction = candidate.fit(part, seed, self.num_draws).predict(held_out.x)
+                prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
         except FloatingPointError:  # a step size beyond stability: not the one to choose
             return -float("inf")
         return scores(prediction, held_out)["log_density"]
@@ -170,6 +175,7 @@ class Rule:
             "noises": list(self.noises),
             "variants": [dict(variant) for variant in self.variants],
             "choose": self.choose,
+            "validate_with": None if self.validate_with is None else settings(self.validate_with),
             "num_draws": self.num_draws,
             "num_hidden": NUM_HIDDEN,
         }
@@ -182,46 +188,45 @@ def scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
 
 
 def _rules() -> dict[str, Rule]:
-    whole = 10**6  # a batch of this size is all the data, handed to the compiled step as an argument: one
-    # compilation then serves every split of a data set
-    point = {"num_steps": 1000, "batch_size": whole}
+    # a batch of this size is all the data, handed to the compiled step as an argument: one compilation then serves
+    # every split of a data set
+    whole = 10**6
+    search = MAP(num_steps=1000, batch_size=whole)
+    noises = (0.05, 0.12, 0.3)
+    validated = {"prior_scales": (1.0,), "noises": noises, "choose": "validation", "validate_with": search}
+    inferred = {"prior_scales": (1.0,), "noises": ("inferred",)}
     return {
-        "map": Rule(MAP(**point), (1.0, 2.0), (0.05, 0.1, 0.2, 0.35), choose="validation"),
-        "ensemble": Rule(DeepEnsemble(**point), (1.0, 2.0), (0.05, 0.1, 0.2, 0.35), choose="validation"),
-        "svi-rt": Rule(SVI(num_steps=3000), (1.0,), ("inferred",), num_draws=400),
+        "map": Rule(search, **validated),
+        "ensemble": Rule(DeepEnsemble(num_steps=1000, batch_size=whole), **validated),
+        "svi-rt": Rule(SVI(num_steps=3000, lr=0.02), **inferred, num_draws=400),
         "svi-lrt": Rule(
-            SVI(num_steps=3000, local_reparameterization=True), (1.0,), ("inferred",), num_draws=400
+            SVI(num_steps=3000, lr=0.02, local_reparameterization=True), **inferred, num_draws=400
         ),
         "laplace": Rule(
-            Laplace(map=MAP(**point), tune="marginal_likelihood", predictive="linearized", importance=False),
-            (1.0, 2.0),
-            ("learned",),
+            Laplace(map=search, tune="marginal_likelihood", predictive="linearized", importance=False),
+            prior_scales=(1.0,),
+            noises=noises,
             choose="evidence",
             num_draws=400,
         ),
-        "swag": Rule(
-            SWAG(),
-            (1.0,),
-            (0.05, 0.1, 0.2, 0.35),
-            choose="validation",
-            num_draws=100,
-        ),
+        "swag": Rule(SWAG(lr=None, num_steps=1000, init_steps=1000), **validated, num_draws=100),
         "mc-dropout": Rule(
-            MCDropout(p=0.05, num_steps=4000),
-            (1.0,),
-            ("learned",),
+            MCDropout(p=0.01, num_steps=1500, batch_size=whole),
+            prior_scales=(1.0,),
+            noises=("learned",),
             choose="validation",
-            variants=tuple({"p": p} for p in (0.005, 0.01, 0.05, 0.1)),
+            variants=tuple({"p": p} for p in (0.005, 0.02, 0.05)),
             num_draws=400,
         ),
         "sghmc": Rule(
-            SGHMC(num_chains=4, num_warmup=4000, thinning=100), (1.0,), ("inferred",), num_draws=100
+            SGHMC(num_chains=4, num_warmup=3000, thinning=20, friction=0.02),
+            **inferred,
+            choose="validation",
+            variants=({"step_size": 3e-4}, {"step_size": 3e-3}),
+            num_draws=100,
         ),
         "nuts": Rule(
-            NUTS(num_chains=4, num_warmup=300, max_tree_depth=8, init="map"),
-            (1.0,),
-            ("inferred",),
-            num_draws=100,
+            NUTS(num_chains=4, num_warmup=250, max_tree_depth=8, init="map"), **inferred, num_draws=100
         ),
     }
 

@@ -146,7 +146,7 @@ class Sweep:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         # the lock lives on the open file and is gone with the process, however that ends
-        with open(f"{self.path}.lock", "w") as file:
+        with open(self.path, "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

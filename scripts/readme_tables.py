@@ -1,0 +1,110 @@
+"""Write the tables of the README from the results files, between its markers. Numbers are never typed.
+
+    python scripts/readme_tables.py            # rewrite README.md
+    python scripts/readme_tables.py --check    # say whether it is up to date, change nothing
+
+A marker is a line ``<!-- table: NAME -->``, its end ``<!-- end -->``; the names are in TABLES below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pyrobnn.benchmarks import RULES, compare_with_published, read_published, read_records, uci
+from pyrobnn.benchmarks.tables import markdown
+
+HERE = Path(__file__).parent
+MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def uci_table(metric: str, published: bool) -> str:
+    """One metric of the UCI benchmark."""
+    records = uci_records()
+    datasets = [
+        name
+        for name in ("yacht", "energy", "boston", "concrete")
+        if any(r["dataset"] == name for r in records)
+    ]
+    columns = read_published(HERE / "published_uci.json") if published else None
+    return markdown(records, metric, [uci.FLOOR, *RULES], datasets, columns)
+
+
+def uci_records() -> list[dict]:
+    """Results of today's rules."""
+    rules = {method: uci.rule_id(method) for method in [uci.FLOOR, *RULES]}
+    records = read_records(HERE / "results" / "uci.jsonl")
+    return [record for record in records if rules.get(record["method"]) == record["rule"]]
+
+
+def uci_targets() -> str:
+    """What should hold on the UCI sets, and whether it does."""
+    targets = compare_with_published(uci_records(), read_published(HERE / "published_uci.json"))
+    word = {True: "yes", False: "**no**", None: "too few splits"}
+    rows = [f"| {t.dataset} | {t.claim} | {word[t.met]} | {t.evidence} |" for t in targets]
+    return "\n".join(["| data | claim | holds | numbers |", "|---|---|---|---|", *rows])
+
+
+def scale_table() -> str:
+    """Memory and throughput."""
+    spec = importlib.util.spec_from_file_location("benchmark_scale", HERE / "benchmark_scale.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.table(read_records(HERE / "results" / "scale.jsonl"))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "uci-log-density": lambda: uci_table("log_density", published=True),
+    "uci-rmse": lambda: uci_table("rmse", published=True),
+    "uci-crps": lambda: uci_table("crps", published=False),
+    "uci-coverage": lambda: uci_table("coverage", published=False),
+    "uci-seconds": lambda: uci_table("cpu_seconds", published=False),
+    "uci-targets": uci_targets,
+    "scale": scale_table,
+}
+
+
+def fill(text: str, tables: dict[str, Callable[[], str]] = TABLES) -> str:
+    """The text with every marked table written anew.
+
+    Raises:
+        ValueError: a marker with an unknown name.
+    """
+
+    def table(match: re.Match) -> str:
+        name = match["name"]
+        if name not in tables:
+            raise ValueError(f"unknown table {name!r}: choose from {', '.join(tables)}")
+        return f"<!-- table: {name} -->\n{tables[name]()}\n<!-- end -->"
+
+    return MARKED.sub(table, text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Fill the file; 1 with ``--check`` where it was out of date."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", nargs="?", type=Path, default=HERE.parent / "README.md")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if tables are out of date"
+    )
+    options = parser.parse_args(argv)
+    text = options.file.read_text()
+    filled = fill(text)
+    if options.check:
+        if filled != text:
+            print(f"{options.file} is out of date: run python scripts/readme_tables.py")
+        return int(filled != text)
+    if filled != text:
+        options.file.write_text(filled)
+    print(f"{len(MARKED.findall(text))} tables in {options.file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
