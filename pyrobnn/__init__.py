@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyrobnn import callbacks, data, likelihoods, metrics, networks, plots, priors
+from pyrobnn import callbacks, data, guides, likelihoods, metrics, networks, plots, priors
 from pyrobnn.datatree import to_datatree
 from pyrobnn.density import Density
 from pyrobnn.diagnostics import Verdict, diagnose
@@ -14,7 +14,7 @@ from pyrobnn.inference.mle import MLE
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.inference.svi import SVI
-from pyrobnn.inference.swag import SWAG
+from pyrobnn.inference.swag import SWA, SWAG
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.predict import Prediction
@@ -28,6 +28,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SVI",
+    "SWA",
     "SWAG",
     "DeepEnsemble",
     "Density",
@@ -39,6 +40,7 @@ __all__ = [
     "callbacks",
     "data",
     "diagnose",
+    "guides",
     "likelihoods",
     "metrics",
     "networks",

@@ -24,7 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from pyrobnn.density import Density, _is_subsample, _total, _without_validation
 from pyrobnn.inference.families import Draw, Moments
+from pyrobnn.inference.swag_guide import AutoSWAG
 from pyrobnn.seeding import seeded
+
+__all__ = ["AutoSWAG", "GuideApproximation", "GuideFactory", "GuideFamily"]
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
 GuideFactory = Callable[..., AutoGuide]

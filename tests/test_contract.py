@@ -14,7 +14,7 @@ from models import normal_prior, toy, toy_net
 import pyrobnn as pb
 
 # runs this short are told to be too short, as they should
-pytestmark = pytest.mark.filterwarnings("ignore:.*of the (draws|transitions)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*of the (draws|transitions)|the centre is not a mode")
 
 # small enough that a fit takes about a second without a compiler
 METHODS = {
@@ -27,15 +27,16 @@ METHODS = {
     "NUTS-pyro": pb.NUTS(num_chains=1, num_warmup=5, max_tree_depth=2, engine="pyro", compile=False),
     "SGLD": pb.SGLD(num_chains=2, num_warmup=10, compile=False),
     "SGHMC": pb.SGHMC(num_chains=2, num_warmup=10, compile=False),
-    "Laplace": pb.Laplace(compile=False),
-    "Laplace-last-layer": pb.Laplace(subset="last_layer", compile=False),
-    "Laplace-kron": pb.Laplace(structure="kron", compile=False),
-    "Laplace-linearized": pb.Laplace(predictive="linearized", compile=False),
+    "Laplace": pb.Laplace(num_steps=50, compile=False),
+    "Laplace-last-layer": pb.Laplace(subset="last_layer", num_steps=50, compile=False),
+    "Laplace-kron": pb.Laplace(structure="kron", num_steps=50, compile=False),
+    "Laplace-draws": pb.Laplace(predictive="draws", num_steps=50, compile=False),
+    "SWA": pb.SWA(num_steps=20, init_steps=20, compile=False),
     "SWAG": pb.SWAG(rank=3, num_steps=20, init_steps=20, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
 }
-ONE_DRAW = {"MLE", "MAP"}
-WITH_Q = {"SVI", "SVI-low-rank", "Laplace", "Laplace-last-layer", "Laplace-kron", "Laplace-linearized", "SWAG"}
+ONE_DRAW = {"MLE", "MAP", "SWA"}
+WITH_Q = {"SVI", "SVI-low-rank", "Laplace", "Laplace-last-layer", "Laplace-kron", "Laplace-draws", "SWAG"}
 X, Y = toy()
 FITTED: dict[tuple[str, str], pb.Posterior] = {}
 
@@ -93,7 +94,7 @@ def test_same_seed_same_draws_and_another_seed_others(name):
     torch.testing.assert_close(again.draws, posterior.draws, rtol=0, atol=0)
     if name not in ONE_DRAW:
         other = METHODS[name].fit(model, X, y, seed=4, **num_draws(name))
-        assert not torch.equal(other.draws["net.0.weight"], posterior.draws["net.0.weight"])
+        assert any(not torch.equal(other.draws[site], posterior.draws[site]) for site in posterior.draws)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -121,7 +122,7 @@ def test_round_trip_through_netcdf(name, tmp_path):
     torch.testing.assert_close(again.predict(X).mean, posterior.predict(X).mean)
     torch.testing.assert_close(again.predict(X).var, posterior.predict(X).var)
     if name in WITH_Q:
-        torch.testing.assert_close(again.log_q(), posterior.log_q())
+        torch.testing.assert_close(again.log_q(), posterior.log_q(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -147,7 +148,9 @@ def test_approximations_have_a_density_and_a_guide(name):
         return
     assert posterior.log_q().shape == (1, 6)
     assert {"log_p", "log_q"} <= set(posterior.sample_stats)
-    torch.testing.assert_close(posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(
+        posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2
+    )
     with torch.random.fork_rng():
         samples = pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
     assert samples["likelihood.data"].shape[:2] == (3, len(X))
