@@ -1,0 +1,35 @@
+"""The study's two questions: is NUTS exact where the truth is known, and does it doubt where there are no data?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import assert_mean_within, assert_var_within
+from models import diabetes_linear, diabetes_model, joined
+
+import pyrobnn as pb
+from pyrobnn.compare import make_study, run_study
+
+
+def test_nuts_is_the_conjugate_posterior():
+    truth = diabetes_linear()
+    nuts = pb.NUTS(num_chains=8, num_warmup=150, mass_matrix="dense")
+    posterior = nuts.fit(diabetes_model(), truth["x"], truth["y"], num_draws=400)
+    draws = joined(posterior.draws)
+    assert_mean_within(draws, truth["mean"])
+    assert_var_within(draws, truth["cov"].diagonal(), mean=truth["mean"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*of the (draws|transitions)")
+def test_nuts_doubts_in_the_gap_between_clusters(tmp_path):
+    study = make_study(pb.data.clusters(), prior_scale=1.5)
+    ratios = {}
+    for name, tree in run_study(study, ["svi", "nuts"], tmp_path, progress=False):
+        left, right = study.train.widest_gap()
+        grid = torch.tensor(tree["grid"]["x"].values[:, 0])
+        sd = torch.tensor(tree["grid"]["epistemic_var"].values[:, 0]).sqrt()
+        inside = (grid[:, None] - study.train.x[:, 0]).abs().min(1).values < 0.05
+        ratios[name] = float(sd[(grid - (left + right) / 2).abs().argmin()] / sd[inside].median())
+    assert ratios["nuts"] >= 3.0
+    assert ratios["svi"] < ratios["nuts"]
