@@ -193,7 +193,9 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
     }
     total = posterior.num_chains * posterior.num_draws
     if total < MIN_OBSERVATIONS:  # too few draws to see quantiles of the mixture they make
-        observations = prediction.sample(seed=seed, per_draw=math.ceil(MIN_OBSERVATIONS / total)).flatten(0, 1)
+        observations = prediction.sample(seed=seed, per_draw=math.ceil(MIN_OBSERVATIONS / total)).flatten(
+            0, 1
+        )
         variables["y_sample"] = _targets(observations, "sample", "pred_point")
     if prediction.task == "gaussian":
         for name in ("mean", "aleatoric_var", "epistemic_var"):

@@ -41,7 +41,11 @@ def test_law_of_total_variance_and_mixture_density(kind):
         likelihood = HomoskedasticGaussian(dist.HalfNormal(torch.ones(shape)))
         draws = SIGMA if kind == "inferred" else torch.stack([SIGMA, 2 * SIGMA], -1)
         f, loc, params = F, F, {SCALE: draws}
-        sigma = draws[..., None, None].expand(F.shape) if kind == "inferred" else draws[:, :, None].expand(F.shape)
+        sigma = (
+            draws[..., None, None].expand(F.shape)
+            if kind == "inferred"
+            else draws[:, :, None].expand(F.shape)
+        )
     p = Prediction(f, likelihood, params)
     means, variances, density = mixture_parts(loc, sigma, Y)
     torch.testing.assert_close(p.mean, means.mean(0))

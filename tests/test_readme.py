@@ -18,6 +18,10 @@ def test_the_example_runs(capsys):
 
 def test_every_method_of_the_table_exists_and_every_method_is_in_it():
     table = README.split("## Methods")[1].split("## Reading")[0]
-    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    named = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
     methods = {name for name in pb.__all__ if hasattr(getattr(pb, name), "fit")}
     assert named == methods
