@@ -17,7 +17,7 @@ _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
 _RICHER = {
     "SVI": "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare.",
-    "Laplace": "The Gaussian misses the posterior of the weights: use its linearised predictions, or run NUTS and compare.",
+    "Laplace": "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare.",
     "SWAG": "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare.",
 }
 
