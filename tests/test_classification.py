@@ -58,7 +58,7 @@ def test_a_mode_and_swag_classify_digits():
     train, test = split()
     model = classifier("mlp")
     mode = pb.MAP(num_steps=250, batch_size=64, compile=False).fit(model, train.x, train.y)
-    few = pb.SWAG(rank=5, num_steps=200, lr=0.1, compile=False)
+    few = pb.SWAG(rank=5, num_steps=200, collect_every=20, lr=0.1, compile=False)
     posterior = few.fit(model, train.x, train.y, init=mode, num_draws=30)
     for fitted in (mode, posterior):
         prediction = fitted.predict(test.x)
