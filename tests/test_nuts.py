@@ -107,12 +107,13 @@ def test_fifty_correlated_dimensions(mass_matrix):
     assert steps < 8 if mass_matrix == "dense" else steps > 12
 
 
+@pytest.mark.filterwarnings("ignore:.*(maximum tree depth|diverged)")
 def test_funnel_centred_reports_divergences():
     def centred(x, y):
         log_scale = pyro.sample("log_scale", dist.Normal(0.0, 3.0))
         pyro.sample("z", dist.Normal(torch.zeros(5), (log_scale / 2).exp()).to_event(1))
 
-    config = NUTS(num_chains=64, num_warmup=20, max_tree_depth=5, compile=False)
+    config = NUTS(num_chains=64, num_warmup=0, step_size=0.7, max_tree_depth=5, compile=False)
     posterior = config.fit(centred, num_draws=10)
     assert posterior.sample_stats["diverging"].sum() > 0
 
@@ -162,22 +163,24 @@ def test_compiled_and_eager_make_the_same_draws():
     assert torch.equal(fast.sample_stats["n_steps"], slow.sample_stats["n_steps"])
 
 
+@pytest.mark.filterwarnings("ignore:.*(maximum tree depth|diverged)")
 def test_pyro_engine_agrees():
     x, y = _regression_data()
-    posterior = NUTS(engine="pyro", num_chains=2, num_warmup=60).fit(_regression, x, y, num_draws=120)
+    posterior = NUTS(engine="pyro", num_chains=2, num_warmup=50).fit(_regression, x, y, num_draws=80)
     mean, sigma = _regression_moments(x, y)
-    assert_mean_within(posterior.draws["weight"], mean, min_ess=40)
-    assert_mean_within(posterior.draws["scale"], sigma, min_ess=40)
-    ours = NUTS(num_chains=2, num_warmup=0, compile=False).fit(_regression, x, y, num_draws=2)
+    assert_mean_within(posterior.draws["weight"], mean, min_ess=25)
+    assert_mean_within(posterior.draws["scale"], sigma, min_ess=25)
+    ours = NUTS(num_chains=2, num_warmup=0, step_size=0.01, compile=False).fit(_regression, x, y, num_draws=2)
     assert set(posterior.sample_stats) == set(ours.sample_stats)
     for name, value in posterior.sample_stats.items():
-        assert value.shape == (2, 120) and value.dtype == ours.sample_stats[name].dtype
+        assert value.shape == (2, 80) and value.dtype == ours.sample_stats[name].dtype
         assert value.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:.*(maximum tree depth|diverged)")
 def test_same_seed_same_draws_and_chains_do_not_depend_on_company():
     x, y = _regression_data()
-    options = {"num_warmup": 0, "step_size": 0.2, "compile": False}
+    options = {"num_warmup": 0, "step_size": 0.02, "compile": False}
     first = NUTS(num_chains=2, **options).fit(_regression, x, y, num_draws=5, seed=4)
     again = NUTS(num_chains=2, **options).fit(_regression, x, y, num_draws=9, seed=4)
     other = NUTS(num_chains=2, **options).fit(_regression, x, y, num_draws=5, seed=5)
