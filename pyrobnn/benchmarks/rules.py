@@ -192,7 +192,7 @@ def _rules() -> dict[str, Rule]:
     # every split of a data set
     whole = 10**6
     search = MAP(num_steps=1000, batch_size=whole)
-    noises = (0.05, 0.12, 0.3)
+    noises = (0.02, 0.05, 0.12, 0.3)
     validated = {"prior_scales": (1.0,), "noises": noises, "choose": "validation", "validate_with": search}
     inferred = {"prior_scales": (1.0,), "noises": ("inferred",)}
     return {
