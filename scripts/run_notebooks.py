@@ -1,0 +1,127 @@
+"""Execute the notebooks of ``notebooks/`` from top to bottom and store the result, figures included.
+
+    python scripts/run_notebooks.py                      all of them, in place
+    python scripts/run_notebooks.py 01 04 --timeout 300  those whose names start so
+    python scripts/run_notebooks.py --smoke              short runs of copies; nothing is written
+
+A notebook reads the environment variable ``PYROBNN_SMOKE``: with ``1`` it takes few steps and few draws. The notebooks
+run one after the other in a kernel of the Python that runs this script; the first failure of each is told with its
+cell, and the exit status is 1 if there was any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+SMOKE = "PYROBNN_SMOKE"
+
+
+class ThisPython(AsyncKernelManager):
+    """Starts the kernel with the running interpreter, whatever kernels happen to be registered on the machine."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=40"]
+        return KernelSpec(argv=argv, display_name="Python 3", language="python")
+
+
+def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
+    """The notebooks whose file names start with one of the names; all of them when none is given.
+
+    Raises:
+        ValueError: a name that fits none.
+    """
+    found = sorted(folder.glob("*.ipynb"))
+    stems = [Path(name).name.removesuffix(".ipynb") for name in names]
+    for stem in stems:
+        if not any(path.stem.startswith(stem) for path in found):
+            raise ValueError(f"no notebook starts with {stem!r}: {', '.join(path.stem for path in found)}")
+    return [path for path in found if not stems or path.stem.startswith(tuple(stems))]
+
+
+def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookNode:
+    """Run a copy of the notebook in a fresh kernel and return it with its outputs.
+
+    Args:
+        path: the notebook; its folder is the working directory.
+        smoke: set ``PYROBNN_SMOKE=1`` in the kernel; unset otherwise.
+        timeout: seconds a single cell may take.
+
+    Raises:
+        RuntimeError: a cell failed, took too long or killed the kernel; it names notebook and cell.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    environment = {name: value for name, value in os.environ.items() if name != SMOKE}
+    # the inline back end is asked for by name: another one in the user's environment would leave no figures
+    environment |= {"MPLBACKEND": "module://matplotlib_inline.backend_inline"} | (
+        {SMOKE: "1"} if smoke else {}
+    )
+    reached = [0]
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_manager_class=ThisPython,
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_start=lambda cell, cell_index: reached.__setitem__(0, cell_index),
+        # time stamps would change the file at every run
+        record_timing=False,
+    )
+    try:
+        client.execute(env=environment)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        source = notebook.cells[reached[0]].source.strip().splitlines()
+        first = source[0] if source else ""
+        raise RuntimeError(f"{path.name}, cell {reached[0]} ({first}): {error}") from error
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return notebook
+
+
+def main(argv: Sequence[str]) -> int:
+    """Execute, tell the time of each, write unless it is a smoke run; 1 if one failed."""
+    parser = argparse.ArgumentParser(description="execute the notebooks")
+    parser.add_argument("names", nargs="*", help="beginnings of file names, 01 for instance; default: all")
+    parser.add_argument("--smoke", action="store_true", help="short runs of copies; nothing is written")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds a single cell may take")
+    options = parser.parse_args(argv)
+    try:
+        paths = chosen(options.names)
+    except ValueError as error:
+        parser.error(str(error))
+    failed = []
+    for path in paths:
+        started = time.perf_counter()
+        try:
+            notebook = execute(path, smoke=options.smoke, timeout=options.timeout)
+        except RuntimeError as error:
+            failed.append(path.name)
+            print(f"FAILED {error}", file=sys.stderr, flush=True)
+            continue
+        if not options.smoke:
+            nbformat.write(notebook, path)
+        print(f"{path.name}: {time.perf_counter() - started:.0f} s", flush=True)
+    if failed:
+        print(f"{len(failed)} of {len(paths)} notebooks failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed or not paths else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
