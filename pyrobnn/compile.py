@@ -157,7 +157,22 @@ def _small_bmm(left: Tensor, right: Tensor) -> Tensor:
     return NotImplemented
 
 
-_DECOMPOSITIONS = {torch.ops.aten.bmm.default: _small_bmm}
+def _small_mm(left: Tensor, right: Tensor) -> Tensor:
+    """The same without a batch."""
+    product = _small_bmm(left[None], right[None])
+    return product if product is NotImplemented else product[0]
+
+
+def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = _small_mm(left, right) if alpha == beta == 1 else NotImplemented
+    return product if product is NotImplemented else bias + product
+
+
+_DECOMPOSITIONS = {
+    torch.ops.aten.bmm.default: _small_bmm,
+    torch.ops.aten.mm.default: _small_mm,
+    torch.ops.aten.addmm.default: _small_addmm,
+}
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ def test_small_batched_products(rows, inner, columns):
         torch.randn(2, inner, columns, generator=generator),
     )
     torch.testing.assert_close(compiled(torch.bmm, a, b)(a, b), a @ b)
+    c = torch.ones(columns)
+    torch.testing.assert_close(compiled(torch.addmm, c, a[0], b[0])(c, a[0], b[0]), c + a[0] @ b[0])
 
 
 def test_nested_arguments_and_in_place_writes():
