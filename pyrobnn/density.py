@@ -212,8 +212,22 @@ class Density:
 
     def initial(self, values: Mapping[str, Tensor] | None = None, seed: int = 0) -> Tensor:
         """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians."""
-        center = self.constrain(self.sample_prior(25, seed).median(0).values)
-        return self.unconstrain(center | {k: v for k, v in (values or {}).items() if k in self._by_name})
+        given = {name: value for name, value in (values or {}).items() if name in self._by_name}
+        missing = [site for site in self.sites if site.name not in given]
+        return self.unconstrain(given | self._prior_medians(missing, seed))
+
+    @torch.no_grad()
+    def _prior_medians(self, sites: Sequence[Site], seed: int) -> dict[str, Tensor]:
+        """Medians of a few prior draws in unconstrained space; only of these sites: others may be large."""
+        if not sites:
+            return {}
+        draws: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+        with seeded(seed, self.device):
+            for _ in range(25):
+                nodes = self._trace({}, ()).nodes
+                for site in sites:
+                    draws[site.name].append(site.transform.inv(nodes[site.name]["value"].to(self.dtype)))
+        return {site.name: site.transform(torch.stack(draws[site.name]).median(0).values) for site in sites}
 
     # -- running the program ---------------------------------------------------------------------------------------
 
