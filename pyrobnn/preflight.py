@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.inference.laplace_mode import _available_memory
+from pyrobnn.memory import free_bytes
 from pyrobnn.model import BNN
 
 #: bytes that loading the compiler and lowering a graph take, once per process
@@ -117,7 +117,7 @@ def preflight(
         else 0
     )
     phases["checking the data"] = sizes.data + sizes.data // 2
-    return Preflight(known, resident, phases, _available_memory(model.device))
+    return Preflight(known, resident, phases, free_bytes(model.device))
 
 
 def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int) -> _Sizes:

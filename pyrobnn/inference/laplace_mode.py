@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -17,6 +15,7 @@ from pyrobnn.density import Density, Site
 from pyrobnn.inference.base import Callback, Problem
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import polish, start_values
+from pyrobnn.memory import free_bytes
 from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 
@@ -96,23 +95,12 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
         item = torch.finfo(problem.density.dtype).bits // 8
         if rows < size:  # the rows, their basis, and the Gram matrix
             needed = 2 * rows * size * item + 3 * rows * rows * 8
-    available = _available_memory(problem.device)
+    available = free_bytes(problem.device)
     if needed > available:
         raise MemoryError(
             f"the full precision of {size} parameters needs {needed:,} bytes, {available:,} are free: "
             "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites"
         )
-
-
-def _available_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    table = Path("/proc/meminfo")
-    if table.exists():
-        fields = dict(line.split(":", 1) for line in table.read_text().splitlines())
-        if "MemAvailable" in fields:
-            return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def find_centre(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from pyrobnn.inference.hmc_run import Draws, Look, Run, batched_gradient
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.sgmcmc_plan import start_chains
+from pyrobnn.memory import free_bytes
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -378,26 +378,13 @@ def _check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: in
     # draws are stored once and copied twice on their way to the posterior
     need = chains * (dim * item * (3 * slots + 2 * levels + 24) + slots * 8 * len(STATS))
     need += dim * dim * item * 3 if config.mass_matrix == "dense" else 0
-    free = _free_bytes(problem.device)
-    if free is not None and need > free:
+    free = free_bytes(problem.device)
+    if need > free:
         raise ValueError(
             f"the run needs {need:,} bytes for {chains} chains × {num_draws} draws × {dim} parameters but {free:,} are "
             f"free: lower num_draws or num_chains"
             + (", or use mass_matrix='diag'" if config.mass_matrix == "dense" else "")
         )
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None  # unknown system: nothing to refuse on
 
 
 def _run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor) -> str:
