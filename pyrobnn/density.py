@@ -103,7 +103,7 @@ class Density:
         ]
         self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
         self.device = latent[0].device
-        self.observed = tuple(n for n, node in trace.nodes.items() if _is_observed(node))
+        self.observed = tuple(n for n, node in trace.nodes.items() if _is_datum(node))
         self._by_name = {site.name: site for site in self.sites}
 
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Density:
         """Log likelihood of each datum at ``z`` (dim,), unscaled, (N,); observed sites are concatenated."""
         parts = []
         for node in self._trace(self.constrain(z), args).nodes.values():
-            if node["type"] == "sample" and _is_observed(node):
+            if _is_datum(node):
                 with _without_validation():
                     parts.append(node["fn"].log_prob(node["value"]).reshape(-1))
         return torch.cat(parts) if parts else z.new_zeros(0)
@@ -331,6 +331,11 @@ def _site(node: Mapping[str, Any], support, start: int, kind: Literal["latent", 
 
 def _is_observed(node: Mapping[str, Any]) -> bool:
     return node["type"] == "sample" and node["is_observed"] and not _is_subsample(node)
+
+
+def _is_datum(node: Mapping[str, Any]) -> bool:
+    # pyro.deterministic records its value as an observed site of density one
+    return _is_observed(node) and not node["infer"].get("_deterministic", False)
 
 
 def _is_subsample(node: Mapping[str, Any]) -> bool:

@@ -160,6 +160,21 @@ def test_a_random_subsample_is_told():
     assert Density(minibatch_program, toy()).stochastic is None
 
 
+def test_a_deterministic_statement_is_no_datum():
+    def program(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        mean = pyro.deterministic("mean", slope * x[:, 0])
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[:, 0])
+
+    x, y = toy()
+    density = Density(program, (x, y))
+    z = torch.tensor([0.7])
+    expected = dist.Normal(0.7 * x[:, 0], 1.0).log_prob(y[:, 0])
+    torch.testing.assert_close(density.log_likelihood(z), expected)
+    assert density.observed == ("y",)
+
+
 def test_parameters_stay_out_of_the_param_store():
     model = toy_model(pb.likelihoods.HomoskedasticGaussian("learned"))
     density = Density(model.pyro_model, toy())
