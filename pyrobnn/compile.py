@@ -26,6 +26,9 @@ _INDUCTOR = {
     "cpp.use_decompose_tanh": True,
     # shared scalars get a buffer sooner than by default: less is computed twice, and the code is a third shorter
     "realize_opcount_threshold": 12,
+    # a tenth of a short step; Compiled checks its arguments itself, loops do so once
+    "size_asserts": False,
+    "alignment_asserts": False,
 }
 
 
@@ -36,16 +39,48 @@ class Compiled:
         seconds: Wall-clock seconds that tracing and compiling took.
         mode: ``"inductor"`` (machine code), ``"graph"`` (traced but interpreted: no working compiler) or ``"eager"``
             (the function itself).
+        unchecked: The same function for a loop: call it inside ``torch.no_grad()`` and after :meth:`check`, because
+            machine code reads whatever lies at the addresses it is given.
     """
 
-    def __init__(self, call: Callable[..., Any], mode: str, seconds: float) -> None:
-        self._call = call
+    def __init__(
+        self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()
+    ) -> None:
+        self.unchecked = call
         self.mode = mode
         self.seconds = seconds
+        self._layouts = [_layout(leaf) for leaf in pytree.tree_leaves(example)] if mode != "eager" else None
 
     def __call__(self, *args: Any) -> Any:
+        self.check(*args)
         with torch.no_grad():
-            return self._call(*args)
+            return self.unchecked(*args)
+
+    def check(self, *args: Any) -> None:
+        """Raise a ValueError unless the arguments are laid out in memory as the example was."""
+        if self._layouts is None:
+            return
+        found = [_layout(leaf) for leaf in pytree.tree_leaves(args)]
+        if found != self._layouts:
+            wrong = next((pair for pair in zip(found, self._layouts) if pair[0] != pair[1]), None)
+            got, expected = wrong or (len(found), len(self._layouts))
+            raise ValueError(
+                f"compiled for other tensors: expected {expected}, got {got} (shape, strides, dtype, device)"
+            )
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    # the stride along a dimension of length one is never used
+    strides = tuple([step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1])
+    return tuple(tensor.shape), strides, tensor.dtype, tensor.device
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """The same tensor, written to memory where inductor would otherwise compute it again in every loop that reads it.
+
+    Weights that are cheap to compute, read once per datum, are the case in point.
+    """
+    return torch.as_strided(tensor, tensor.shape, tensor.stride())
 
 
 def compiled(
@@ -117,7 +152,7 @@ def compiled(
         def call(*args: Any) -> Any:
             return flat_call(*pytree.tree_leaves(args))
 
-    return Compiled(call, mode, time.perf_counter() - started)
+    return Compiled(call, mode, time.perf_counter() - started, example)
 
 
 def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

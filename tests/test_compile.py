@@ -113,3 +113,12 @@ def test_bad_arguments():
         compiled(lambda z, k: z * k, torch.ones(2), 3)
     with pytest.raises(ValueError, match="CUDA device"):
         CudaGraph(torch.sin, torch.ones(2))
+
+
+def test_other_layouts_are_refused_before_memory_is_read():
+    step = compiled(lambda a: 2 * a, torch.ones(3, 4))
+    with pytest.raises(ValueError, match="compiled for other tensors"):
+        step(torch.ones(4, 3).T)
+    with pytest.raises(ValueError, match="compiled for other tensors"):
+        step(torch.ones(3, 4), torch.ones(3))
+    assert step(torch.ones(3, 4)).sum() == 24

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn import rng
+from pyrobnn.compile import settled
 from pyrobnn.inference.adaptation import dual_average
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
@@ -184,11 +185,12 @@ class Machine:
     def _leapfrog(self, state: State, s: Scalars, scale: Tensor) -> tuple[Tensor, ...]:
         move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
         half = state.r + 0.5 * move * state.g
-        q = state.q + move * half
+        q = settled(state.q + move * half)
         dense = scale.dim() == 2
-        g, lp = self.gradient(q @ scale.T if dense else q * scale)
+        g, lp = self.gradient(settled(q @ scale.T if dense else q * scale))
+        g = settled(g)
         g = g @ scale if dense else g * scale
-        r = half + 0.5 * move * g
+        r = settled(half + 0.5 * move * g)
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
     def _extend_tree(self, new: State, s: Scalars, buffers: Buffers, lp, energy, fine, chance):

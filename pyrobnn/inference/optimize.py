@@ -159,9 +159,10 @@ def _run(stepper: _Step, batches: Iterator, log: _Log, num_steps: int, log_every
         with log.bar:
             while step < num_steps:
                 block = min(log_every - step % log_every, num_steps - step)
-                for batch in itertools.islice(batches, block):
-                    stepper(batch)
-                    step += 1
+                with torch.no_grad():
+                    for batch in itertools.islice(batches, block):
+                        stepper(batch)
+                        step += 1
                 if reason := log.look(step):
                     stopped = reason
                     break
@@ -226,7 +227,7 @@ class _Step:
         self.prepare(optimizer, lr, lr_schedule)
 
     def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
-        key = tuple([value.shape for value in batch])
+        key = tuple([(value.shape, value.stride()) for value in batch])
         if self._latest is not None and self._latest[0] == key:
             return self._latest[1]
         if key not in self._kernels:
@@ -254,7 +255,7 @@ class _AdamStep(_Step):
         self.state += (self.recorder.rows, self.recorder.grad_norm, self.table)
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        self.kernel(self._update, self.state, batch)(*self.state, *batch)
+        self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
 
     def _update(self, theta, first, second, mean, step, record, grad_norm, table, *batch) -> None:
         slope, rows, norm = self.gradient(theta, *batch)
