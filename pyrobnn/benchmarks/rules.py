@@ -82,7 +82,7 @@ class Rule:
         prior_scales, noises, variants: the grid; ``variants`` are changes of the method's options.
         choose: ``"evidence"``: every candidate is fitted to the whole train part and the highest ``log_evidence`` wins;
             ``"validation"``: candidates are fitted to four fifths, the highest mean log density of the rest wins and is
-            fitted anew to the whole; None: there is only one candidate.
+            fitted anew to the whole; None: there is only one candidate. The evidence of SVI is its ELBO.
         validate_with: the method whose validation chooses, where that is not the method itself.
         num_draws: draws (per chain); None for the method's own number.
 
@@ -194,13 +194,16 @@ def _rules() -> dict[str, Rule]:
     search = MAP(num_steps=1000, batch_size=whole)
     noises = (0.02, 0.05, 0.12, 0.3)
     validated = {"prior_scales": (1.0,), "noises": noises, "choose": "validation", "validate_with": search}
-    inferred = {"prior_scales": (1.0,), "noises": ("inferred",)}
+    inferred = {"prior_scales": (0.5, 1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
         "ensemble": Rule(DeepEnsemble(num_steps=1000, batch_size=whole), **validated),
-        "svi-rt": Rule(SVI(num_steps=3000, lr=0.02), **inferred, num_draws=400),
+        "svi-rt": Rule(SVI(num_steps=3000, lr=0.02), **inferred, choose="evidence", num_draws=400),
         "svi-lrt": Rule(
-            SVI(num_steps=3000, lr=0.02, local_reparameterization=True), **inferred, num_draws=400
+            SVI(num_steps=3000, lr=0.02, local_reparameterization=True),
+            **inferred,
+            choose="evidence",
+            num_draws=400,
         ),
         "laplace": Rule(
             Laplace(map=search, tune="marginal_likelihood", predictive="linearized", importance=False),
@@ -220,13 +223,18 @@ def _rules() -> dict[str, Rule]:
         ),
         "sghmc": Rule(
             SGHMC(num_chains=4, num_warmup=3000, thinning=20, friction=0.02),
-            **inferred,
+            prior_scales=(1.0,),
+            noises=("inferred",),
             choose="validation",
             variants=({"step_size": 3e-4}, {"step_size": 3e-3}),
             num_draws=100,
         ),
         "nuts": Rule(
-            NUTS(num_chains=4, num_warmup=250, max_tree_depth=8, init="map"), **inferred, num_draws=100
+            NUTS(num_chains=4, num_warmup=250, max_tree_depth=8, init="map"),
+            **inferred,
+            choose="validation",
+            validate_with=search,
+            num_draws=100,
         ),
     }
 
