@@ -14,6 +14,7 @@ from torch import Tensor
 # pooled acceptance rates are far less noisy than one chain's, so gamma is four times Hoffman & Gelman's: less shrinkage
 # of the first swings is left in the average
 _GAMMA, _T0, _KAPPA = 0.2, 10.0, 0.75
+_WHOLE = 2**24
 
 
 def dual_averaging(step_size: float, device: torch.device, *, adapt: bool = True) -> Tensor:
@@ -81,10 +82,13 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
         old: the scale or matrix in use: kept where the window says nothing.
         dense: a matrix rather than a scale.
     """
-    valid = (torch.arange(z.shape[1], device=z.device) < counts.unsqueeze(-1)).unsqueeze(-1)
     total = int(counts.sum())
     if total < 3:
         return old
+    if not dense and z.numel() > _WHOLE and z.shape[-1] > 1:  # the float64 copies of large windows stay small
+        halves = zip(z.chunk(2, -1), old.chunk(2, -1), strict=True)
+        return torch.cat([whitening(half, counts, scale, dense) for half, scale in halves])
+    valid = (torch.arange(z.shape[1], device=z.device) < counts.unsqueeze(-1)).unsqueeze(-1)
     x = torch.where(valid, z.double(), 0.0)
     per_chain = counts.clamp(min=1).reshape(-1, 1, 1)
     own = counts.double().mean() >= 20

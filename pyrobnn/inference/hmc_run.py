@@ -14,18 +14,24 @@ from pyrobnn import rng
 from pyrobnn.compile import CudaGraph, compiled
 from pyrobnn.inference import checkpoint
 from pyrobnn.inference.adaptation import dual_averaging, first_step_size, whitening, windows
+from pyrobnn.inference.draw_file import DrawFile
 from pyrobnn.inference.hmc_machine import STATS, Buffers, Gradient, Machine, Scalars, State
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
 _LP = Scalars._fields.index("lp_prop")
 _NUM_STATE = len(State._fields)
+_KEPT = (32, 256)
+_KEPT_SCALARS = 2**28  # over all chains
 
 
 class Draws(NamedTuple):
-    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale."""
+    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
 
-    z: Tensor
+    ``z`` is None where the draws went to a file.
+    """
+
+    z: Tensor | None
     stats: Tensor
     compile_seconds: float
     num_gradients: int
@@ -56,6 +62,7 @@ class Run:
         step_size: the first one; None finds it.
         compile: compile the step.
         every: steps between looks.
+        file: where the draws go, block by block, instead of staying in the machine's buffers.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Run:
         step_size: float | None = None,
         compile: bool = True,
         every: int = 16,
+        file: DrawFile | None = None,
     ) -> None:
         self.machine, self.dense, self.every = machine, dense, every
         self.keys = rng.key(
@@ -77,6 +85,11 @@ class Run:
         self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
         self.phase = self.steps = self.total_steps = 0
+        self.kept = min(machine.num_slots, kept_in_warmup(num_warmup, machine.num_chains, machine.dim))
+        self.file = file
+        # draws that are in the file already, by chain, and their statistics
+        self.spilled = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
+        self.spilled_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
         self.history: list[list[float]] = []
         self._advance: Callable[[int], None] | None = None
         self.compile_seconds = 0.0
@@ -105,6 +118,8 @@ class Run:
             "scale": self.scale,
             "counters": counters,
             "history": history,
+            "spilled": self.spilled,
+            "spilled_stats": self.spilled_stats,
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -114,6 +129,7 @@ class Run:
         for mine, name in zip(self.buffers, Buffers._fields, strict=True):
             mine.copy_(tensors[name])
         self.scale = tensors["scale"].to(device)
+        self.spilled, self.spilled_stats = tensors["spilled"].to(device), tensors["spilled_stats"]
         self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
         self.history = tensors["history"].tolist()
 
@@ -124,7 +140,7 @@ class Run:
         num_draws: int,
         *,
         look: Callable[[Look], bool] | None = None,
-        enough: Callable[[Tensor], bool] | None = None,
+        enough: Callable[[Draws], bool] | None = None,
         save: tuple[str | Path, str, float] | None = None,
     ) -> Draws:
         """Run the remaining phases and return the draws.
@@ -132,7 +148,7 @@ class Run:
         Args:
             num_draws: draws per chain.
             look: called now and then with a :class:`Look`; True stops the run at the draws that every chain has.
-            enough: called with the unconstrained draws (chain, draw, dim) at growing lengths; True stops.
+            enough: called with the draws so far at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes.
         """
         self.prepare()
@@ -141,7 +157,10 @@ class Run:
             warming = self.phase < len(self.plan)
             wanted = self.plan[self.phase][0] if warming else num_draws
             self.advance(self.every)
-            slots = self.state.scalars[_SLOT]
+            if self.file is not None and not warming:
+                if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
+                    self._spill(num_draws)
+            slots = self.state.scalars[_SLOT] + self.spilled
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
             stop = look is not None and look(self._look(warming, count, wanted))
@@ -150,10 +169,12 @@ class Run:
             elif not warming:
                 if count >= next_check and enough is not None and count < wanted:
                     next_check = int(count * 1.25) + 1
-                    stop = stop or enough(self._draws(count))
+                    stop = stop or enough(self._finish(count, num_draws))
                 if count >= wanted or (stop and count > 0):
-                    return self._finish(min(count, num_draws))
+                    return self._finish(min(count, num_draws), num_draws)
             if save is not None and time.monotonic() - written > save[2]:
+                if self.file is not None:
+                    self.file.flush()
                 checkpoint.write(save[0], save[1], self.tensors())
                 written = time.monotonic()
 
@@ -177,9 +198,11 @@ class Run:
 
         def advance(num: int) -> None:
             fixed = (*self.buffers, self.scale, self.keys)
-            state = self.state
-            for _ in range(num):
-                state = step(*state, *fixed)
+            state = step(*self.state, *fixed)
+            step.check(*state, *fixed)  # what comes out can go in: the rest needs no look
+            with torch.no_grad():
+                for _ in range(num - 1):
+                    state = step.unchecked(*state, *fixed)
             self.state = State(*state)
             self.steps += num
             self.total_steps += num
@@ -220,9 +243,10 @@ class Run:
         q, g, lp = state.q_prop, state.g_prop, state.scalars[_LP]
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
-            counts = state.scalars[_SLOT].clamp(max=self.machine.num_slots)
+            counts = state.scalars[_SLOT].clamp(max=self.kept)
             z = self._unwhiten(q)
-            self.scale = whitening(self._unwhiten(self.buffers.draws), counts, self.scale, self.dense)
+            window = self._unwhiten(self.buffers.draws[:, : self.kept])
+            self.scale = whitening(window, counts, self.scale, self.dense)
             q = self._whiten(z)
             g, lp = self._gradient(q)
         step = float(shared[1].exp())
@@ -236,24 +260,48 @@ class Run:
             shared = dual_averaging(step, self.machine.device)
         self.state = self.machine.start(q, g, lp, shared, self.keys, transition)
 
+    def _spill(self, num_draws: int) -> None:
+        """Move the block of draws to the file; every chain begins an empty block."""
+        if self.spilled_stats.shape[1] < num_draws:
+            self.spilled_stats = self.spilled_stats.new_zeros(self.machine.num_chains, num_draws, len(STATS))
+        slots = self.state.scalars[_SLOT]
+        for chain, (start, num) in enumerate(
+            zip(self.spilled.long().tolist(), slots.long().tolist(), strict=True)
+        ):
+            num = min(num, num_draws - start)
+            if num > 0:
+                self.file.write(chain, start, self._unwhiten(self.buffers.draws[chain, :num]))
+                self.spilled_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
+        self.spilled = self.spilled + slots
+        scalars = self.state.scalars.clone()
+        scalars[_SLOT] = 0.0
+        self.state = self.state._replace(scalars=scalars)
+
     def _look(self, warming: bool, count: int, wanted: int) -> Look:
-        latest = self.buffers.stats[:, max(count - 1, 0)]
-        diverging = 0 if warming else int(self.buffers.stats[:, :count, STATS.index("diverging")].sum())
+        slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
+        rows = self.buffers.stats
+        latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
+        column = STATS.index("diverging")
+        valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
+        diverging = int((rows[..., column] * valid).sum()) + int(self.spilled_stats[..., column].sum())
         return Look(
             "warm-up" if warming else "sampling",
             min(count, wanted) + (0 if not warming else sum(length for length, _ in self.plan[: self.phase])),
             wanted if not warming else sum(length for length, _ in self.plan),
             float(self.state.shared[0].exp()),
             float(latest[:, STATS.index("tree_depth")].mean()),
-            diverging,
+            0 if warming else diverging,
             self.total_steps,
         )
 
-    def _finish(self, count: int) -> Draws:
+    def _finish(self, count: int, num_draws: int) -> Draws:
+        """The first ``count`` draws of every chain."""
+        if self.file is not None:
+            self._spill(num_draws)
         history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return Draws(
-            self._draws(count),
-            self.buffers.stats[:, :count],
+            self._unwhiten(self.buffers.draws[:, :count]) if self.file is None else None,
+            (self.buffers.stats if self.file is None else self.spilled_stats)[:, :count],
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
             self.scale,
@@ -261,9 +309,6 @@ class Run:
         )
 
     # -- whitening ---------------------------------------------------------------------------------------------------
-
-    def _draws(self, count: int) -> Tensor:
-        return self._unwhiten(self.buffers.draws[:, :count])
 
     def _unwhiten(self, q: Tensor) -> Tensor:
         return q @ self.scale.T if self.dense else q * self.scale
@@ -282,6 +327,11 @@ class Run:
         return first_step_size(
             self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess, self.machine.target_accept
         )
+
+
+def kept_in_warmup(num_warmup: int, num_chains: int, dim: int) -> int:
+    """Draws per chain that a warm-up window keeps: ample for a pooled covariance, and bounded for large models."""
+    return max(_KEPT[0], min(_KEPT[1], num_warmup, _KEPT_SCALARS // (num_chains * dim)))
 
 
 def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Gradient, bool]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +17,14 @@ from pyrobnn.callbacks import ProgressBar
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.inference import checkpoint as checkpoints
 from pyrobnn.inference import pyro_engine
-from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare, settings
+from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
+from pyrobnn.inference.draw_file import DrawFile
+from pyrobnn.inference.hmc_checks import check_memory, no_start, num_slots, run_name, verdicts
 from pyrobnn.inference.hmc_machine import STATS, Machine
 from pyrobnn.inference.hmc_run import Draws, Look, Run, batched_gradient
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.sgmcmc_plan import start_chains
-from pyrobnn.memory import free_bytes
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -114,6 +115,7 @@ class NUTS:
         device: str | torch.device | None = None,
         until_ess: float | None = None,
         checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -128,6 +130,9 @@ class NUTS:
             device: where to compute; default where ``x`` is.
             until_ess: stop as soon as the slowest function value has this bulk effective sample size.
             checkpoint: a file to write now and then, and to resume from where it exists.
+            stream_to: a file for the draws, for models or runs too large for memory: memory holds a block of them, and
+                ``posterior.draws`` are views of the memory-mapped file, on the CPU; keep it as long as the posterior
+                (``posterior.save`` makes a file of its own). The draws are the same with and without.
             callbacks: called with the number of steps and step_size, tree_depth, divergences, draws; True stops.
             progress: show a progress bar.
 
@@ -136,43 +141,43 @@ class NUTS:
             diverging, tree_depth, n_steps, acceptance_rate, step_size, each (num_chains, num_draws).
 
         Raises:
-            ValueError: bad data; a program that subsamples; no start with a finite density; not enough memory; a
-                checkpoint that is damaged or of another run.
+            ValueError: bad data; a program that subsamples; no start with a finite density; not enough memory or
+                disk; a checkpoint or file of draws that is damaged or of another run.
         """
         check_fit(num_draws, seed)
         if until_ess is not None:
             check_number("until_ess", until_ess, above=0.0)
-        if self.engine == "pyro" and (checkpoint is not None or until_ess is not None):
-            raise ValueError("'checkpoint' and 'until_ess' need engine='compiled': leave them out")
+        if self.engine == "pyro" and any(option is not None for option in (checkpoint, until_ess, stream_to)):
+            raise ValueError(
+                "'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
+            )
         problem, init = self._prepare(model, x, y, init, seed, device)
         num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
-        _check_memory(problem, self, num_draws, num_warmup)
+        check_memory(problem, self, num_draws, num_warmup, stream_to is not None)
         started = time.perf_counter()
         z, scale = self._starts(problem, init, seed)
         if self.engine == "pyro":
-            result = self._pyro(problem, z, num_draws, num_warmup, seed, progress)
+            result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
         else:
-            hooks = _Hooks(problem, until_ess, callbacks, progress, num_draws + num_warmup)
-            save = checkpoint and (
-                checkpoint,
-                _run_name(self, problem, num_draws, seed, z),
-                self.checkpoint_every,
-            )
-            result = self._machine(problem, z, scale, num_draws, num_warmup, seed, hooks, save)
+            watch = until_ess, callbacks, progress
+            sizes = num_draws, num_warmup, seed
+            result, file = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
         seconds = time.perf_counter() - started - result.compile_seconds
+        done = result.stats.shape[1]
         posterior = make_posterior(
-            problem,
+            problem if file is None else _on_cpu(problem),
             self,
-            problem.density.constrain(result.z),
+            _by_site(problem, file, result),
             seed=seed,
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=_named(result.stats),
             history=result.history,
+            point_values=None if file is None else _on_cpu(problem.density.initial_points),
             meta={
                 "num_warmup": num_warmup,
                 "num_gradients": result.num_gradients,
-                "stopped_by": "num_draws" if result.z.shape[1] == num_draws else "until_ess or a callback",
-                "warnings": _verdicts(result.stats, self),
+                "stopped_by": "num_draws" if done == num_draws else "until_ess or a callback",
+                "warnings": verdicts(result.stats, self),
             },
         )
         for message in posterior.meta["warnings"]:
@@ -212,45 +217,58 @@ class NUTS:
                         break
                     z[chain] = density.sample_prior(1, seed=int(torch.randint(2**31, ())))[0]
                 else:
-                    raise ValueError(_no_start(problem, z[chain], gradient, value))
+                    raise ValueError(no_start(problem, z[chain], gradient, value))
         return z.detach().contiguous(), scale
 
-    def _machine(self, problem, z, scale, num_draws, num_warmup, seed, hooks: _Hooks, save) -> Draws:
+    def _machine(
+        self, problem, z, scale, num_draws, num_warmup, seed, watch, checkpoint, stream_to
+    ) -> tuple[Draws, DrawFile | None]:
+        earlier, save, file = None, None, None
+        if checkpoint is not None or stream_to is not None:
+            name = run_name(self, problem, num_draws, seed, z, stream_to is not None)
+            if checkpoint is not None:
+                earlier, save = checkpoints.read(checkpoint, name), (checkpoint, name, self.checkpoint_every)
+            if stream_to is not None:
+                sizes = self.num_chains, num_draws
+                file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
+        hooks = _Hooks(problem, file, *watch, num_draws + num_warmup)
+        run = self._run(problem, z, num_draws, num_warmup, seed, file)
+        with torch.no_grad(), hooks:
+            if earlier is None:
+                run.begin(z, scale)
+            else:
+                run.restore(earlier)
+            return run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save), file
+
+    def _run(self, problem, z, num_draws, num_warmup, seed, file: DrawFile | None) -> Run:
         gradient, batched = batched_gradient(problem.density.log_joint, z)
         if not batched:
             warnings.warn(
                 "the model's control flow depends on the values of its sites, so that it can be neither batched nor "
                 "compiled: the chains run one after the other, much slower",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         machine = Machine(
             gradient,
             self.num_chains,
             problem.density.dim,
-            _num_slots(num_draws, num_warmup),
+            num_slots(problem, self, num_draws, num_warmup, file is not None),
             z.dtype,
             z.device,
             self.max_tree_depth,
             self.trajectory,
             self.target_accept,
         )
-        run = Run(
+        return Run(
             machine,
             seed=seed,
             num_warmup=num_warmup,
             dense=self.mass_matrix == "dense",
             step_size=self.step_size,
             compile=self.compile and batched,
+            file=file,
         )
-        with torch.no_grad():
-            earlier = checkpoints.read(save[0], save[1]) if save else None
-            if earlier is None:
-                run.begin(z, scale)
-            else:
-                run.restore(earlier)
-            with hooks:
-                return run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save)
 
     def _pyro(self, problem, z, num_draws, num_warmup, seed, progress) -> Draws:
         draws, stats, gradients = pyro_engine.sample(
@@ -272,11 +290,13 @@ class NUTS:
 class _Hooks:
     """What happens at the host's looks: progress, callbacks, and the test for enough draws."""
 
-    def __init__(self, problem: Problem, until_ess, callbacks, progress: bool, total: int) -> None:
-        self._problem, self._until, self._callbacks = problem, until_ess, tuple(callbacks)
+    def __init__(
+        self, problem: Problem, file: DrawFile | None, until_ess, callbacks, progress: bool, total: int
+    ) -> None:
+        self._problem, self._file, self._until, self._callbacks = problem, file, until_ess, tuple(callbacks)
         self._bar = ProgressBar(total, "NUTS") if progress else None
         self._told, self._total = -1, total
-        self.enough: Callable[[Tensor], bool] | None = None if until_ess is None else self._enough
+        self.enough: Callable[[Draws], bool] | None = None if until_ess is None else self._enough
         self.look = self._look if self._bar or self._callbacks else None
 
     def __enter__(self) -> _Hooks:
@@ -301,96 +321,48 @@ class _Hooks:
             self._bar(min(done, self._total), metrics)
         return notify(self._callbacks, look.steps, metrics | {"phase": look.phase})
 
-    def _enough(self, z: Tensor) -> bool:
-        return slowest_ess(self._problem, z) >= self._until
+    def _enough(self, draws: Draws) -> bool:
+        return slowest_ess(self._problem, _by_site(self._problem, self._file, draws)) >= self._until
 
 
-def slowest_ess(problem: Problem, z: Tensor) -> float:
-    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value)."""
-    draws = problem.density.constrain(z)
+def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float:
+    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value).
+
+    Args:
+        problem: what was fitted.
+        draws: site → (chain, draw, …), or unconstrained draws (chain, draw, dim).
+    """
+    if isinstance(draws, Tensor):
+        draws = problem.density.constrain(draws)
     if problem.is_bnn:
         rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
         x = problem.x[rows.to(problem.x.device)]
-        flat = {name: value.flatten(0, 1) for name, value in draws.items()}
-        values = torch.func.vmap(lambda params: problem.model.forward(params, x))(flat)
-        values = values.reshape(*z.shape[:2], -1)
+        function = torch.func.vmap(lambda params: problem.model.forward(params, x))
+        num_chains, num_draws = next(iter(draws.values())).shape[:2]
+        blocks = [  # a block at a time: the draws may be on disk
+            function({name: value[chain, start : start + 256].to(x.device) for name, value in draws.items()})
+            for chain in range(num_chains)
+            for start in range(0, num_draws, 256)
+        ]
+        values = torch.cat(blocks).reshape(num_chains, num_draws, -1)
     else:
-        values = torch.cat([value.flatten(2) for value in draws.values()], -1)
+        values = torch.cat([value.reshape(*value.shape[:2], -1) for value in draws.values()], -1)
     values = values.detach().double().cpu().numpy()
     return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
+
+
+def _by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:
+    """Constrained draws, site → (chain, draw, …)."""
+    return problem.density.constrain(draws.z) if file is None else file.draws(draws.stats.shape[1])
+
+
+def _on_cpu(what: Any) -> Any:
+    """The problem, or tensors by name, where a posterior with its draws on disk computes."""
+    if isinstance(what, dict):
+        return {name: value.cpu() for name, value in what.items()}
+    return replace(what, model=what.model.to(torch.device("cpu"))) if what.is_bnn else what
 
 
 def _named(stats: Tensor) -> dict[str, Tensor]:
     whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
     return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}
-
-
-def _verdicts(stats: Tensor, config: NUTS) -> list[str]:
-    """What the user must be told about the run."""
-    messages = []
-    diverging = stats[..., STATS.index("diverging")].mean().item()
-    if diverging == 1.0:
-        messages.append(
-            "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or "
-            "set a smaller step_size"
-        )
-    elif diverging > 0.1:
-        messages.append(
-            f"{diverging:.0%} of the transitions diverged: the draws are biased. Raise target_accept (now "
-            f"{config.target_accept:g}) or reparameterise the model"
-        )
-    full = (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
-    if config.trajectory is None and full > 0.1:
-        messages.append(
-            f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
-            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or use mass_matrix='dense'"
-        )
-    return messages
-
-
-def _no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
-    density = problem.density
-    log_prior, log_likelihood = density.log_parts(z)
-    bad = (~torch.isfinite(gradient)).nonzero()
-    if not bool(torch.isfinite(log_likelihood)):
-        where = f"the observed site {', '.join(map(repr, density.observed))}"
-    elif len(bad):
-        where = f"the site {density.site_of(int(bad[0]))!r}"
-    else:
-        where = f"a latent site ({', '.join(repr(site.name) for site in density.sites)})"
-    return (
-        f"no start with a finite density in 100 draws from the prior: the log density is {float(value):g}, because of "
-        f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
-    )
-
-
-def _num_slots(num_draws: int, num_warmup: int) -> int:
-    # warm-up windows keep at most 256 draws per chain: ample for a covariance pooled over chains
-    return max(num_draws, min(num_warmup, 256))
-
-
-def _check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int) -> None:
-    """Refuse a run whose static buffers do not fit before it starts."""
-    dim, chains = problem.density.dim, config.num_chains
-    item = torch.empty((), dtype=problem.density.dtype).element_size()
-    slots = _num_slots(num_draws, num_warmup) + 1
-    levels = config.max_tree_depth + 1
-    # draws are stored once and copied twice on their way to the posterior
-    need = chains * (dim * item * (3 * slots + 2 * levels + 24) + slots * 8 * len(STATS))
-    need += dim * dim * item * 3 if config.mass_matrix == "dense" else 0
-    free = free_bytes(problem.device)
-    if need > free:
-        raise ValueError(
-            f"the run needs {need:,} bytes for {chains} chains × {num_draws} draws × {dim} parameters but {free:,} are "
-            f"free: lower num_draws or num_chains"
-            + (", or use mass_matrix='diag'" if config.mass_matrix == "dense" else "")
-        )
-
-
-def _run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor) -> str:
-    parts = {"x": problem.x, "y": problem.y, "start": z}
-    tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
-    sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
-    plan = {**settings(config), "num_draws": num_draws, "seed": seed, "sites": sites}
-    del plan["checkpoint_every"]
-    return checkpoints.fingerprint(plan, tensors)
