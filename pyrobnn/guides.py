@@ -11,6 +11,7 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer.autoguide import (
+    AutoContinuous,
     AutoDelta,
     AutoGuide,
     AutoLaplaceApproximation,
@@ -158,10 +159,16 @@ class GuideApproximation:
 class _Given(Messenger):
     """Supplies given draws to a guide, through the auxiliary sites that they determine."""
 
-    def __init__(self, values: Mapping[str, Tensor], density: Density):
+    def __init__(self, values: Mapping[str, Tensor], density: Density, guide: AutoGuide):
         super().__init__()
         sites = [site for site in density.sites if site.name in values]
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
+        # a guide of several parts has a flat vector for each
+        self.flat = {
+            f"_{part._pyro_name}_latent": tuple(part._unconstrained_shapes)
+            for part in guide.modules()
+            if isinstance(part, AutoContinuous)
+        }
 
     def _pyro_sample(self, msg) -> None:
         name = msg["name"]
@@ -170,8 +177,8 @@ class _Given(Messenger):
         owner = name.removesuffix("_unconstrained")
         if owner in self.unconstrained:
             value = self.unconstrained[owner]
-        elif name.endswith("_latent"):
-            value = torch.cat([u.reshape(-1) for u in self.unconstrained.values()])
+        elif name in self.flat:
+            value = torch.cat([self.unconstrained[site].reshape(-1) for site in self.flat[name]])
         else:
             raise ValueError(
                 f"the guide's auxiliary site {name!r} is not determined by the draws, so their log_q is unknown"
@@ -198,7 +205,7 @@ class _Traced(torch.nn.Module):
     def forward(self, values: Mapping[str, Tensor]) -> tuple[pyro.poutine.Trace, Tensor]:
         quiet = _own_params(), _without_validation(), pyro.poutine.block()
         with contextlib.ExitStack() as stack:
-            for context in (*quiet, _Given(values, self.density), _FunctionalNoise()):
+            for context in (*quiet, _Given(values, self.density, self.guide), _FunctionalNoise()):
                 stack.enter_context(context)
             trace = pyro.poutine.trace(self.guide).get_trace(*self.density.args)
             nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not _is_subsample(n)]

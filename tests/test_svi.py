@@ -13,9 +13,11 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model, toy_net
 from pyro.infer.autoguide import (
     AutoDelta,
+    AutoGuideList,
     AutoIAFNormal,
     AutoLaplaceApproximation,
     AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
     AutoNormal,
 )
 from torch.utils.data import DataLoader, TensorDataset
@@ -127,6 +129,13 @@ def test_same_seed_same_draws(guide):
     assert not torch.equal(first.draws["net.0.weight"], other.draws["net.0.weight"])
 
 
+def _last_layer_apart(program):
+    guide, last = AutoGuideList(program), ["net.2.weight", "net.2.bias"]
+    guide.append(AutoMultivariateNormal(pyro.poutine.block(program, expose=last)))
+    guide.append(AutoLowRankMultivariateNormal(pyro.poutine.block(program, hide=last)))
+    return guide
+
+
 @pytest.mark.parametrize(
     "guide",
     [
@@ -136,6 +145,7 @@ def test_same_seed_same_draws(guide):
         AutoLowRankMultivariateNormal,
         functools.partial(AutoLowRankMultivariateNormal, rank=2),
         AutoIAFNormal,
+        _last_layer_apart,
     ],
 )
 def test_every_guide_serves_predictive_and_log_q(guide):
