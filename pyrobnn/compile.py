@@ -30,6 +30,8 @@ _INDUCTOR = {
     "size_asserts": False,
     "alignment_asserts": False,
 }
+# Below this size of the largest tensor, threads cost more at their barriers than they save.
+_PARALLEL_FROM = 2**16
 
 
 class Compiled:
@@ -167,12 +169,25 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    settings: dict[str, Any] = dict(_INDUCTOR)
+    if all(tensor.device.type == "cpu" for tensor in inputs):
+        # calls and allocations in C++ instead of Python
+        settings["cpp_wrapper"] = True
+        if _largest(graph) < _PARALLEL_FROM:
+            settings["cpp.threads"] = 1
     shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
-    with warnings.catch_warnings(), config.patch(_INDUCTOR), shapes:
+    with warnings.catch_warnings(), config.patch(settings), shapes:
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
         call = inductor.compile(graph, inputs)
         call(*inputs)
     return call
+
+
+def _largest(graph: torch.fx.GraphModule) -> int:
+    """Elements of the largest tensor that the graph computes; one that it only writes into does not count."""
+    operators = [node for node in graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    made = [node.meta.get("tensor_meta") for node in operators if not node.target._schema.is_mutable]
+    return max((meta.shape.numel() for meta in made if hasattr(meta, "shape")), default=0)
 
 
 def _small_bmm(left: Tensor, right: Tensor) -> Tensor:

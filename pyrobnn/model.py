@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.priors import Prior, move, site_priors
+
+if TYPE_CHECKING:
+    from pyrobnn.preflight import Preflight
 
 NET = "net."
 
@@ -181,6 +186,14 @@ class BNN:
                     if site in self.priors:
                         param.copy_(self.priors[site].sample())
         return fresh
+
+    def preflight(
+        self, method: Any, x: Tensor | DataLoader, y: Tensor | None = None, *, num_draws: int | None = None
+    ) -> Preflight:
+        """The memory that ``method.fit(self, x, y)`` will take: see :func:`pyrobnn.preflight.preflight`."""
+        from pyrobnn.preflight import preflight  # imported late: it knows the model
+
+        return preflight(method, self, x, y, num_draws=num_draws)
 
     def stochastic_layers(self) -> list[str]:
         """Names of the layers whose output is random or batch-dependent in the net's present mode."""

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pyrobnn.inference.evidence import draws_together
 from pyrobnn.memory import free_bytes
 from pyrobnn.model import BNN
 
 #: bytes that loading the compiler and lowering a graph take, once per process
-COMPILER = 350 * 2**20
+COMPILER = 200 * 2**20
 #: bytes of everything small: Python objects, the allocator's slack
 SLACK = 16 * 2**20
 
@@ -183,8 +184,8 @@ def _svi(method: Any, model: BNN, s: _Sizes) -> tuple[dict[str, int], dict[str, 
     guide = factor * s.flat
     resident = {"optimiser (5 copies)": 5 * guide, "draws": 2 * s.num_draws * s.flat}
     step = (7 if s.compiled else 2) * guide + 4 * s.flat + method.num_particles * 2 * s.batch * s.datum
-    # 64 draws at a time, and their flat vectors
-    return resident, {"a step": step, "the final ELBO": 2 * 64 * s.flat + _pass(s, 64)}
+    together = draws_together(s.weights)  # sites and flat vectors
+    return resident, {"a step": step, "the final ELBO": 2 * together * s.flat + _pass(s, together)}
 
 
 def _swag(method: Any, model: BNN, s: _Sizes) -> tuple[dict[str, int], dict[str, int]]:

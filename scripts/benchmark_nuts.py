@@ -1,9 +1,9 @@
-"""Time of one NUTS gradient per chain, and ESS per second: ours, NumPyro's vectorized chains, Pyro's NUTS.
+"""NUTS: time of one gradient per chain, and ESS per second; ours, NumPyro's vectorized chains, Pyro's NUTS.
 
-    python scripts/benchmark_nuts.py                        # the peers that this Python has
-    python scripts/benchmark_nuts.py --numpyro-python PATH   # NumPyro from another environment
+    python scripts/benchmark_nuts.py                         # the peers that this Python has
+    python scripts/benchmark_nuts.py --numpyro-python PATH    # NumPyro from another environment
 
-Same model, same data, same kind of warm-up. Repeats of ours and NumPyro's alternate; medians and ratios are printed.
+Same model, data, warm-up and number of draws. Repeats of ours and NumPyro's alternate; medians and ratios are printed.
 ``--clock cpu`` counts processor time instead of wall time, for a machine that is busy (then use one thread).
 A compile is never part of a time. Cost per gradient counts the leapfrogs that belong to a trajectory.
 """
@@ -11,6 +11,7 @@ A compile is never part of a time. Cost per gradient counts the leapfrogs that b
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -18,112 +19,139 @@ import subprocess
 import sys
 import time
 
-#: name -> inputs, hidden, points, activation, noise scale
-CASES = {"1-50-1": (1, 50, 400, "tanh", 0.3), "13-50-1": (13, 50, 455, "relu", 0.3)}
-NUM_WARMUP = 300
+#: name -> what is fitted; a net has the prior N(0, 1/fan-in), biases N(0, 1)
+CASES = {
+    "1-50-1": {"inputs": 1, "hidden": 50, "num_data": 400, "activation": "tanh", "noise": 0.3},
+    "13-50-1": {"inputs": 13, "hidden": 50, "num_data": 455, "activation": "relu", "noise": 0.3},
+    "hierarchical": {"inputs": 5, "groups": 20, "num_data": 400, "noise": 0.5},
+}
 NUM_PROBES = 16
+#: leapfrogs, over all chains, of the run that times a gradient of NumPyro
+TIMED_LEAPFROGS = 30_000
 
 
 def data(case):
-    """Inputs (N, inputs) and targets (N,) as NumPy arrays."""
+    """Inputs (N, inputs), the last column a group number where there are groups, and targets (N,); NumPy arrays."""
     import numpy as np
 
-    inputs, _, num_data, _, noise = CASES[case]
     generator = np.random.default_rng(0)
-    x = generator.standard_normal((num_data, inputs)).astype("float32")
-    return x, (np.sin(2 * x[:, 0]) + noise * generator.standard_normal(num_data)).astype("float32")
+    x = generator.standard_normal((case["num_data"], case["inputs"])).astype("float32")
+    y = np.sin(2 * x[:, 0]) + case["noise"] * generator.standard_normal(case["num_data"])
+    if "groups" in case:
+        group = np.arange(case["num_data"]) % case["groups"]
+        y = y + generator.standard_normal(case["groups"])[group]
+        x = np.column_stack([x, group]).astype("float32")
+    return x, y.astype("float32")
 
 
 def clock(kind):
+    """Seconds, of the wall or of the processor."""
     return time.perf_counter if kind == "wall" else lambda: sum(os.times()[:2])
 
 
-def ess_of(f):
-    """Bulk ESS of the slowest function value; f (chain, draw, probe)."""
+def slowest(values):
+    """Bulk ESS of the slowest of the values (chain, draw, value)."""
     from arviz_stats.base import array_stats
 
-    return float(array_stats.ess(f, chain_axis=0, draw_axis=1, method="bulk").min())
+    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
 
 
 # -- ours -----------------------------------------------------------------------------------------------------------
 
 
-class Ours:
-    """A warmed-up run of the compiled machine, its bare gradient, and what one fit of it gives."""
+def torch_program(case):
+    """The model as a pyrobnn model or a plain Pyro program."""
+    import pyro
+    import pyro.distributions as dist
+    import torch
 
-    def __init__(self, case, chains, num_draws, kind):
+    import pyrobnn as pb
+
+    if "groups" not in case:
+        net = pb.networks.mlp(case["inputs"], (case["hidden"],), activation=case["activation"], seed=0)
+        return pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(case["noise"]))
+
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        spread = pyro.sample("spread", dist.HalfNormal(1.0))
+        offset = pyro.sample("offset", dist.Normal(torch.zeros(case["groups"]), 1.0).to_event(1))
+        slope = pyro.sample("slope", dist.Normal(torch.zeros(case["inputs"]), 1.0).to_event(1))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        loc = mean + spread * offset[x[:, -1].long()] + x[:, :-1] @ slope
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+    return program
+
+
+class Ours:
+    """The compiled machine and its bare gradient, ready to be timed; ``fit`` runs warm-up and draws."""
+
+    def __init__(self, case, args):
         import torch
 
         from pyrobnn.compile import compiled
         from pyrobnn.inference.base import prepare
         from pyrobnn.inference.hmc_machine import Machine
         from pyrobnn.inference.hmc_run import Run, batched_gradient
+
+        self.clock, self.chains = clock(args["clock"]), args["num_chains"]
+        x, y = (torch.from_numpy(part) for part in data(case))
+        self.problem = prepare(torch_program(case), x, y, points="held")
+        self.z = self.problem.density.sample_prior(self.chains, seed=1)
+        gradient, _ = batched_gradient(self.problem.density.log_joint, self.z)
+        slots = max(args["num_draws"], args["num_warmup"])
+        machine = Machine(gradient, self.chains, self.problem.density.dim, slots, self.z.dtype, self.z.device)
+        self.run = Run(machine, seed=0, num_warmup=args["num_warmup"])
+        with torch.no_grad():
+            self.run.begin(self.z)
+            self.run.prepare()
+            self.gradient = compiled(gradient, self.z)
+        self.compile_seconds = self.run.compile_seconds
+
+    def fit(self, num_draws):
+        """Seconds, ESS of the slowest quantity, leapfrogs per draw."""
         from pyrobnn.inference.nuts import slowest_ess
 
-        self.clock, self.chains = clock(kind), chains
-        x, y = (torch.from_numpy(part) for part in data(case))
-        problem = prepare(torch_model(case), x, y, points="held")
-        z = problem.density.sample_prior(chains, seed=1)
-        gradient, _ = batched_gradient(problem.density.log_joint, z)
-        slots = max(num_draws, NUM_WARMUP)
-        machine = Machine(gradient, chains, problem.density.dim, slots, z.dtype, z.device)
-        self.run = Run(machine, seed=0, num_warmup=NUM_WARMUP)
-        with torch.no_grad():
-            self.run.begin(z)
-            self.run.prepare()
-            start = self.clock()
-            draws = self.run.sample(num_draws)
-            self.fit_seconds = self.clock() - start
-            self.bare_gradient = compiled(gradient, z)
-        self.ess = slowest_ess(problem, draws.z)
-        self.compile_seconds = draws.compile_seconds
-        self.steps_per_draw = float(draws.stats[..., 4].mean())
-        self.z = z
+        start = self.clock()
+        draws = self.run.sample(num_draws)
+        seconds = self.clock() - start
+        return seconds, slowest_ess(self.problem, draws.z), float(draws.stats[..., 4].mean())
 
-    def machine(self, steps=None):
+    def machine(self):
         """Seconds per gradient and chain of the machine."""
-        steps = steps or max(50, 4000 // self.chains)
+        steps = max(50, 4000 // self.chains)
         start = self.clock()
         self.run.advance(steps)
         return (self.clock() - start) / steps / self.chains
 
-    def bare(self, steps=None):
+    def bare(self):
         """Seconds per gradient and chain of the gradient alone."""
-        steps = steps or max(50, 4000 // self.chains)
-        start = self.clock()
-        for _ in range(steps):
-            self.bare_gradient(self.z)
-        return (self.clock() - start) / steps / self.chains
+        import torch
 
-
-def torch_model(case):
-    import pyro.distributions as dist
-    import torch
-
-    import pyrobnn as pb
-
-    inputs, hidden, _, activation, noise = CASES[case]
-    layer = torch.nn.Tanh() if activation == "tanh" else torch.nn.ReLU()
-    with torch.random.fork_rng():
-        net = torch.nn.Sequential(torch.nn.Linear(inputs, hidden), layer, torch.nn.Linear(hidden, 1))
-    likelihood = pb.likelihoods.HomoskedasticGaussian(noise)
-    return pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), likelihood)
+        steps = max(50, 4000 // self.chains)
+        with torch.no_grad():
+            start = self.clock()
+            for _ in range(steps):
+                self.gradient.unchecked(self.z)
+            return (self.clock() - start) / steps / self.chains
 
 
 def pyro_seconds(case, kind):
     """Seconds per gradient of Pyro's NUTS on the same Pyro program."""
-    import pyro
     import torch
     from pyro.infer import NUTS
 
-    model = torch_model(case)
+    import pyrobnn as pb
+
+    program = torch_program(case)
+    program = program.pyro_model if isinstance(program, pb.BNN) else program
     x, y = (torch.from_numpy(part) for part in data(case))
-    now = clock(kind)
-    kernel = NUTS(model.pyro_model, max_tree_depth=6)
-    calls = 0
-    with torch.random.fork_rng(), pyro.validation_enabled(False):
+    now, calls = clock(kind), 0
+    kernel = NUTS(program, max_tree_depth=6)
+    with torch.random.fork_rng():
         torch.manual_seed(0)
-        kernel.setup(2, x, y.unsqueeze(-1))
+        kernel.setup(2, x, y if "groups" in case else y.unsqueeze(-1))
         potential = kernel.potential_fn
 
         def counting(z):
@@ -132,173 +160,225 @@ def pyro_seconds(case, kind):
             return potential(z)
 
         kernel.potential_fn = counting
-        start = now()
-        params = kernel.initial_params
+        start, params = now(), kernel.initial_params
         for _ in range(4):
             params = kernel.sample(params)
-        seconds = now() - start
-    return seconds / max(calls, 1)
+        return (now() - start) / max(calls, 1)
 
 
 # -- NumPyro, in this or another Python -------------------------------------------------------------------------------
 
 
-def numpyro_worker(case, chains, num_draws, kind):
-    """Compile, then time one run for every line read; the first answer has the ESS."""
+def numpyro_program(case):
+    """The same model, and a function of (samples, x) that gives the values whose ESS counts (chain, draw, value)."""
     import jax
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
-    from numpyro.infer import MCMC, NUTS, init_to_sample
 
-    inputs, hidden, _, activation, noise = CASES[case]
-    x, y = (jnp.asarray(part) for part in data(case))
-    act = jnp.tanh if activation == "tanh" else jax.nn.relu
+    if "groups" in case:
+
+        def program(x, y):
+            mean = numpyro.sample("mean", dist.Normal(0, 1))
+            spread = numpyro.sample("spread", dist.HalfNormal(1))
+            offset = numpyro.sample("offset", dist.Normal(0, 1).expand([case["groups"]]).to_event(1))
+            slope = numpyro.sample("slope", dist.Normal(0, 1).expand([case["inputs"]]).to_event(1))
+            scale = numpyro.sample("scale", dist.HalfNormal(1))
+            loc = mean + spread * offset[x[:, -1].astype(int)] + x[:, :-1] @ slope
+            with numpyro.plate("data", len(x)):
+                numpyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+        return program, lambda s, x: jnp.concatenate([v.reshape(*v.shape[:2], -1) for v in s.values()], -1)
+
+    inputs, hidden = case["inputs"], case["hidden"]
+    act = jnp.tanh if case["activation"] == "tanh" else jax.nn.relu
 
     def forward(w1, b1, w2, b2, x):
         return act(x @ w1 + b1) @ w2 + b2
 
-    def model(x, y):
-        w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([inputs, hidden]).to_event(2))
+    def program(x, y):
+        w1 = numpyro.sample("w1", dist.Normal(0, inputs**-0.5).expand([inputs, hidden]).to_event(2))
         b1 = numpyro.sample("b1", dist.Normal(0, 1).expand([hidden]).to_event(1))
-        w2 = numpyro.sample("w2", dist.Normal(0, 1).expand([hidden]).to_event(1))
+        w2 = numpyro.sample("w2", dist.Normal(0, hidden**-0.5).expand([hidden]).to_event(1))
         b2 = numpyro.sample("b2", dist.Normal(0, 1))
         with numpyro.plate("data", len(x)):
-            numpyro.sample("y", dist.Normal(forward(w1, b1, w2, b2, x), noise), obs=y)
+            numpyro.sample("y", dist.Normal(forward(w1, b1, w2, b2, x), case["noise"]), obs=y)
 
-    now = clock(kind)
-    mcmc = MCMC(
-        NUTS(model, init_strategy=init_to_sample),
-        num_warmup=NUM_WARMUP,
-        num_samples=num_draws,
-        num_chains=chains,
-        chain_method="vectorized" if chains > 1 else "sequential",
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.PRNGKey(0), x, y)  # compiles
-    start = now()
-    mcmc.run(jax.random.PRNGKey(1), x, y)
-    jax.block_until_ready(mcmc.get_samples())
-    fit_seconds = now() - start
-    s = mcmc.get_samples(group_by_chain=True)
-    rows = jnp.linspace(0, len(x) - 1, NUM_PROBES).astype(int)
-    f = jax.vmap(jax.vmap(lambda *p: forward(*p, x[rows])))(s["w1"], s["b1"], s["w2"], s["b2"])
+    def values(s, x):
+        rows = jnp.linspace(0, len(x) - 1, NUM_PROBES).astype(int)
+        return jax.vmap(jax.vmap(lambda *p: forward(*p, x[rows])))(s["w1"], s["b1"], s["w2"], s["b2"])
+
+    return program, values
+
+
+def numpyro_worker(case, args):
+    """Compile; then, for every line read, run what it asks: a whole fit, or a few draws from the last state."""
+    import jax
+    import jax.numpy as jnp
     import numpy as np
+    from numpyro.infer import MCMC, NUTS, init_to_sample
 
-    state = mcmc.last_state
-    print(json.dumps({"fit": fit_seconds, "f": np.asarray(f, float).tolist()}), flush=True)
-    for _ in sys.stdin:
-        mcmc.post_warmup_state = state
-        start = now()
-        mcmc.run(jax.random.PRNGKey(2), x, y, extra_fields=("num_steps",))
+    x, y = (jnp.asarray(part) for part in data(case))
+    program, values = numpyro_program(case)
+    now, compiling = clock(args["clock"]), [0.0]
+
+    def listen(event, seconds, **_):
+        if event.endswith(("backend_compile_duration", "jaxpr_to_mlir_module_duration")):
+            compiling[0] += seconds
+
+    jax.monitoring.register_event_duration_secs_listener(listen)  # NumPyro compiles at every run
+
+    def sampler(num_draws):
+        return MCMC(
+            NUTS(program, init_strategy=init_to_sample, max_tree_depth=args["max_tree_depth"]),
+            num_warmup=args["num_warmup"],
+            num_samples=num_draws,
+            num_chains=args["num_chains"],
+            chain_method="vectorized" if args["num_chains"] > 1 else "sequential",
+            progress_bar=False,
+        )
+
+    def run(mcmc, seed):
+        start, compiling[0] = now(), 0.0
+        mcmc.run(jax.random.PRNGKey(seed), x, y, extra_fields=("num_steps",))
         jax.block_until_ready(mcmc.get_samples())
-        seconds = now() - start
-        state = mcmc.last_state
-        steps = int(mcmc.get_extra_fields()["num_steps"].sum())
-        print(json.dumps({"seconds": seconds / steps}), flush=True)
+        return now() - start - compiling[0], int(mcmc.get_extra_fields()["num_steps"].sum())
+
+    whole = sampler(args["num_draws"])
+    _, steps = run(whole, 0)  # compiles
+    draws = max(2, round(TIMED_LEAPFROGS * args["num_draws"] / steps))
+
+    @jax.jit
+    def continued(state):
+        def one(_, carry):
+            state = whole.sampler.sample(carry[0], (x, y), {})
+            return state, carry[1] + state.num_steps.sum()
+
+        return jax.lax.fori_loop(0, draws, one, (state, 0))
+
+    continued(whole.last_state)  # compiles
+    print("ready", flush=True)
+    for line in sys.stdin:
+        if line.strip() == "fit":
+            seconds, _ = run(whole, 2)
+            found = np.asarray(values(whole.get_samples(group_by_chain=True), x), float)
+            print(json.dumps({"seconds": seconds, "values": found.tolist()}), flush=True)
+        else:
+            start = now()
+            _, steps = jax.block_until_ready(continued(whole.last_state))
+            print(json.dumps((now() - start) / int(steps)), flush=True)
 
 
 class NumPyro:
     """NumPyro in a process of its own, which waits between repeats."""
 
-    def __init__(self, python, case, chains, num_draws, kind):
-        import numpy as np
-
-        command = [python, __file__, "--worker", case, str(chains), str(num_draws), "--clock", kind]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        first = self._process.stdout.readline()
-        if not first:
+    def __init__(self, python, case, args):
+        worker = json.dumps({"case": case, "args": args})
+        self._process = subprocess.Popen(
+            [python, __file__, "--worker", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if not self._process.stdout.readline():
             raise RuntimeError("NumPyro did not start: install the 'bench' extra or pass --numpyro-python")
-        answer = json.loads(first)
-        self.fit_seconds, self.ess = answer["fit"], ess_of(np.array(answer["f"]))
-        self.seconds()  # compiles the continued run
 
-    def seconds(self):
-        """Seconds per gradient and chain."""
-        self._process.stdin.write("\n")
+    def ask(self, what):
+        """The answer to ``"fit"`` or ``"time"``."""
+        self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())["seconds"]
+        return json.loads(self._process.stdout.readline())
 
     def close(self):
+        """End the process."""
         self._process.communicate()
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
+# -- the tables ------------------------------------------------------------------------------------------------------
 
 
-def compare(case, chains, args):
-    """One row: medians over alternating repeats, microseconds."""
-    num_draws = max(50, args.draws // chains)
-    ours = Ours(case, chains, num_draws, args.clock)
+def peer_or_none(options, case, args):
+    """NumPyro, or None and a word about it."""
     try:
-        peer = NumPyro(args.numpyro_python, case, chains, num_draws, args.clock)
+        return NumPyro(options.numpyro_python, case, args)
     except RuntimeError as error:
         print(error, file=sys.stderr)
-        peer = None
-    machine, bare, theirs = [], [], []
-    for _ in range(args.repeats):
-        machine.append(ours.machine())
-        bare.append(ours.bare())
+        return None
+
+
+def compare(name, num_chains, options):
+    """One row: medians over alternating repeats, microseconds."""
+    import numpy as np
+
+    fit = num_chains <= options.fit_up_to
+    num_draws = max(50, options.draws // num_chains) if fit else 10
+    args = {"num_chains": num_chains, "num_warmup": options.warmup if fit else 20, "num_draws": num_draws}
+    # the cost of a gradient doesn't depend on the depth of trees; a warm-up that isn't used need not be long
+    args |= {"clock": options.clock, "max_tree_depth": 10 if fit else 6}
+    ours, peer = Ours(CASES[name], args), peer_or_none(options, CASES[name], args)
+    row = {"case": name, "chains": num_chains}
+    if fit:
+        seconds, ess, steps = ours.fit(num_draws)
+        row |= {"steps per draw": steps, "ess": ess, "fit_s": seconds}
         if peer:
-            theirs.append(peer.seconds())
-    row = {
-        "case": case,
-        "chains": chains,
-        "machine_us": statistics.median(machine) * 1e6,
-        "bare_gradient_us": statistics.median(bare) * 1e6,
-        "compile_s": ours.compile_seconds,
-        "ess_per_s": ours.ess / ours.fit_seconds,
-        "steps_per_draw": ours.steps_per_draw,
-    }
+            answer = peer.ask("fit")
+            row |= {"numpyro_ess": slowest(np.array(answer["values"])), "numpyro_fit_s": answer["seconds"]}
+            row["ess per s / numpyro"] = (ess / seconds) / (row["numpyro_ess"] / answer["seconds"])
+    row |= timed(ours, peer, options.repeats)
+    row["pyro_us"] = 1e6 * statistics.median(pyro_seconds(CASES[name], options.clock) for _ in range(3))
+    row["pyro/ours"] = row["pyro_us"] / row["machine_us"]
+    return row
+
+
+def timed(ours, peer, repeats):
+    """Alternating repeats; medians in microseconds per gradient and chain."""
+    machine, bare, theirs = [], [], []
+    for _ in range(repeats):
+        machine.append(1e6 * ours.machine())
+        bare.append(1e6 * ours.bare())
+        if peer:
+            theirs.append(1e6 * peer.ask("time"))
+    row = {"machine_us": statistics.median(machine), "bare_gradient_us": statistics.median(bare)}
     row["machine/bare"] = row["machine_us"] / row["bare_gradient_us"]
+    row["compile_s"] = ours.compile_seconds
     if peer:
         peer.close()
-        row["numpyro_us"] = statistics.median(theirs) * 1e6
+        row["numpyro_us"] = statistics.median(theirs)
         row["ours/numpyro"] = row["machine_us"] / row["numpyro_us"]
-        row["numpyro_ess_per_s"] = peer.ess / peer.fit_seconds
-        row["ess ratio"] = row["ess_per_s"] / row["numpyro_ess_per_s"]
     return row
 
 
 def show(row):
-    print(
-        "  ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in row.items()
-        )
-    )
+    """One line, while the run goes on."""
+    parts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
+    print("  ".join(parts), flush=True)
 
 
 def main():
+    """Print the rows; write what is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--chains", nargs="+", type=int, default=[4, 16, 64])
-    parser.add_argument("--draws", type=int, default=4000, help="over all chains")
+    parser.add_argument("--warmup", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=1000, help="over all chains, at least 50 in each")
+    parser.add_argument(
+        "--fit-up-to", type=int, default=16, help="chains; with more, only gradients are timed"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--numpyro-python", default=sys.executable)
-    parser.add_argument("--json", help="write the rows here")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        case, chains, num_draws = args.worker
-        numpyro_worker(case, int(chains), int(num_draws), args.clock)
+    parser.add_argument("--results", help="append the rows here, one JSON object a line")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        numpyro_worker(**json.loads(options.worker))
         return
-    rows = []
-    for case in args.cases:
-        pyro_us = pyro_seconds(case, args.clock) * 1e6
-        for chains in args.chains:
-            row = compare(case, chains, args)
-            row["pyro_us"] = pyro_us
-            row["pyro/ours"] = pyro_us / row["machine_us"]
-            rows.append(row)
-            show(row)
-            sys.stdout.flush()
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(rows, file, indent=1)
+    from pyrobnn.benchmarks import append_record
+
+    for case, chains in itertools.product(options.cases, options.chains):
+        row = compare(case, chains, options)
+        show(row)
+        if options.results:
+            append_record(options.results, row)
 
 
 if __name__ == "__main__":

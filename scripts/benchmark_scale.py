@@ -82,10 +82,9 @@ def measure(problem: str, method: str, threads: int) -> dict:
     loader = batches(x, y, BATCH[problem])
     configured, num_draws, steps = configure(method, problem)
     import pyrobnn as pb
-    from pyrobnn.preflight import preflight
 
     data = (x, y) if method == "laplace" else (loader,)
-    predicted = preflight(configured, model, *data, num_draws=num_draws)
+    predicted = model.preflight(configured, *data, num_draws=num_draws)
     before = resident()
     started, cpu = time.perf_counter(), time.process_time()
     clock = Clock()

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 #: name -> inputs, hidden, outputs, points, batch size, activation
 CASES = {
@@ -183,9 +184,10 @@ def measure(peer: str, case: str, python: str = sys.executable) -> dict[str, flo
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def svi_table(numpyro_python: str | None = None, peers: tuple[str, ...] = tuple(PEERS)) -> list[dict]:
-    """One row per case: microseconds of each peer, compile seconds, and the ratios."""
-    rows = []
+def svi_table(
+    numpyro_python: str | None = None, peers: tuple[str, ...] = tuple(PEERS)
+) -> Iterator[dict[str, float | str]]:
+    """One row per case: microseconds of each peer, and seconds of our compile."""
     for case in CASES:
         row: dict = {"case": case}
         for peer in peers:
@@ -194,8 +196,7 @@ def svi_table(numpyro_python: str | None = None, peers: tuple[str, ...] = tuple(
             row[peer] = result["us"]
             if peer == "pyrobnn":
                 row["compile"] = result["compile"]
-        rows.append(row)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("PEER", "CASE"), help="measure one, print JSON")
     parser.add_argument("--numpyro-python", help="the Python that has NumPyro")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--results", help="append the rows here, one JSON object a line")
     args = parser.parse_args()
     if args.one:
         times, compile_seconds = PEERS[args.one[0]](args.one[1])
@@ -217,6 +219,10 @@ def main() -> None:
         print(
             f"{row['case']:30s} " + "  ".join(parts) + f"  compile {row.get('compile', 0):.1f} s", flush=True
         )
+        if args.results:
+            from pyrobnn.benchmarks import append_record
+
+            append_record(args.results, row)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
     python scripts/run_notebooks.py                      all of them, in place
     python scripts/run_notebooks.py 01 04 --timeout 300  those whose names start so
     python scripts/run_notebooks.py --smoke              short runs of copies; nothing is written
+    python scripts/run_notebooks.py --gallery            only take the README's pictures out of the stored results
 
 A notebook reads the environment variable ``PYROBNN_SMOKE``: with ``1`` it takes few steps and few draws. The notebooks
 run one after the other in a kernel of the Python that runs this script; the first failure of each is told with its
-cell, and the exit status is 1 if there was any.
+cell, and the exit status is 1 if there was any. Figures of cells tagged ``gallery`` are the pictures of the README.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import sys
 import time
@@ -27,6 +29,7 @@ from nbformat import NotebookNode
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 SMOKE = "PYROBNN_SMOKE"
+GALLERY = "gallery"
 
 
 class ThisPython(AsyncKernelManager):
@@ -95,12 +98,28 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
     return notebook
 
 
+def write_gallery(path: Path, notebook: NotebookNode) -> None:
+    """Write the first figure of the cell tagged ``gallery`` to ``gallery/<name>.png`` beside the notebook."""
+    for cell in notebook.cells:
+        if GALLERY not in cell.metadata.get("tags", []):
+            continue
+        pictures = [
+            output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})
+        ]
+        if pictures:
+            target = path.parent / GALLERY / f"{path.stem}.png"
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(base64.b64decode(pictures[0]))
+            return
+
+
 def main(argv: Sequence[str]) -> int:
     """Execute, tell the time of each, write unless it is a smoke run; 1 if one failed."""
     parser = argparse.ArgumentParser(description="execute the notebooks")
     parser.add_argument("names", nargs="*", help="beginnings of file names, 01 for instance; default: all")
     parser.add_argument("--smoke", action="store_true", help="short runs of copies; nothing is written")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a single cell may take")
+    parser.add_argument("--gallery", action="store_true", help="execute nothing; write the README's pictures")
     options = parser.parse_args(argv)
     try:
         paths = chosen(options.names)
@@ -108,6 +127,9 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     failed = []
     for path in paths:
+        if options.gallery:
+            write_gallery(path, nbformat.read(path, as_version=4))
+            continue
         started = time.perf_counter()
         try:
             notebook = execute(path, smoke=options.smoke, timeout=options.timeout)
@@ -117,6 +139,7 @@ def main(argv: Sequence[str]) -> int:
             continue
         if not options.smoke:
             nbformat.write(notebook, path)
+            write_gallery(path, notebook)
         print(f"{path.name}: {time.perf_counter() - started:.0f} s", flush=True)
     if failed:
         print(f"{len(failed)} of {len(paths)} notebooks failed: {', '.join(failed)}", file=sys.stderr)

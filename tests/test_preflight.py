@@ -54,7 +54,7 @@ def test_saved_activations_are_counted():
 
 
 def test_a_fit_that_cannot_fit_says_so():
-    found = preflight(SVI(), model(50), X, Y, num_draws=10**12)
+    found = model(50).preflight(SVI(), X, Y, num_draws=10**12)
     assert not found.fits and "does NOT fit" in str(found)
 
 

@@ -17,6 +17,11 @@ from pyrobnn.inference.elbo import Elbo
 _ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
 
 
+def draws_together(num_weights: int) -> int:
+    """Draws that are held and evaluated at once: 64, fewer of a large net (2^26 numbers)."""
+    return max(1, min(64, 2**26 // num_weights))
+
+
 @torch.no_grad()
 def evaluate_elbo(
     problem: Problem, layout: Density, approximation: Approximation, elbo: Elbo, theta: Tensor
@@ -33,7 +38,7 @@ def evaluate_elbo(
     terms: list[Tensor] = []
     kl = float(elbo.parts(theta)[1]) if exact else 0.0
     while sum(map(len, terms)) < most:
-        z = layout.unconstrain(approximation.sample(64))
+        z = layout.unconstrain(approximation.sample(draws_together(layout.dim)))
         value = log_likelihoods(problem, layout, z)
         if not exact:
             value = value + _log_priors(layout, z) - approximation.log_prob(layout.constrain(z)).double()
@@ -74,6 +79,6 @@ def importance_stats(
     """log p and log q of the draws in constrained space, both (1, draw)."""
     z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
     log_p = log_likelihoods(problem, layout, z[0]) + torch.cat(
-        [_log_priors(layout, part) for part in z[0].split(64)]
+        [_log_priors(layout, part) for part in z[0].split(draws_together(layout.dim))]
     )
     return {"log_p": log_p[None], "log_q": approximation.log_prob(draws).double()}
