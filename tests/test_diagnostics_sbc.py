@@ -6,11 +6,12 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
-from helpers import seeded
+from helpers import assert_mean_within, assert_var_within, seeded
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.diagnostics.sbc import combined, replicate, replication_seed, uniformity
+from pyrobnn.diagnostics.sbc import combined, replicate, replication_seed, simulate, uniformity
+from pyrobnn.inference.nuts_batch import fit_batch
 from pyrobnn.posterior import Posterior
 
 NOISE, NUM_RANKED, REPLICATIONS = 0.5, 49, 150
@@ -22,14 +23,18 @@ class Conjugate:
     def __init__(self, stretch=1.0, shift=0.0):
         self.stretch, self.shift = stretch, shift
 
-    def fit(self, model, x, y, *, num_draws, seed):
+    @staticmethod
+    def exact(x, y):
         design = torch.cat([x, torch.ones_like(x[:, :1])], 1)
         precision = design.T @ design / NOISE**2 + torch.eye(design.shape[1], dtype=x.dtype)
         covariance = torch.linalg.inv(precision)
+        return covariance @ design.T @ y.squeeze(-1) / NOISE**2, covariance
+
+    def fit(self, model, x, y, *, num_draws, seed):
+        mean, covariance = self.exact(x, y)
         factor = torch.linalg.cholesky(covariance)
         generator = torch.Generator().manual_seed(seed)
-        z = torch.randn(1, num_draws, design.shape[1], dtype=x.dtype, generator=generator)
-        mean = covariance @ design.T @ y.squeeze(-1) / NOISE**2
+        z = torch.randn(1, num_draws, len(mean), dtype=x.dtype, generator=generator)
         weights = mean + self.shift * covariance.diagonal().sqrt() + self.stretch * z @ factor.T
         return Posterior(model, {"net.weight": weights[..., None, :-1], "net.bias": weights[..., -1:]})
 
@@ -91,3 +96,25 @@ def test_bad_ranks_and_too_few_draws_are_named():
         model = pb.BNN(nn.Linear(2, 1), prior, pb.likelihoods.HomoskedasticGaussian(0.5))
     with pytest.raises(ValueError, match="num_ranked"):
         replicate(model, Conjugate(), torch.zeros(3, 2), torch.zeros(1, 2), num_draws=5)
+
+
+def test_replications_fitted_as_one_batch_have_their_own_posteriors():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(12, 2, dtype=torch.float64, generator=generator)
+    with seeded(0):
+        net = nn.Linear(2, 1).double()
+    model = pb.BNN(
+        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE)
+    )
+    targets = [simulate(model, x, seed)[1] for seed in range(3)]
+    method = pb.NUTS(num_chains=4, num_warmup=150, compile=False)
+    for y, fit in zip(targets, fit_batch(method, model, x, targets, num_draws=300), strict=True):
+        mean, covariance = Conjugate.exact(x, y)
+        draws = torch.cat([fit.draws["net.weight"].flatten(2), fit.draws["net.bias"]], -1)
+        assert_mean_within(draws, mean)
+        assert_var_within(draws, covariance.diagonal(), mean=mean)
+
+
+def test_a_batch_needs_the_compiled_engine():
+    with pytest.raises(ValueError, match="engine='compiled'"):
+        fit_batch(pb.NUTS(engine="pyro"), None, torch.zeros(2, 1), [torch.zeros(2)], num_draws=5)

@@ -86,9 +86,21 @@ def replicate(
         Validating Bayesian inference algorithms with simulation-based calibration (Talts et al., 2018)
         https://arxiv.org/abs/1804.06788
     """
-    truth = prior_posterior(model, 1, seed)
-    y = truth.predict(x).sample(seed=seed + 1)[0, 0]
+    truth, y = simulate(model, x, seed)
     posterior = method.fit(model, x, y, num_draws=num_draws, seed=seed + 2)
+    return rank(truth, posterior, x, y, probe_x, num_ranked, seed)
+
+
+def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
+    """Parameters drawn from the prior, as a posterior of one draw, and targets (N, out) drawn from the likelihood."""
+    truth = prior_posterior(model, 1, seed)
+    return truth, truth.predict(x).sample(seed=seed + 1)[0, 0]
+
+
+def rank(
+    truth: Posterior, posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor, num_ranked: int, seed: int
+) -> dict[str, int]:
+    """Ranks of the truth among the draws of a posterior; arguments and result as of :func:`replicate`."""
     total = posterior.num_chains * posterior.num_draws
     if total < num_ranked:
         raise ValueError(
