@@ -13,6 +13,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from pyrobnn.inference.hmc_checks import verdicts
+from pyrobnn.inference.hmc_machine import STATS
 from pyrobnn.inference.nuts import NUTS
 
 QUICK = {"num_chains": 3, "num_warmup": 30, "compile": False}
@@ -64,6 +66,21 @@ def test_all_diverging_is_said():
         posterior = config.fit(simple, num_draws=5)
     assert "worthless" in posterior.meta["warnings"][0]
     assert posterior.sample_stats["diverging"].all()
+
+
+def test_one_divergence_is_enough_to_be_said():
+    stats = torch.zeros(2, 50, len(STATS))
+    assert verdicts(stats, NUTS()) == []
+    stats[1, 7, STATS.index("diverging")] = 1.0
+    assert verdicts(stats, NUTS())[0].startswith("1 of 100 transitions diverged")
+
+
+def test_saturation_is_said_from_a_tenth_on():
+    stats = torch.zeros(2, 50, len(STATS))
+    stats[0, :10, STATS.index("tree_depth")] = 10
+    assert verdicts(stats, NUTS()) == []
+    stats[0, :11, STATS.index("tree_depth")] = 10
+    assert verdicts(stats, NUTS())[0].startswith("11% of the draws reached the maximum tree depth 10")
 
 
 def test_saturated_trees_are_said():
