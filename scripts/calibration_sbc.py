@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import pyro.distributions as dist
 import torch
 from joblib import Parallel, delayed
 from torch import nn
+from tqdm import tqdm
 
 import pyrobnn as pb
 from pyrobnn.diagnostics.sbc import combined, rank, replicate, replication_seed, simulate, uniformity
@@ -114,12 +114,11 @@ def run(model_name: str, method_name: str, replications: int, jobs: int, out: Pa
     path.write_text("".join(json.dumps({"index": i, "ranks": r}) + "\n" for i, r in finished.items()))
     todo = [index for index in range(replications) if index not in finished]
     with path.open("a") as file:
-        for number, record in enumerate(results(model_name, method_name, todo, jobs), 1):
+        found = results(model_name, method_name, todo, jobs)
+        for record in tqdm(found, method_name, len(todo), unit="replication"):
             file.write(json.dumps(record) + "\n")
             file.flush()
             finished[record["index"]] = record["ranks"]
-            print(f"\r{method_name}: {number}/{len(todo)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
     kept = [finished[index] for index in range(replications)]
     return {name: np.array([ranks[name] for ranks in kept]) for name in kept[0]}
 
