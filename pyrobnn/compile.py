@@ -8,6 +8,7 @@ inductor *directly*: Dynamo would check its guards at every call, and cannot tra
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -176,11 +177,22 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
     shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
-    with warnings.catch_warnings(), config.patch(settings), shapes:
+    with warnings.catch_warnings(), _quiet("torch._inductor.ir"), config.patch(settings), shapes:
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
         call = inductor.compile(graph, inputs)
         call(*inputs)
     return call
+
+
+@contextlib.contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Without a logger's remarks: inductor names every operator that has no C++ entry, which is no one's concern."""
+    found = logging.getLogger(logger)
+    before, found.disabled = found.disabled, True
+    try:
+        yield
+    finally:
+        found.disabled = before
 
 
 def _largest(graph: torch.fx.GraphModule) -> int:

@@ -226,6 +226,13 @@ def test_loo_agrees_with_arviz_for_chains_and_approximations():
     np.testing.assert_allclose(np.asarray(approximate.pareto_k), np.asarray(direct.pareto_k))
 
 
+def test_draws_that_stand_still_have_no_loo_but_a_verdict():
+    tree = exact_tree()
+    tree["log_likelihood"]["y"][..., 3] = -1.0
+    assert loo(tree) is None
+    assert diagnose(tree).status in ("pass", "warn", "fail")
+
+
 def test_loo_of_thinned_log_likelihood_pairs_it_with_the_right_densities():
     tree = healthy_svi()
     kept = np.linspace(0, 1999, 700).round().astype(int)

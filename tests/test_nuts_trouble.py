@@ -13,6 +13,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.hmc_checks import verdicts
 from pyrobnn.inference.hmc_machine import STATS
 from pyrobnn.inference.nuts import NUTS
@@ -63,9 +64,11 @@ def test_nan_gradients_are_divergences():
 def test_all_diverging_is_said():
     config = NUTS(num_chains=2, num_warmup=0, step_size=1e4, compile=False)
     with pytest.warns(UserWarning, match="every transition diverged"):
-        posterior = config.fit(simple, num_draws=5)
+        posterior = config.fit(simple, num_draws=30)
     assert "worthless" in posterior.meta["warnings"][0]
     assert posterior.sample_stats["diverging"].all()
+    verdict = diagnose(posterior.to_datatree())
+    assert verdict.status == "fail"
 
 
 def test_one_divergence_is_enough_to_be_said():

@@ -36,8 +36,8 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
 
     Returns:
         ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
-        computed: no log-likelihood, fewer than 25 draws, or an approximation without log_q (an ensemble's draws
-        are no posterior draws).
+        computed: no log-likelihood, fewer than 25 draws, a datum whose likelihood is the same in all of them, or
+        an approximation without log_q (an ensemble's draws are no posterior draws).
 
     Raises:
         ValueError: If `num_subsample` is not positive.
@@ -206,6 +206,9 @@ def _usable(tree: xr.DataTree, pointwise: np.ndarray) -> bool:
     if pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] == 0:
         return False
     if reading.is_point(tree) or not np.isfinite(pointwise).all():
+        return False
+    still = pointwise.max((0, 1)) == pointwise.min((0, 1))
+    if still.any():  # there is no tail to smooth
         return False
     return not reading.is_iid(tree) or _densities(tree, pointwise) is not None
 
