@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--reference-python", default=sys.executable)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one measurement")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="JSON file that the measurements join")
     parser.add_argument("--one", nargs=3, metavar=("LIBRARY", "CASE", "STRUCTURE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -183,7 +183,7 @@ def main() -> None:
         measure = measure_pyrobnn if library == "pyrobnn" else measure_laplace_torch
         print(json.dumps(measure(case, structure, CLOCKS[args.clock])))
         return
-    results = {}
+    results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     print("seconds and MB: pyrobnn | laplace-torch (their time / ours)")
     for case in args.cases:
         for structure in args.structures:
@@ -196,8 +196,8 @@ def main() -> None:
             }
             results[f"{case}/{structure}"] = both
             print(row(case, structure, both.get("pyrobnn"), both.get("laplace-torch")), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1))
+            if args.out:
+                args.out.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ def laplace_table() -> str:
             if name not in ours:
                 cells.append("")
                 continue
-            peer = f" / {theirs[name]:.3g} = {theirs[name] / ours[name]:.1f}×" if name in theirs else ""
+            peer = f" / > {theirs['timeout']:.0f}" if "timeout" in theirs and name == "fit_and_tune" else ""
+            if name in theirs:
+                peer = f" / {theirs[name]:.3g} = {theirs[name] / ours[name]:.1f}×"
             cells.append(f"{ours[name]:.3g}{peer}")
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -81,12 +81,13 @@ def markdown(
 ) -> str:
     """A table, a row per method and a column per data set; published rows below, with their own kind of spread.
 
-    A cell of fewer than 20 splits says how many.
+    A cell of fewer splits than the title's says how many.
     """
     digits = _DIGITS[metric]
     summary = summarize(records, metric)
-    lines = [f"| {METRICS[metric]} | {' | '.join(datasets)} |", "|---|" + "---|" * len(datasets)]
     full = max((c.num_splits for row in summary.values() for c in row.values()), default=0)
+    title = f"{METRICS[metric]}, {full} splits"
+    lines = [f"| {title} | {' | '.join(datasets)} |", "|---|" + "---|" * len(datasets)]
     for method in methods:
         cells = [summary.get(dataset, {}).get(method) for dataset in datasets]
         if any(cells):
@@ -108,7 +109,11 @@ def _text(value: Cell | None, digits: int, full: int) -> str:
     text = f"{value.mean:.{digits}f}"
     if math.isfinite(value.error):
         text += f" ± {value.error:.{digits}f}"
-    return text if value.num_splits == full else f"{text} ({value.num_splits} splits)"
+    return (
+        text
+        if value.num_splits == full
+        else f"{text} ({value.num_splits} split{'s' * (value.num_splits > 1)})"
+    )
 
 
 def _published(entry: Sequence[float] | None) -> str:
