@@ -32,7 +32,7 @@ def evaluate_elbo(
     """
     num_data = problem.num_data or 1
     budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
-    most = max(64, min(_MAX_ELBO_DRAWS, budget))
+    most = max(16, min(_MAX_ELBO_DRAWS, budget))
     # a closed KL needs every site's; parts() takes it without noise
     exact = elbo.exact_entropy and len(elbo.closed) == len(elbo.latent)
     terms: list[Tensor] = []
