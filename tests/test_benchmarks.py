@@ -35,6 +35,7 @@ from pyrobnn.benchmarks.tables import markdown
 from pyrobnn.data import Dataset, diabetes
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.svi import SVI
 from pyrobnn.metrics import crps
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +144,15 @@ def test_validation_chooses_the_noise_of_the_data():
     assert chosen.noise == 0.08  # 0.3 / sd(y)
     assert max(criterion, key=criterion.get) == "noise=0.08" and len(criterion) == 3
     assert posterior.meta["num_data"] == 60  # fitted anew to the whole train part
+
+
+def test_the_evidence_of_one_method_can_choose_for_another():
+    judge = SVI(num_steps=600, lr=0.02, init_scale=0.01, local_reparameterization=True, compile=False)
+    search = MAP(num_steps=300, compile=False)
+    rule = Rule(search, (1.0,), (0.02, 0.08, 3.0), choose="evidence", validate_with=judge)
+    posterior, chosen, criterion = rule.fit(line_data(), seed=0)
+    assert chosen.noise == 0.08 and max(criterion, key=criterion.get) == "noise=0.08"
+    assert posterior.meta["method"] == "MAP" and chosen.describe()["method"] == "MAP"
 
 
 def test_a_rule_of_several_candidates_must_choose():
