@@ -266,7 +266,7 @@ def _draws(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
                 _panels(plots.khat(smoothed, fits=fits), "khat", "Pareto k-hat of each datum"),
             )
         )
-    learned = _where(trees, lambda t: "history" in t.children and len(t["history"].data_vars) > 0)
+    learned = _where(trees, _was_optimised)
     if learned:
         blocks.append(
             Block(
@@ -290,3 +290,10 @@ def _draws(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
             )
         )
     return blocks
+
+
+def _was_optimised(tree: xr.DataTree) -> bool:
+    """Whether the history tells more than how a sampler warmed up."""
+    return "history" in tree.children and any(
+        not str(name).startswith("warmup_") for name in tree["history"].data_vars
+    )
