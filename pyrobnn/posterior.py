@@ -31,7 +31,8 @@ class Posterior:
         draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws.
         sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps,
             acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q.
-        log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats.
+        log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats, of the targets in the units
+            of the program: with a standardizer, subtract N log(y_scale) for that of the targets as they came.
         approximation: q of SVI, Laplace and SWAG, else None.
         network: (params, x) → f where it isn't the model's own ``forward`` (linearised Laplace).
         moments: x → exact (mean, variance) of f where the method has them in closed form.
