@@ -21,7 +21,7 @@ def test_nuts_is_the_conjugate_posterior():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*of the (draws|transitions)")
+@pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)")
 def test_nuts_doubts_in_the_gap_between_clusters(tmp_path):
     study = make_study(pb.data.clusters(), prior_scale=1.5)
     ratios = {}
