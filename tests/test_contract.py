@@ -14,7 +14,9 @@ from models import normal_prior, toy, toy_net
 import pyrobnn as pb
 
 # runs this short are told to be too short, as they should
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 
 # small enough that a fit takes about a second without a compiler
 METHODS = {
