@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import check_count, check_number
 from pyrobnn.density import Density, _without_validation
-from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.dropout_masks import Mask, drop_inputs, inserted_masks, layer_masks, masked_weights
 from pyrobnn.inference.optimize import OptimizerFactory, check_optimizer, minimize
@@ -125,17 +125,7 @@ class MCDropout:
             FloatingPointError: the loss diverged.
         """
         check_fit(num_draws, seed)
-        if not isinstance(model, BNN):
-            raise TypeError(
-                f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}"
-            )
-        if norms := training_norms(model):
-            raise ValueError(
-                f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
-                "call .eval() on them before building the BNN"
-            )
-        if self.num_steps == 0 and init is None:
-            raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
+        self._check(model, init)
         start = start_values(model, init)
         problem = prepare(model, x, y, points="free", device=device, stream=True, deterministic=False)
         probes = problem.x[:8]
@@ -169,15 +159,7 @@ class MCDropout:
                 if self.learn_p
                 else [m.p for m in masks]
             )
-            own = {site.name for site in problem.density.sites}
-            draws = {
-                name: value.expand(1, num_draws, *value.shape)
-                for name, value in values.items()
-                if name in own
-            }
-            draws |= {
-                name: value[None] for name, value in masked_weights(values, masks, rates, num_draws).items()
-            }
+            draws = _masked_draws(problem, values, masks, rates, num_draws)
         return make_posterior(
             problem,
             self,
@@ -191,6 +173,30 @@ class MCDropout:
                 "warnings": [CAVEAT],
             },
         )
+
+    def _check(self, model: Any, init: Any) -> None:
+        """Refuse what cannot be trained with dropout."""
+        if not isinstance(model, BNN):
+            raise TypeError(
+                f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}"
+            )
+        if norms := training_norms(model):
+            raise ValueError(
+                f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
+                "call .eval() on them before building the BNN"
+            )
+        if self.num_steps == 0 and init is None:
+            raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
+
+
+def _masked_draws(
+    problem: Problem, values: dict[str, Tensor], masks: Sequence[Mask], rates: Sequence[float], num_draws: int
+) -> dict[str, Tensor]:
+    """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
+    own = {site.name for site in problem.density.sites}
+    draws = {name: value.expand(1, num_draws, *value.shape) for name, value in values.items() if name in own}
+    masked = masked_weights(values, masks, rates, num_draws)
+    return draws | {name: value[None] for name, value in masked.items()}
 
 
 class _Loss:
@@ -225,7 +231,7 @@ class _Loss:
         return total
 
 
-def _training_density(model: BNN, masks: Sequence[Mask], problem: Any, learn_p: bool) -> Density:
+def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem, learn_p: bool) -> Density:
     """The density of the program whose net drops units; the logits of learned p are point parameters of it."""
     trainer = copy.copy(model)
     trainer.net = copy.deepcopy(model.net).eval()
