@@ -30,6 +30,7 @@ def growth(options):
 def draw_growth(rows, path):
     """One panel per quantity: microseconds per gradient and chain, logarithmic."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     from pyrobnn.style import style
 
@@ -47,6 +48,8 @@ def draw_growth(rows, path):
             axis.minorticks_off()
             axis.set_xlabel(label)
         axes[0].set_ylabel("µs per gradient and chain")
+        axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes[0].legend()
         figure.savefig(path)
 
