@@ -293,6 +293,14 @@ def test_a_diverging_learning_rate_names_step_and_loss():
         SWAG(**(QUICK | {"lr": 5.0, "num_steps": 400})).fit(model(scale=0.05, net=net), x, y)
 
 
+def test_a_rate_that_leaves_the_mode_without_diverging_warns_and_is_recorded():
+    x, y = data()
+    config = SWAG(rank=5, **(QUICK | {"num_steps": 200, "init_steps": 300, "lr": 0.04}))
+    with pytest.warns(UserWarning, match="left the mode; use a smaller lr than 0.04"):
+        posterior = config.fit(model(), x, y, num_draws=2)
+    assert "left the mode" in posterior.meta["warnings"][0]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -324,6 +332,19 @@ def test_the_rate_is_the_formula_where_noise_decides_and_the_bound_where_there_i
         bound = constant_rate(loss, start, iter(batches), num_data=1, momentum=0.5)
     assert rate == pytest.approx(float(0.5 * 2 / (6400 * noise)), rel=1e-9)
     assert bound == pytest.approx(0.5, rel=1e-6)
+
+
+def test_the_rate_is_halved_where_the_curvature_at_the_mode_says_nothing_of_its_surroundings():
+    y = 0.01 * torch.randn(640, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(theta, y):
+        return 0.25 * (theta - y).pow(4).mean()
+
+    batches = [(part,) for part in y.split(10)]
+    with seeded(0):
+        rate = constant_rate(loss, torch.zeros(1, dtype=torch.float64), iter(batches), num_data=640)
+    bound = 1 / (3 * float(y.square().mean()))
+    assert 0.1 * bound < rate < 0.5 * bound  # the trial at the bound itself left the mode
 
 
 def test_at_the_default_rate_the_width_is_about_the_posteriors():

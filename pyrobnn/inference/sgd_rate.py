@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-#: mini-batch gradients whose variance is taken, and steps of the power iteration
-NUM_GRADIENTS, NUM_POWER = 64, 20
+#: mini-batch gradients whose variance is taken, steps of the power iteration, steps that try a rate
+NUM_GRADIENTS, NUM_POWER, NUM_TRIAL = 64, 20, 128
+#: nats per datum by which SGD may leave a mode beyond what is expected of it
+SLACK = 0.1
 
 
 def constant_rate(
@@ -26,7 +28,10 @@ def constant_rate(
         \ \frac{1}{\lambda_{\max}(\nabla^2 L)} \Big)
 
     The first is the minimiser of KL(q‖p) for a quadratic loss; the second keeps SGD stable where the noise is so small
-    that the first would not.
+    that the first would not. Both are local: at a mode that interpolates the data, gradients and curvature all but
+    vanish. So the rate is tried, and halved until the loss rises by no more than twice what it should,
+    :math:`\tfrac{\eta}{4 (1 - \mu)} \operatorname{tr} \operatorname{Var}[\nabla L_b]`; and once more, because a
+    trial is short.
 
     Args:
         loss: (theta, \*batch) → loss per datum ().
@@ -39,7 +44,7 @@ def constant_rate(
         η.
 
     Raises:
-        FloatingPointError: the gradients at ``theta`` are not finite.
+        FloatingPointError: the gradients at ``theta`` are not finite, or SGD leaves it at every rate.
 
     Caveat: with fewer data than weights most of the D directions have no gradient noise, and the bound decides.
 
@@ -62,7 +67,31 @@ def constant_rate(
     curvature = _largest_curvature(slope, theta, drawn)
     bound = 1.0 / max(curvature, 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
-    return (1.0 - momentum) * min(best, bound)
+    first = rate = min(best, bound)
+    while not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + SLACK:
+        rate /= 2
+        if rate < 1e-6 * first:
+            raise FloatingPointError("SGD leaves the start at every learning rate: start from a mode")
+    return (1.0 - momentum) * (rate if rate == first else rate / 2)
+
+
+def _rise(
+    loss: Callable[..., Tensor],
+    theta: Tensor,
+    batches: Sequence[Sequence[Tensor]],
+    lr: float,
+    momentum: float,
+) -> float:
+    """Mean rise of the loss over the second half of a trial run; inf or NaN if it diverges."""
+    slope, moved, velocity = torch.func.grad_and_value(loss), theta, torch.zeros_like(theta)
+    rises = []
+    for step, batch in enumerate(itertools.islice(itertools.cycle(batches), NUM_TRIAL)):
+        gradient, value = slope(moved, *batch)
+        velocity = momentum * velocity + gradient
+        moved = moved - lr * velocity
+        if step >= NUM_TRIAL // 2:
+            rises.append(float(value) - float(loss(theta, *batch)))
+    return sum(rises) / len(rises)
 
 
 def _largest_curvature(

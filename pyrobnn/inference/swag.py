@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.point import check_point_fit, start_values
-from pyrobnn.inference.sgd_rate import constant_rate
+from pyrobnn.inference.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
 from pyrobnn.inference.swag_data import Inputs, batching, independent_batches
 from pyrobnn.inference.swag_guide import SWAGMoments
 from pyrobnn.model import BNN
@@ -122,7 +123,8 @@ class SWAG:
         TypeError, ValueError: naming the option.
 
     Warns:
-        UserWarning: fewer iterates than ``rank`` will be taken, or there are no mini-batches.
+        UserWarning: fewer iterates than ``rank`` will be taken; there are no mini-batches; the mean of the iterates is
+            worse than the start.
 
     Caveat: the width is that of SGD's wandering at this learning rate, not of the posterior: compare held-out
     densities for a few values of ``lr`` or ``scale``.
@@ -313,8 +315,19 @@ class _Run:
                 f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
             )
         fixed = torch.cat([moments.mean, points.mean]).to(density.dtype)
+        self._warn_if_worse(loss, theta, fixed, batches)
         values = density.constrain(fixed)
         return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+
+    def _warn_if_worse(self, loss, start: Tensor, mean: Tensor, batches) -> None:
+        """Where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not."""
+        drawn = list(itertools.islice(batches, NUM_GRADIENTS))
+        rise = sum(float(loss(mean, *batch) - loss(start, *batch)) for batch in drawn) / len(drawn)
+        if not rise <= SLACK:
+            self._warn(
+                f"the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; "
+                f"use a smaller lr than {self.lr:g}"
+            )
 
     def layout(self, points: dict[str, Tensor]) -> Density:
         """The density over the latent sites alone, point parameters held at ``points``."""
