@@ -202,6 +202,18 @@ def _largest(graph: torch.fx.GraphModule) -> int:
     return max((meta.shape.numel() for meta in made if hasattr(meta, "shape")), default=0)
 
 
+def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
+    """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
+    try:
+        with torch.no_grad(), _rng_kept(list(example)):
+            graph = make_fx(fn, decomposition_table=_DECOMPOSITIONS)(*example)
+    except Exception:  # whatever a user's program may raise under tracing
+        return 0
+    calls = [node for node in graph.graph.nodes if getattr(node.target, "overloadpacket", None) in _LIBRARY]
+    touched = [node.meta.get("tensor_meta") for call in calls for node in (call, *call.all_input_nodes)]
+    return max((meta.shape.numel() for meta in touched if hasattr(meta, "shape")), default=0)
+
+
 def _small_bmm(left: Tensor, right: Tensor) -> Tensor:
     """A batched product with an outer or inner dimension of one, as arithmetic that fuses with its neighbours.
 
@@ -230,6 +242,13 @@ def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, 
     return product if product is NotImplemented else bias + product
 
 
+_LIBRARY = {
+    torch.ops.aten.bmm,
+    torch.ops.aten.mm,
+    torch.ops.aten.addmm,
+    torch.ops.aten.convolution,
+    torch.ops.aten.convolution_backward,
+}
 _DECOMPOSITIONS = {
     torch.ops.aten.bmm.default: _small_bmm,
     torch.ops.aten.mm.default: _small_mm,

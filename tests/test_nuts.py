@@ -12,7 +12,13 @@ import torch
 from helpers import assert_mean_within, assert_var_within
 
 from pyrobnn.diagnostics import diagnose
+from pyrobnn.inference.base import prepare
+from pyrobnn.inference.hmc_run import batched_gradient, chains_together
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.likelihoods import HomoskedasticGaussian
+from pyrobnn.model import BNN
+from pyrobnn.networks import mlp
+from pyrobnn.priors import FanInNormal
 
 EULER = 0.57721566490153286
 EFFECT = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -277,6 +283,28 @@ def test_without_adaptation_a_chain_does_not_depend_on_its_company():
         torch.testing.assert_close(value, eight.draws[name][:4], atol=1e-4, rtol=1e-4)
     # and the chains differ from each other
     assert len(eight.draws["scale"][:, -1].unique()) == 8
+
+
+@pytest.mark.filterwarnings("ignore:.*diverged")  # a fixed step, from the prior
+def test_chains_in_several_calls_make_the_draws_of_one_call(monkeypatch):
+    x, y = _regression_data()
+    options = {"num_chains": 16, "num_warmup": 0, "step_size": 0.02, "max_tree_depth": 5}
+    whole = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
+    monkeypatch.setattr("pyrobnn.inference.nuts.chains_together", lambda gradient, z: 8)
+    parts = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
+    assert torch.equal(whole.sample_stats["n_steps"], parts.sample_stats["n_steps"])
+    for name, value in whole.draws.items():
+        torch.testing.assert_close(value, parts.draws[name], atol=1e-4, rtol=1e-4)
+    _check_regression(NUTS(num_chains=16, num_warmup=100).fit(_regression, x, y, num_draws=100))
+
+
+def test_large_activations_are_kept_in_the_cache():
+    model, x = BNN(mlp(13, (50,), seed=0), FanInNormal(), HomoskedasticGaussian(0.3)), torch.zeros(455, 13)
+    problem = prepare(model, x, torch.zeros(455), points="held")
+    z = problem.density.sample_prior(64, seed=0)
+    gradient, _ = batched_gradient(problem.density.log_joint, z)
+    assert chains_together(gradient, z) == 16  # 455 x 50 activations a chain
+    assert chains_together(gradient, z[:8]) == 8
 
 
 def test_sixty_four_short_chains_agree_with_four_long_ones():

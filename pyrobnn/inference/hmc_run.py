@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn import rng
-from pyrobnn.compile import CudaGraph, compiled
+from pyrobnn.compile import CudaGraph, compiled, library_elements
 from pyrobnn.inference import checkpoint
 from pyrobnn.inference.adaptation import dual_averaging, first_step_size, whitening, windows
 from pyrobnn.inference.draw_file import DrawFile
@@ -23,6 +24,7 @@ _LP = Scalars._fields.index("lp_prop")
 _NUM_STATE = len(State._fields)
 _KEPT = (32, 256)
 _KEPT_SCALARS = 2**28  # over all chains
+_FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
 class Draws(NamedTuple):
@@ -62,6 +64,7 @@ class Run:
         step_size: the first one; None finds it.
         compile: compile the step.
         every: steps between looks.
+        together: chains in one call of the compiled step, a divisor of the machine's; None for all of them.
         file: where the draws go, block by block, instead of staying in the machine's buffers.
     """
 
@@ -75,9 +78,11 @@ class Run:
         step_size: float | None = None,
         compile: bool = True,
         every: int = 16,
+        together: int | None = None,
         file: DrawFile | None = None,
     ) -> None:
         self.machine, self.dense, self.every = machine, dense, every
+        self.together = together or machine.num_chains
         self.keys = rng.key(
             torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
         )
@@ -186,9 +191,12 @@ class Run:
         """Compile the step; on CUDA capture it, with the state in static buffers. A second call does nothing."""
         if self._advance is not None:
             return
-        example = (*self.state, *self.buffers, self.scale, self.keys)
         kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
-        step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        starts = range(0, self.machine.num_chains, self.together)
+        parts = [slice(start, start + self.together) for start in starts]
+        machine = replace(self.machine, num_chains=self.together)
+        example = (*self._rows(parts[0]), self.state.shared, *self._fixed(parts[0]))
+        step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds = step.seconds
@@ -197,17 +205,36 @@ class Run:
             return
 
         def advance(num: int) -> None:
-            fixed = (*self.buffers, self.scale, self.keys)
-            state = step(*self.state, *fixed)
-            step.check(*state, *fixed)  # what comes out can go in: the rest needs no look
+            states, fixed = [self._rows(part) for part in parts], [self._fixed(part) for part in parts]
+            shared = self.state.shared
+            for i, rest in enumerate(fixed):
+                *states[i], shared = step(*states[i], shared, *rest)
+                step.check(*states[i], shared, *rest)  # what comes out can go in: the rest needs no look
             with torch.no_grad():
                 for _ in range(num - 1):
-                    state = step.unchecked(*state, *fixed)
-            self.state = State(*state)
+                    for i, rest in enumerate(fixed):
+                        *states[i], shared = step.unchecked(*states[i], shared, *rest)
+            self.state = self._joined(states, shared)
             self.steps += num
             self.total_steps += num
 
         self._advance = advance
+
+    def _rows(self, part: slice) -> list[Tensor]:
+        """The state of some chains, without what all share."""
+        *vectors, scalars, _ = self.state
+        return [*(tensor[part] for tensor in vectors), scalars[:, part].contiguous()]
+
+    def _fixed(self, part: slice) -> tuple[Tensor, ...]:
+        """What the step of some chains is given beside their state."""
+        return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
+
+    @staticmethod
+    def _joined(states: list[list[Tensor]], shared: Tensor) -> State:
+        if len(states) == 1:
+            return State(*states[0], shared)
+        *vectors, scalars = zip(*states, strict=True)
+        return State(*(torch.cat(rows) for rows in vectors), torch.cat(scalars, 1), shared)
 
     def _capture(self, step: Callable[..., tuple[Tensor, ...]]) -> None:
         static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
@@ -332,6 +359,19 @@ class Run:
 def kept_in_warmup(num_warmup: int, num_chains: int, dim: int) -> int:
     """Draws per chain that a warm-up window keeps: ample for a pooled covariance, and bounded for large models."""
     return max(_KEPT[0], min(_KEPT[1], num_warmup, _KEPT_SCALARS // (num_chains * dim)))
+
+
+def chains_together(gradient: Gradient, z: Tensor) -> int:
+    """How many of the chains at ``z`` one call should take: as many as leave their activations in the CPU's cache.
+
+    Matrix products read and write memory; past the cache a gradient costs up to three times as much per chain.
+    """
+    chains = len(z)
+    if z.device.type != "cpu" or chains <= _FEW:
+        return chains
+    per_chain = library_elements(gradient, z[:2]) / 2
+    divisors = [size for size in range(_FEW, chains + 1) if chains % size == 0]
+    return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
 
 
 def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Gradient, bool]:

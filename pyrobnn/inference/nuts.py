@@ -21,7 +21,7 @@ from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior,
 from pyrobnn.inference.draw_file import DrawFile
 from pyrobnn.inference.hmc_checks import check_memory, no_start, num_slots, run_name, verdicts
 from pyrobnn.inference.hmc_machine import STATS, Machine
-from pyrobnn.inference.hmc_run import Draws, Look, Run, batched_gradient
+from pyrobnn.inference.hmc_run import Draws, Look, Run, batched_gradient, chains_together
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.sgmcmc_plan import start_chains
@@ -267,6 +267,7 @@ class NUTS:
             dense=self.mass_matrix == "dense",
             step_size=self.step_size,
             compile=self.compile and batched,
+            together=chains_together(gradient, z) if self.compile and batched else None,
             file=file,
         )
 
