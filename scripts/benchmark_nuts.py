@@ -92,8 +92,9 @@ class Ours:
 
         from pyrobnn.compile import compiled
         from pyrobnn.inference.base import prepare
+        from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
         from pyrobnn.inference.hmc_machine import Machine
-        from pyrobnn.inference.hmc_run import Run, batched_gradient, chains_together
+        from pyrobnn.inference.hmc_run import Run
 
         self.clock, self.chains = clock(args["clock"]), args["num_chains"]
         x, y = (torch.from_numpy(part) for part in data(case))

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from pyrobnn.benchmarks import RULES, compare_with_published, read_published, read_records, uci
 from pyrobnn.benchmarks.tables import markdown
@@ -83,6 +84,22 @@ def nuts_table() -> str:
     return "\n".join(lines)
 
 
+def warmup_table() -> str:
+    """Thousands of gradients per chain until 400 effective draws, by length of the warm-up."""
+    found: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for row in read_records(HERE / "results" / "warmup.jsonl"):
+        found.setdefault((row["case"], row["chains"]), {}).setdefault(row["warmup"], []).append(
+            row["steps_to_400"]
+        )
+    lengths = sorted({length for costs in found.values() for length in costs})
+    lines = ["| model | chains | " + " | ".join(f"warm-up {length}" for length in lengths) + " |"]
+    lines.append("|---|---|" + "---|" * len(lengths))
+    for (case, chains), costs in sorted(found.items()):
+        cells = [f"{fmean(costs[n]) / 1e3:.1f}" if n in costs else "" for n in lengths]
+        lines.append(f"| {case} | {chains} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def svi_table() -> str:
     """Cost of a step."""
     latest = {row["case"]: row for row in read_records(HERE / "results" / "svi.jsonl")}
@@ -129,6 +146,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-targets": uci_targets,
     "scale": scale_table,
     "nuts": nuts_table,
+    "warmup": warmup_table,
     "svi": svi_table,
     "laplace": laplace_table,
 }

@@ -40,6 +40,7 @@ def same(one, other):
         assert torch.equal(value, other.sample_stats[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:.*diverged")
 @pytest.mark.parametrize("options", [{}, {"compile": False, "trajectory": 3}])
 def test_draws_on_disk_are_the_draws_in_memory(tmp_path, options):
     config = NUTS(num_chains=3, num_warmup=60, **options)
@@ -153,6 +154,7 @@ def streamed_run(folder, draws="draws"):
     return config.fit(program, num_draws=MANY, checkpoint=folder / "run.ckpt", stream_to=folder / draws)
 
 
+@pytest.mark.filterwarnings("ignore:.*diverged")
 def test_a_killed_run_resumes_to_the_same_draws_on_disk(tmp_path):
     code = RUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", code])

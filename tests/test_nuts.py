@@ -13,7 +13,7 @@ from helpers import assert_mean_within, assert_var_within
 
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.base import prepare
-from pyrobnn.inference.hmc_run import batched_gradient, chains_together
+from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
@@ -60,7 +60,9 @@ ENGINES = ["compiled", pytest.param("pyro", marks=pytest.mark.slow)]
 
 @pytest.fixture(scope="module")
 def whole_zoo():
-    return NUTS(num_chains=16, num_warmup=300).fit(_zoo, *_regression_data(), num_draws=500)
+    # at the default target of 0.8 one transition in some thousands diverges
+    config = NUTS(num_chains=16, num_warmup=300, target_accept=0.9)
+    return config.fit(_zoo, *_regression_data(), num_draws=500)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +143,7 @@ def test_energy_statistics_are_consistent(whole_zoo):
     assert (steps >= 2**depth - 1).all() and (steps <= 2 ** (depth + 1) - 1).all()
     assert not stats["diverging"].any()
     # the adapted step size meets its target
-    assert 0.7 < stats["acceptance_rate"].mean() < 0.9
+    assert 0.85 < stats["acceptance_rate"].mean() < 0.95
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -168,7 +170,7 @@ def test_funnel_centred_reports_divergences():
 
     # ordinary adaptation: the neck is too narrow for the step size that suits the rest
     with pytest.warns(UserWarning, match="transitions diverged.*reparameterise"):
-        posterior = NUTS(num_chains=64, num_warmup=150).fit(centred, num_draws=100)
+        posterior = NUTS(num_chains=64, num_warmup=300).fit(centred, num_draws=200)
     assert posterior.sample_stats["diverging"].any(1).sum() > 1  # not one unlucky chain
     assert any("diverged" in message for message in posterior.meta["warnings"])
     verdict = diagnose(posterior.to_datatree())
@@ -232,10 +234,10 @@ def _check_regression(posterior, **options):
 
 def test_plain_hmc():
     x, y = _regression_data()
-    config = NUTS(num_chains=64, num_warmup=50, trajectory=5, compile=False)
+    config = NUTS(num_chains=64, num_warmup=100, trajectory=4, compile=False)
     posterior = config.fit(_regression, x, y, num_draws=40)
     _check_regression(posterior)
-    assert posterior.sample_stats["n_steps"].double().median() == 5
+    assert posterior.sample_stats["n_steps"].double().median() == 4
 
 
 def test_compiled_and_eager_make_the_same_draws():

@@ -15,42 +15,57 @@ from torch import Tensor
 # of the first swings is left in the average
 _GAMMA, _T0, _KAPPA = 0.2, 10.0, 0.75
 _WHOLE = 2**24
+#: how the step size adapts: not at all; one for all chains; one for each, until all have found where the mass is
+FROZEN, POOLED, OWN = 0.0, 1.0, 2.0
 
 
-def dual_averaging(step_size: float, device: torch.device, *, adapt: bool = True) -> Tensor:
-    """The shared state (6,) in float64: log step, its average, mean error, time, log shrinkage point, switch."""
+def dual_averaging(step_size: float, num_chains: int, device: torch.device, mode: float) -> Tensor:
+    """The state (6, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode.
+
+    Args:
+        step_size: the first, of every chain.
+        num_chains: C.
+        device: where the chains are.
+        mode: FROZEN, POOLED or OWN.
+    """
     log_step = math.log(step_size)
-    state = [log_step, log_step, 0.0, 0.0, log_step, float(adapt)]
-    return torch.tensor(state, dtype=torch.float64, device=device)
+    state = torch.tensor([log_step, log_step, 0.0, 0.0, log_step, mode], dtype=torch.float64, device=device)
+    return state.unsqueeze(1).repeat(1, num_chains)
 
 
-def dual_average(shared: Tensor, rate: Tensor, ended: Tensor, target: float) -> Tensor:
-    r"""One update by the transitions that ended in this step, pooled over chains.
+def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_chains: int) -> Tensor:
+    r"""One update by the transitions that ended in this step: pooled over chains, or every chain by its own.
 
-    With k of C chains ending, time advances by :math:`w = \min(1, k / \sqrt C)`: half of what many chains offer goes
-    into less noise, half into fewer transitions:
+    With k of C chains ending, pooled time advances by :math:`w = k \min(2, \sqrt C) / C`: in proportion to k, so that
+    every chain counts the same, and by two at most when all end at once, as with more the step size would overshoot and
+    swing. A chain's own time advances by one:
 
     .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
 
     Args:
-        shared: state (6,), see :func:`dual_averaging`.
-        rate: acceptance rate of every chain's transition (chain,).
+        dual: state (6, chain), see :func:`dual_averaging`.
+        rate: acceptance rate of every chain's transition (chain,); of some of the chains, if not all move together.
         ended: which of them ended now (chain,).
         target: the acceptance rate aimed at.
+        num_chains: C.
     """
-    log_step, log_mean, error, time, center, on = shared.unbind(0)
-    count = ended.sum()
-    share = on * (count / math.sqrt(ended.shape[0])).clamp(max=1.0)
-    mean_rate = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
+    log_step, log_mean, error, time, center, mode = dual.unbind(0)
+    own, count = mode == OWN, ended.sum()
+    pace = min(2.0, math.sqrt(num_chains)) / num_chains
+    share = torch.where(own, ended.double(), (mode == POOLED) * count * pace)
+    pooled = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
+    mean_rate = torch.where(own, rate, pooled)
     new_time = time + share
     gain = share / (new_time + _T0)
     new_error = (1 - gain) * error + gain * (target - mean_rate)
     new_log = center - new_time.sqrt() / _GAMMA * new_error
     # t^-kappa is the weight of a whole unit of time
     keep = (1 - new_time.clamp(min=1.0) ** -_KAPPA) ** share
-    updated = torch.stack([new_log, keep * log_mean + (1 - keep) * new_log, new_error, new_time, center, on])
-    return torch.where(share > 0, updated, shared)
+    updated = torch.stack(
+        [new_log, keep * log_mean + (1 - keep) * new_log, new_error, new_time, center, mode]
+    )
+    return torch.where(share > 0, updated, dual)
 
 
 def windows(num_warmup: int) -> list[tuple[int, bool]]:

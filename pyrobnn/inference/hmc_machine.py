@@ -41,7 +41,8 @@ class State(NamedTuple):
     """Everything that changes from step to step; whitened vectors are (chain, dim), the rest small.
 
     ``q r g`` is the end of the trajectory that moves, ``q0 r0 g0`` the other; ``q_sub g_sub`` the subtree's proposal,
-    ``q_prop g_prop`` the tree's. ``scalars`` is (len(Scalars), chain) in float64; ``shared`` the dual-averaging state.
+    ``q_prop g_prop`` the tree's. ``scalars`` is (len(Scalars), chain), ``dual`` the state of dual
+    averaging (6, chain), both in float64.
     """
 
     q: Tensor
@@ -55,7 +56,7 @@ class State(NamedTuple):
     q_prop: Tensor
     g_prop: Tensor
     scalars: Tensor
-    shared: Tensor
+    dual: Tensor
 
 
 class Scalars(NamedTuple):
@@ -97,6 +98,7 @@ class Machine:
         max_depth: deepest tree, at most 2^max_depth leapfrogs.
         trajectory: leapfrogs of a plain HMC transition; None for NUTS.
         target_accept: what dual averaging aims at.
+        pooled_chains: chains that share one step size, where these are only some of them.
     """
 
     gradient: Gradient
@@ -108,6 +110,7 @@ class Machine:
     max_depth: int = 10
     trajectory: int | None = None
     target_accept: float = 0.8
+    pooled_chains: int | None = None
 
     # -- host side -------------------------------------------------------------------------------------------------
 
@@ -125,15 +128,15 @@ class Machine:
         )
 
     def start(
-        self, q: Tensor, g: Tensor, lp: Tensor, shared: Tensor, keys: Tensor, transition: Tensor | None = None
+        self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor | None = None
     ) -> State:
         """A state at the beginning of a transition, slot 0, for whitened positions and gradients (chain, dim)."""
         zero = torch.zeros(self.num_chains, dtype=torch.float64, device=self.device)
         blank = Scalars(*[zero] * len(Scalars._fields))
         begun = blank._replace(transition=zero if transition is None else transition, lp_prop=lp)
         sign = rng.chances(rng.stream(keys, begun.transition.long()))[2]
-        r, scalars = self._begin(begun, shared, keys, sign)
-        return State(q, r, g, q, r, g, q, g, q, g, torch.stack(scalars), shared)
+        r, scalars = self._begin(begun, dual, keys, sign)
+        return State(q, r, g, q, r, g, q, g, q, g, torch.stack(scalars), dual)
 
     # -- the compiled step -----------------------------------------------------------------------------------------
 
@@ -161,9 +164,10 @@ class Machine:
         buffers.draws.index_put_((chain, where), new.q_prop)
         buffers.stats.index_put_((chain, where), torch.stack(row, -1))
 
-        shared = dual_average(state.shared, rate, ended, self.target_accept)
+        pooled = self.pooled_chains or self.num_chains
+        dual = dual_average(state.dual, rate, ended, self.target_accept, pooled)
         r_new, begun = self._begin(
-            s._replace(transition=s.transition + 1, slot=s.slot + 1), shared, keys, chance[2]
+            s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
         )
         fresh = ended.unsqueeze(-1)
         out = State(
@@ -178,7 +182,7 @@ class Machine:
             new.q_prop,
             new.g_prop,
             torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]),
-            shared,
+            dual,
         )
         return tuple(out)
 
@@ -226,7 +230,7 @@ class Machine:
             torch.where(col, q_sub, new.q_prop),
             torch.where(col, g_sub, new.g_prop),
             new.scalars,
-            new.shared,
+            new.dual,
         )
         s = s._replace(
             sign=sign,
@@ -279,13 +283,13 @@ class Machine:
         )
         return state, s, ended, ~fine
 
-    def _begin(self, s: Scalars, shared: Tensor, keys: Tensor, sign: Tensor) -> tuple[Tensor, Scalars]:
+    def _begin(self, s: Scalars, dual: Tensor, keys: Tensor, sign: Tensor) -> tuple[Tensor, Scalars]:
         """Momenta (chain, dim) and scalars of a new transition."""
         r = rng.normal(rng.stream(keys, s.transition.long()), self.dim, self.dtype)
         energy = 0.5 * (r * r).sum(-1, dtype=torch.float64) - s.lp_prop
         zero = torch.zeros_like(s.slot)
         return r, s._replace(
-            step_size=shared[0].exp().expand_as(zero),
+            step_size=dual[0].exp(),
             sign=torch.ones_like(zero) if self.trajectory else sign,
             depth=zero,
             leaf=zero,

@@ -6,17 +6,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyrobnn import rng
-from pyrobnn.compile import CudaGraph, compiled, library_elements
+from pyrobnn.compile import CudaGraph, compiled
 from pyrobnn.inference import checkpoint
-from pyrobnn.inference.adaptation import dual_averaging, first_step_size, whitening, windows
+from pyrobnn.inference.adaptation import (
+    FROZEN,
+    OWN,
+    POOLED,
+    dual_averaging,
+    first_step_size,
+    whitening,
+    windows,
+)
 from pyrobnn.inference.draw_file import DrawFile
-from pyrobnn.inference.hmc_machine import STATS, Buffers, Gradient, Machine, Scalars, State
+from pyrobnn.inference.hmc_machine import STATS, Buffers, Machine, Scalars, State
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
@@ -24,7 +32,6 @@ _LP = Scalars._fields.index("lp_prop")
 _NUM_STATE = len(State._fields)
 _KEPT = (32, 256)
 _KEPT_SCALARS = 2**28  # over all chains
-_FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
 class Draws(NamedTuple):
@@ -110,8 +117,8 @@ class Run:
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
-        shared = dual_averaging(step, z.device, adapt=bool(self.plan))
-        self.state = self.machine.start(q, g, lp, shared, self.keys, zero)
+        dual = dual_averaging(step, len(z), z.device, self._mode())
+        self.state = self.machine.start(q, g, lp, dual, self.keys, zero)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs."""
@@ -194,8 +201,8 @@ class Run:
         kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
         starts = range(0, self.machine.num_chains, self.together)
         parts = [slice(start, start + self.together) for start in starts]
-        machine = replace(self.machine, num_chains=self.together)
-        example = (*self._rows(parts[0]), self.state.shared, *self._fixed(parts[0]))
+        machine = replace(self.machine, num_chains=self.together, pooled_chains=self.machine.num_chains)
+        example = (*self._rows(parts[0]), *self._fixed(parts[0]))
         step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
@@ -206,35 +213,50 @@ class Run:
 
         def advance(num: int) -> None:
             states, fixed = [self._rows(part) for part in parts], [self._fixed(part) for part in parts]
-            shared = self.state.shared
-            for i, rest in enumerate(fixed):
-                *states[i], shared = step(*states[i], shared, *rest)
-                step.check(*states[i], shared, *rest)  # what comes out can go in: the rest needs no look
+            own = self._mode() == OWN
+
+            def leapfrog(call: Callable[..., Any]) -> None:
+                for i, rest in enumerate(fixed):
+                    # one step size for all: it goes from call to call
+                    dual = states[i if own else i - 1][-1]
+                    states[i] = call(*states[i][:-1], dual, *rest)
+
+            leapfrog(step)
+            for state, rest in zip(states, fixed, strict=True):
+                step.check(*state, *rest)  # what comes out can go in: the rest needs no look
             with torch.no_grad():
                 for _ in range(num - 1):
-                    for i, rest in enumerate(fixed):
-                        *states[i], shared = step.unchecked(*states[i], shared, *rest)
-            self.state = self._joined(states, shared)
+                    leapfrog(step.unchecked)
+            self.state = self._joined(states, own)
             self.steps += num
             self.total_steps += num
 
         self._advance = advance
 
-    def _rows(self, part: slice) -> list[Tensor]:
-        """The state of some chains, without what all share."""
-        *vectors, scalars, _ = self.state
-        return [*(tensor[part] for tensor in vectors), scalars[:, part].contiguous()]
+    def _mode(self) -> float:
+        """How the step size adapts in this phase: in the first, a chain that starts where it is steep has its own."""
+        if self.phase == len(self.plan):
+            return FROZEN
+        return OWN if self.phase == 0 and len(self.plan) > 1 else POOLED
+
+    def _rows(self, part: slice) -> tuple[Tensor, ...]:
+        """The state of some chains."""
+        *vectors, scalars, dual = self.state
+        return (
+            *(tensor[part] for tensor in vectors),
+            scalars[:, part].contiguous(),
+            dual[:, part].contiguous(),
+        )
+
+    @staticmethod
+    def _joined(states: list[tuple[Tensor, ...]], own: bool) -> State:
+        *vectors, scalars, dual = zip(*states, strict=True)
+        dual = dual if own else dual[-1:] * len(states)
+        return State(*(torch.cat(rows) for rows in vectors), torch.cat(scalars, 1), torch.cat(dual, 1))
 
     def _fixed(self, part: slice) -> tuple[Tensor, ...]:
         """What the step of some chains is given beside their state."""
         return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
-
-    @staticmethod
-    def _joined(states: list[list[Tensor]], shared: Tensor) -> State:
-        if len(states) == 1:
-            return State(*states[0], shared)
-        *vectors, scalars = zip(*states, strict=True)
-        return State(*(torch.cat(rows) for rows in vectors), torch.cat(scalars, 1), shared)
 
     def _capture(self, step: Callable[..., tuple[Tensor, ...]]) -> None:
         static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
@@ -266,7 +288,7 @@ class Run:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
         _, new_mass = self.plan[self.phase]
         self.phase, self.steps = self.phase + 1, 0
-        state, shared = self.state, self.state.shared
+        state, dual = self.state, self.state.dual
         q, g, lp = state.q_prop, state.g_prop, state.scalars[_LP]
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
@@ -276,16 +298,16 @@ class Run:
             self.scale = whitening(window, counts, self.scale, self.dense)
             q = self._whiten(z)
             g, lp = self._gradient(q)
-        step = float(shared[1].exp())
+        step = float(dual[1].median().exp())
         first = new_mass and not any(mass for _, mass in self.plan[: self.phase - 1])
         if first:  # later windows change the whitened scale little
             step = self._find_step(q, g, lp, transition, step)
         self.history.append([float(self.phase), step, float(self.total_steps)])
-        if self.phase == len(self.plan):
-            shared = dual_averaging(step, self.machine.device, adapt=False)
-        elif first:
-            shared = dual_averaging(step, self.machine.device)
-        self.state = self.machine.start(q, g, lp, shared, self.keys, transition)
+        if (
+            self._mode() == FROZEN or self.phase == 1 or new_mass
+        ):  # what was averaged belongs to the old scale
+            dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
+        self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
 
     def _spill(self, num_draws: int) -> None:
         """Move the block of draws to the file; every chain begins an empty block."""
@@ -315,7 +337,7 @@ class Run:
             "warm-up" if warming else "sampling",
             min(count, wanted) + (0 if not warming else sum(length for length, _ in self.plan[: self.phase])),
             wanted if not warming else sum(length for length, _ in self.plan),
-            float(self.state.shared[0].exp()),
+            float(self.state.dual[0].median().exp()),
             float(latest[:, STATS.index("tree_depth")].mean()),
             0 if warming else diverging,
             self.total_steps,
@@ -359,37 +381,3 @@ class Run:
 def kept_in_warmup(num_warmup: int, num_chains: int, dim: int) -> int:
     """Draws per chain that a warm-up window keeps: ample for a pooled covariance, and bounded for large models."""
     return max(_KEPT[0], min(_KEPT[1], num_warmup, _KEPT_SCALARS // (num_chains * dim)))
-
-
-def chains_together(gradient: Gradient, z: Tensor) -> int:
-    """How many of the chains at ``z`` one call should take: as many as leave their activations in the CPU's cache.
-
-    Matrix products read and write memory; past the cache a gradient costs up to three times as much per chain.
-    """
-    chains = len(z)
-    if z.device.type != "cpu" or chains <= _FEW:
-        return chains
-    per_chain = library_elements(gradient, z[:2]) / 2
-    divisors = [size for size in range(_FEW, chains + 1) if chains % size == 0]
-    return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
-
-
-def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Gradient, bool]:
-    """Gradient and value for all chains at once, or one after the other where the program cannot be batched.
-
-    Returns:
-        The function, and whether it is batched (then it can be compiled).
-    """
-    single = torch.func.grad_and_value(log_density)
-    batched = torch.func.vmap(single)
-    try:
-        batched(z)
-    except RuntimeError:  # what functorch raises for control flow on values
-
-        def looped(z: Tensor) -> tuple[Tensor, Tensor]:
-            pairs = [single(one) for one in z]
-            return torch.stack([g for g, _ in pairs]), torch.stack([lp for _, lp in pairs])
-
-        looped(z)  # an error of the program itself surfaces here
-        return looped, False
-    return batched, True

@@ -20,16 +20,17 @@ from pyrobnn.inference import pyro_engine
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
 from pyrobnn.inference.draw_file import DrawFile
 from pyrobnn.inference.hmc_checks import check_memory, no_start, num_slots, run_name, verdicts
+from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
 from pyrobnn.inference.hmc_machine import STATS, Machine
-from pyrobnn.inference.hmc_run import Draws, Look, Run, batched_gradient, chains_together
+from pyrobnn.inference.hmc_run import Draws, Look, Run
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.sgmcmc_plan import start_chains
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
-#: transitions of warm-up when none are asked for, by the number of chains: many chains adapt together
-DEFAULT_WARMUP = 500
+#: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
+DEFAULT_WARMUP = 200
 _NUM_PROBES = 16
 
 
