@@ -117,7 +117,6 @@ class Capture:
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
         calls = dict.fromkeys((layer.name for layer in self.layers), 0)
-        modules = dict(self.net.named_modules())
 
         def remember(name: str):
             def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
@@ -128,7 +127,8 @@ class Capture:
 
             return hook
 
-        handles = [modules[layer.name].register_forward_hook(remember(layer.name)) for layer in self.layers]
+        found = [(self.net.get_submodule(layer.name), layer.name) for layer in self.layers]
+        handles = [module.register_forward_hook(remember(name)) for module, name in found]
         try:
             with torch.enable_grad():
                 f = torch.func.functional_call(self.net, self.params, (x,))
@@ -161,11 +161,10 @@ class Capture:
             torch.autograd.grad(f, outputs, columns[:, :, k].contiguous(), retain_graph=True)
             for k in range(columns.shape[-1])
         ]
-        modules = dict(self.net.named_modules())
         found = []
         for i, layer in enumerate(self.layers):
             grads = torch.stack([one[i] for one in pulled], 1)
-            found.append(_factors(modules[layer.name], layer, inputs[i], grads))
+            found.append(_factors(self.net.get_submodule(layer.name), layer, inputs[i], grads))
         return f_value, found
 
 
