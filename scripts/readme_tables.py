@@ -68,8 +68,10 @@ def scale_table() -> str:
 
 
 def nuts_table() -> str:
-    """Cost of a gradient and effective draws per second."""
-    latest = {(row["case"], row["chains"]): row for row in read_records(HERE / "results" / "nuts.jsonl")}
+    """Cost of a gradient and effective draws per second, each from the last run that measured it."""
+    latest: dict[tuple[str, int], dict] = {}
+    for row in read_records(HERE / "results" / "nuts.jsonl"):
+        latest.setdefault((row["case"], row["chains"]), {}).update(row)
     lines = [
         "| model | chains | pyrobnn µs | NumPyro µs | ratio | Pyro / pyrobnn | machine / bare gradient "
         "| ESS per s / NumPyro's | compile s |",
