@@ -288,7 +288,7 @@ class Run:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
         _, new_mass = self.plan[self.phase]
         self.phase, self.steps = self.phase + 1, 0
-        state, dual = self.state, self.state.dual
+        state = self.state
         q, g, lp = state.q_prop, state.g_prop, state.scalars[_LP]
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
@@ -298,15 +298,13 @@ class Run:
             self.scale = whitening(window, counts, self.scale, self.dense)
             q = self._whiten(z)
             g, lp = self._gradient(q)
-        step = float(dual[1].median().exp())
+        step = float(state.dual[1].median().exp())
         first = new_mass and not any(mass for _, mass in self.plan[: self.phase - 1])
         if first:  # later windows change the whitened scale little
             step = self._find_step(q, g, lp, transition, step)
         self.history.append([float(self.phase), step, float(self.total_steps)])
-        if (
-            self._mode() == FROZEN or self.phase == 1 or new_mass
-        ):  # what was averaged belongs to the old scale
-            dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
+        # a new average: the old one belongs to another scale, or to single chains
+        dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
         self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
 
     def _spill(self, num_draws: int) -> None:
