@@ -39,8 +39,9 @@ class NUTS:
     r"""The No-U-Turn Sampler: draws from the exact posterior, every chain in one compiled step.
 
     Hamiltonian dynamics of :math:`H(z, r) = -\log p(z, y) + \tfrac12 r^\top M^{-1} r` propose distant points; a
-    trajectory ends where it turns back, and its points are drawn with weights :math:`e^{-H}`. Step size and mass matrix
-    are adapted during warm-up, pooled over chains, then frozen.
+    trajectory ends where it turns back, and its points are drawn with weights :math:`e^{-H}`. During warm-up every
+    chain first has a step size of its own, to leave a steep start; then step size and mass matrix are adapted, pooled
+    over chains, and frozen.
 
     Args:
         num_chains: chains; they share each gradient call, so more cost less than proportionally.

@@ -99,7 +99,8 @@ class SWA:
             result, points = run.train(moments, callbacks, progress)
             draws = run.layout(points).constrain(moments.mean.to(run.problem.density.dtype))
             draws = {name: value[None, None] for name, value in draws.items()}
-            return run.posterior(draws, result, points, meta={"iid": True, "num_collected": moments.count})
+            meta = {"iid": True, "num_collected": moments.count, "warnings": run.notes}
+            return run.posterior(draws, result, points, meta=meta)
 
 
 @dataclass(frozen=True)
