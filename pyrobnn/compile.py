@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from pyrobnn.compile_graph import DECOMPOSITIONS, LIBRARY, lay_data_innermost, operator, size
+
 # Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
 # float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
 _INDUCTOR = {
@@ -78,14 +80,6 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), strides, tensor.dtype, tensor.device
 
 
-def settled(tensor: Tensor) -> Tensor:
-    """The same tensor, written to memory where inductor would otherwise compute it again in every loop that reads it.
-
-    Weights that are cheap to compute, read once per datum, are the case in point.
-    """
-    return torch.as_strided(tensor, tensor.shape, tensor.stride())
-
-
 def compiled(
     fn: Callable[..., Any],
     *example: Any,
@@ -138,7 +132,7 @@ def compiled(
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
     with torch.no_grad(), _rng_kept(inputs):
         try:
-            graph = make_fx(flat_fn, decomposition_table=_DECOMPOSITIONS)(*inputs)
+            graph = make_fx(flat_fn, decomposition_table=DECOMPOSITIONS)(*inputs)
         except Exception as error:  # whatever a user's program may raise under tracing
             _warn(name, "could not be traced", error, "it runs eagerly, much slower")
             return Compiled(fn, "eager", time.perf_counter() - started)
@@ -174,6 +168,7 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
     if all(tensor.device.type == "cpu" for tensor in inputs):
         # calls and allocations in C++ instead of Python
         settings["cpp_wrapper"] = True
+        lay_data_innermost(graph)
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
     shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
@@ -198,62 +193,18 @@ def _quiet(logger: str) -> Iterator[None]:
 def _largest(graph: torch.fx.GraphModule) -> int:
     """Elements of the largest tensor that the graph computes; one that it only writes into does not count."""
     operators = [node for node in graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    made = [node.meta.get("tensor_meta") for node in operators if not node.target._schema.is_mutable]
-    return max((meta.shape.numel() for meta in made if hasattr(meta, "shape")), default=0)
+    return max((size(node) for node in operators if not node.target._schema.is_mutable), default=0)
 
 
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
         with torch.no_grad(), _rng_kept(list(example)):
-            graph = make_fx(fn, decomposition_table=_DECOMPOSITIONS)(*example)
+            graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(*example)
     except Exception:  # whatever a user's program may raise under tracing
         return 0
-    calls = [node for node in graph.graph.nodes if getattr(node.target, "overloadpacket", None) in _LIBRARY]
-    touched = [node.meta.get("tensor_meta") for call in calls for node in (call, *call.all_input_nodes)]
-    return max((meta.shape.numel() for meta in touched if hasattr(meta, "shape")), default=0)
-
-
-def _small_bmm(left: Tensor, right: Tensor) -> Tensor:
-    """A batched product with an outer or inner dimension of one, as arithmetic that fuses with its neighbours.
-
-    Under ``vmap`` every ``Linear`` becomes a ``bmm``; with one input or one output feature the library call costs more
-    than the product, and separates the loops before and after it.
-    """
-    _, rows, inner = left.shape
-    columns = right.shape[2]
-    if inner == 1:
-        return left * right
-    if columns == 1:
-        return (left * right.transpose(1, 2)).sum(2, keepdim=True)
-    if rows == 1:
-        return (left.transpose(1, 2) * right).sum(1, keepdim=True)
-    return NotImplemented
-
-
-def _small_mm(left: Tensor, right: Tensor) -> Tensor:
-    """The same without a batch."""
-    product = _small_bmm(left[None], right[None])
-    return product if product is NotImplemented else product[0]
-
-
-def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = _small_mm(left, right) if alpha == beta == 1 else NotImplemented
-    return product if product is NotImplemented else bias + product
-
-
-_LIBRARY = {
-    torch.ops.aten.bmm,
-    torch.ops.aten.mm,
-    torch.ops.aten.addmm,
-    torch.ops.aten.convolution,
-    torch.ops.aten.convolution_backward,
-}
-_DECOMPOSITIONS = {
-    torch.ops.aten.bmm.default: _small_bmm,
-    torch.ops.aten.mm.default: _small_mm,
-    torch.ops.aten.addmm.default: _small_addmm,
-}
+    calls = [node for node in graph.graph.nodes if operator(node) in LIBRARY]
+    return max((size(node) for call in calls for node in (call, *call.all_input_nodes)), default=0)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ import warnings
 import pytest
 import torch
 from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyrobnn.compile import CudaGraph, compiled
+from pyrobnn.compile_graph import DECOMPOSITIONS, lay_data_innermost
 
 
 def _energy(z):
@@ -32,6 +34,26 @@ def test_small_batched_products(rows, inner, columns):
     torch.testing.assert_close(compiled(torch.bmm, a, b)(a, b), a @ b)
     c = torch.ones(columns)
     torch.testing.assert_close(compiled(torch.addmm, c, a[0], b[0])(c, a[0], b[0]), c + a[0] @ b[0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "deep", "turned"), [(1, False, True), (3, False, False), (1, True, False)], ids=str
+)
+def test_activations_of_one_feature_lie_along_the_data(inputs, deep, turned):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, inputs, generator=generator)
+    w, v = torch.randn(2, inputs, 5, generator=generator), torch.randn(5, 5, generator=generator)
+
+    def loss(w):
+        hidden = torch.tanh(x @ w)
+        return (torch.tanh(hidden @ v) if deep else hidden * v[0]).sum(-1).cos().sum()
+
+    fn = vmap(grad_and_value(loss))
+    graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(w)
+    lay_data_innermost(graph)
+    assert ("as_strided" in graph.code) == turned
+    torch.testing.assert_close(graph(w), fn(w))
+    torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
 
 
 def test_nested_arguments_and_in_place_writes():

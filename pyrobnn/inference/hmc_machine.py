@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn import rng
-from pyrobnn.compile import settled
+from pyrobnn.compile_graph import settled
 from pyrobnn.inference.adaptation import dual_average
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
