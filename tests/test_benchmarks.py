@@ -35,6 +35,7 @@ from pyrobnn.benchmarks.tables import markdown
 from pyrobnn.data import Dataset, diabetes
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.metrics import crps
 
@@ -153,6 +154,28 @@ def test_the_evidence_of_one_method_can_choose_for_another():
     posterior, chosen, criterion = rule.fit(line_data(), seed=0)
     assert chosen.noise == 0.08 and max(criterion, key=criterion.get) == "noise=0.08"
     assert posterior.meta["method"] == "MAP" and chosen.describe()["method"] == "MAP"
+
+
+def test_a_sampler_starts_at_modes_and_a_candidate_that_diverges_gives_way_to_the_next():
+    modes = DeepEnsemble(num_members=2, num_steps=200, lr=0.05, compile=False)
+    sampler = SGHMC(num_chains=2, num_warmup=0, thinning=50, compile=False)
+    rule = Rule(
+        sampler,
+        (1.0,),
+        (0.08,),
+        choose="validation",
+        variants=({"step_size": 1e3}, {"step_size": 1e-5}),
+        validate_with=modes,  # which does not know the step size: the first candidate is as good as the second
+        num_draws=2,
+        init=modes,
+    )
+    posterior, chosen, _ = rule.fit(line_data(), seed=0)
+    assert chosen.method.step_size == 1e-5
+    data = line_data()
+    start = chosen.init.fit(chosen.model(data, 0), data.x, data.y, seed=0)
+    for name, value in posterior.draws.items():
+        apart = (value[:, :1] - start.draws[name]).abs().flatten(2).amax(-1)  # (chain, member)
+        assert (10 * apart.amin(1) < apart.amax(1)).all(), f"{name}: {apart}"
 
 
 def test_a_rule_of_several_candidates_must_choose():

@@ -188,7 +188,11 @@ class Rule:
 
     def describe(self) -> dict[str, Any]:
         """The whole rule as plain values: results of another rule are other results."""
-        start = {} if self.init is None else {"init": type(self.init).__name__, "init_settings": settings(self.init)}
+        start = (
+            {}
+            if self.init is None
+            else {"init": type(self.init).__name__, "init_settings": settings(self.init)}
+        )
         return {
             **start,
             "method": type(self.method).__name__,
