@@ -233,11 +233,18 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
         options["init_loc_fn"] = init_to_value(values=density.constrain(_padded(loc, density)))
     if "init_scale" in accepted:
         options["init_scale"] = init_scale
-    guide = factory(density.program, **options)
+    try:
+        guide = factory(density.program, **options)
+    except TypeError as error:
+        raise TypeError(
+            "'guide' must be a function of the model alone that makes a Pyro AutoGuide, such as AutoNormal (a "
+            f"hand-written guide program is not supported): {error}"
+        ) from error
     if not isinstance(guide, AutoGuide):
         raise TypeError(
-            "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or make a Pyro AutoGuide, "
-            f"got {type(guide).__name__}"
+            "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model that makes a Pyro "
+            f"AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide program is "
+            "not supported)"
         )
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
         better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"

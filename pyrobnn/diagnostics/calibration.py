@@ -192,7 +192,7 @@ def _region_check(
             if p < thresholds.PIT_WARN and gap > 0.5 * _REGION_GAP
             else "pass"
         )
-        ends = [f"{regions[i][0].min():.2g} ≤ {name} ≤ {regions[i][0].max():.2g}" for i in (low, high)]
+        ends = [f"{regions[i][0].min():.4g} ≤ {name} ≤ {regions[i][0].max():.4g}" for i in (low, high)]
         seen = (
             f"90 % intervals cover {covered[low]:.0%} where {ends[0]} but {covered[high]:.0%} where {ends[1]}"
             if gap > 0

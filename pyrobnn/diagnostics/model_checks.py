@@ -190,7 +190,7 @@ def _noise(tree: xr.DataTree) -> list[Check]:
             lowest,
             "posterior median within the central 99 % of the prior",
             thresholds.PSENSE_SOURCE,
-            f"The posterior median of the noise, {np.median(columns[1]):.3g} in fitted units, has prior tail "
+            f"The posterior median of the noise, {np.median(columns[1]):.4g} in fitted units, has prior tail "
             f"probability {lowest:.3f}.",
             "" if status == "pass" else "The noise prior excludes what the data say: widen it.",
         )
@@ -214,7 +214,7 @@ def _prior_predictive(tree: xr.DataTree) -> list[Check]:
                     ratio,
                     "",
                     thresholds.LOO_PIT_SOURCE,
-                    f"Before data, {what} spread {ratio:.2g} times as far as the observed y.",
+                    f"Before data, {what} spread {ratio:.3g} times as far as the observed y.",
                 )
             ]
     return []

@@ -191,6 +191,6 @@ def probe_name(tree: xr.DataTree, probe: int) -> str:
         return f"probe {probe}"
     point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
     if point.size == 1:
-        return f"x≈{point[0]:.2g}"
-    shown = ", ".join(f"{value:.2g}" for value in point[:3])
+        return f"x≈{point[0]:.4g}"
+    shown = ", ".join(f"{value:.4g}" for value in point[:3])
     return f"probe {probe}, x≈({shown}{', …' if point.size > 3 else ''})"

@@ -121,14 +121,16 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """One sentence: the status and the evidence that decided it."""
+        """One sentence: whose verdict, the status and the evidence that decided it."""
         deciding = self.failed or self.warned
+        same = not self.label or self.label.lower() == self.method.lower()
+        name = self.method if same else f"{self.label} ({self.method})"
         if deciding:
             rest = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-            return f"{self.method}: {self.status} — {deciding[0].evidence.rstrip('.')}{rest}."
+            return f"{name}: {self.status} — {deciding[0].evidence.rstrip('.')}{rest}."
         if self.passed:
-            return f"{self.method}: {self.status} — all {len(self.passed)} checks passed."
-        return f"{self.method}: {self.status} — no check could be made on this tree."
+            return f"{name}: {self.status} — all {len(self.passed)} checks passed."
+        return f"{name}: {self.status} — no check could be made on this tree."
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""

@@ -96,7 +96,7 @@ def khat(trees: Trees, *, fits: Mapping[str, LeaveOneOut | None] | None = None) 
             ax.text(0.02, 0.97, note, transform=ax.transAxes, va="top", fontsize=8)
             ax.set(xlabel="datum", ylabel="k-hat")
             top = max(1.0, float(tail.max()))
-            ax.set_ylim(min(-0.2, float(tail.min()) - 0.05), top + 0.25)
+            ax.set_ylim(min(-0.2, float(tail.min()) - 0.05), top + 0.35)
         return figure
 
 
