@@ -242,8 +242,8 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
         ) from error
     if not isinstance(guide, AutoGuide):
         raise TypeError(
-            "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model that makes a Pyro "
-            f"AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide program is "
+            "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model that makes a "
+            f"Pyro AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide program is "
             "not supported)"
         )
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
