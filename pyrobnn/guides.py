@@ -243,8 +243,8 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
     if not isinstance(guide, AutoGuide):
         raise TypeError(
             "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model that makes a "
-            f"Pyro AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide program is "
-            "not supported)"
+            f"Pyro AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide "
+            "program is not supported)"
         )
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
         better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
