@@ -90,7 +90,7 @@ def measure(problem: str, method: str, threads: int) -> dict:
     clock = Clock()
     init = None
     if method == "laplace":  # the curvature around a trained net: its last layer becomes Bayesian
-        init = pb.MAP(num_steps=steps, compile=configured.compile).fit(model, loader, seed=0)
+        init = pb.MAP(num_steps=steps).fit(model, loader, seed=0)
     posterior = configured.fit(model, *data, num_draws=num_draws, seed=0, init=init, callbacks=(clock,))
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     used = peak() - before
@@ -191,12 +191,12 @@ def batches(x, y, size: int):
 
 
 def configure(method: str, problem: str):
-    """The method, its draws and its gradient steps; compiled where a step is short beside its overhead."""
+    """The method, its draws and its gradient steps."""
     import pyrobnn as pb
 
-    steps, compiled = NUM_STEPS[problem], problem == "rows"
+    steps = NUM_STEPS[problem]
     if method == "svi":
-        return pb.SVI(num_steps=steps, compile=compiled, log_every=max(1, steps // 8)), 10, steps
+        return pb.SVI(num_steps=steps, log_every=max(1, steps // 8)), 10, steps
     if method == "swag":
         swag = pb.SWAG(
             num_steps=steps,
@@ -205,7 +205,6 @@ def configure(method: str, problem: str):
             rank=5,
             collect_every=max(1, steps // 8),
             burn_in=0.25,
-            compile=compiled,
         )
         return swag, 10, steps
     if method == "sghmc":
@@ -213,7 +212,6 @@ def configure(method: str, problem: str):
             num_chains=1,
             num_warmup=steps // 2,
             thinning=max(1, steps // 10),
-            compile=compiled,
             step_size=1e-5,
         )
         return sampler, 5, steps
@@ -223,7 +221,6 @@ def configure(method: str, problem: str):
         structure=structure,
         importance=False,
         tune="marginal_likelihood",
-        compile=compiled,
     )
     return laplace, 10, steps
 
