@@ -116,6 +116,19 @@ def test_some_parameters_only():
     torch.testing.assert_close(around.rows(x)[1], reference_rows(around, x))
 
 
+@pytest.mark.parametrize("end", [(), (nn.Tanh(),), (nn.ReLU(inplace=True),)], ids=str)
+def test_the_rows_of_one_layer_that_is_the_output_or_not(end):
+    x = numbers(4, 3)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, expose=["2.weight", "2.bias"])
+
+    def make():
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), *end)
+
+    around = jacobian_of(model_of(make, prior=prior), x)
+    assert len(around.layers) == 1
+    torch.testing.assert_close(around.rows(x)[1], reference_rows(around, x))
+
+
 @pytest.mark.parametrize(
     "make, match",
     [

@@ -108,14 +108,15 @@ class Capture:
     def __init__(self, net: nn.Module, params: Mapping[str, Tensor], layers: Sequence[Layer]):
         self.net, self.params, self.layers = net, dict(params), list(layers)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Output (N, width), and each layer's inputs and outputs.
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], bool]:
+        """Output (N, width), each layer's inputs and outputs, and whether the output is that of the one layer.
 
         Raises:
             ValueError: a layer is called not at all or more than once.
         """
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
+        passed_on: dict[str, Tensor] = {}
         calls = dict.fromkeys((layer.name for layer in self.layers), 0)
 
         def remember(name: str):
@@ -123,7 +124,9 @@ class Capture:
                 calls[name] += 1
                 inputs[name] = args[0].detach()
                 outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
-                return outputs[name].clone()  # a later in-place activation must not touch what is remembered
+                # a later in-place activation must not touch what is remembered
+                passed_on[name] = outputs[name].clone()
+                return passed_on[name]
 
             return hook
 
@@ -141,7 +144,8 @@ class Capture:
                     f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
                 )
         names = [layer.name for layer in self.layers]
-        return f, [inputs[name] for name in names], [outputs[name] for name in names]
+        alone = len(names) == 1 and passed_on[names[0]] is f and f._version == 0  # no activation in place
+        return f, [inputs[name] for name in names], [outputs[name] for name in names], alone
 
     def factors(self, x: Tensor, columns: Tensor | None = None, root=None) -> tuple[Tensor, list[Factors]]:
         """Network outputs (N, width) and the factors of every layer.
@@ -151,19 +155,23 @@ class Capture:
             columns: (N, width, k) vectors to pull back; default the identity (the Jacobian itself).
             root: instead, a function of f giving ``columns``.
         """
-        f, inputs, outputs = self.forward(x)
+        f, inputs, outputs, alone = self.forward(x)
         f_value = f.detach()
         if root is not None:
             columns = root(f_value)
         if columns is None:
             columns = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
-        pulled = [
-            torch.autograd.grad(f, outputs, columns[:, :, k].contiguous(), retain_graph=True)
-            for k in range(columns.shape[-1])
-        ]
+        pulled = (
+            []
+            if alone
+            else [
+                torch.autograd.grad(f, outputs, columns[:, :, k].contiguous(), retain_graph=True)
+                for k in range(columns.shape[-1])
+            ]
+        )
         found = []
         for i, layer in enumerate(self.layers):
-            grads = torch.stack([one[i] for one in pulled], 1)
+            grads = columns.transpose(1, 2) if alone else torch.stack([one[i] for one in pulled], 1)
             found.append(_factors(self.net.get_submodule(layer.name), layer, inputs[i], grads))
         return f_value, found
 
