@@ -53,10 +53,11 @@ def ggn(
 
 def layer_groups(jacobian: NetworkJacobian) -> tuple[list[str], Tensor]:
     """Names of the layers (a site's name without its last part) and each coordinate's layer (p,)."""
-    owners = [site.name.rpartition(".")[0] for site in jacobian.sites for _ in range(site.size)]
+    owners = [site.name.rpartition(".")[0] for site in jacobian.sites]
     names = list(dict.fromkeys(owners))
-    number = {name: i for i, name in enumerate(names)}
-    return names, torch.tensor([number[owner] for owner in owners], device=jacobian.index.device)
+    number = torch.tensor([names.index(owner) for owner in owners])
+    sizes = torch.tensor([site.size for site in jacobian.sites])
+    return names, number.repeat_interleave(sizes).to(jacobian.index.device)
 
 
 class FullCurvature:
@@ -216,7 +217,7 @@ class KronCurvature:
             place = jacobian.positions(layer)
             prior = prior_prec[place].double()
             columns = prior.mean(0)
-            self.averaged |= not torch.allclose(prior, columns.expand_as(prior), rtol=1e-5)
+            self.averaged |= bool(((prior - columns).abs() > 1e-5 * columns).any())
             white = a / count * (columns.rsqrt().unsqueeze(1) * columns.rsqrt())
             in_values, in_basis = torch.linalg.eigh(white)
             out_values, out_basis = torch.linalg.eigh(b)
