@@ -223,6 +223,8 @@ def _rules() -> dict[str, Rule]:
     # faster rates and wider starts end in optima that call the signal noise: their ELBO is hundreds of nats lower
     svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01)
     lrt = dataclasses.replace(svi, local_reparameterization=True)
+    # a draw from the prior can be so steep that a sampler diverges there, or stays for good
+    modes = DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole)
     inferred = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
@@ -252,8 +254,7 @@ def _rules() -> dict[str, Rule]:
             choose="validation",
             variants=({"step_size": 3e-5}, {"step_size": 3e-4}, {"step_size": 3e-3}),
             num_draws=100,
-            # a draw from the prior can be so steep that the larger step leaves the finite numbers
-            init=DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole),
+            init=modes,
         ),
         "nuts": Rule(
             NUTS(num_chains=4, num_warmup=300, max_tree_depth=9),
@@ -261,6 +262,7 @@ def _rules() -> dict[str, Rule]:
             choose="evidence",
             validate_with=lrt,
             num_draws=100,
+            init=modes,
         ),
     }
 
