@@ -158,9 +158,9 @@ def test_fifty_correlated_dimensions(mass_matrix, engine):
     # neighbours correlate by 0.9: a wrong mass matrix or gradient would not show in the margins alone
     pairs = (posterior.draws["z"] - mean)[..., :-1] * (posterior.draws["z"] - mean)[..., 1:]
     assert_mean_within(pairs, 0.9, **_enough(posterior))
-    # whitening makes the trees short
-    steps = posterior.sample_stats["n_steps"].double().mean()
-    assert steps < 8 if mass_matrix == "dense" else steps > 12
+    if engine == "compiled":  # our whitening makes the trees short; how short Pyro's are is Pyro's affair
+        steps = posterior.sample_stats["n_steps"].double().mean()
+        assert steps < 8 if mass_matrix == "dense" else steps > 12
 
 
 def test_funnel_centred_reports_divergences():
