@@ -97,11 +97,10 @@ def lay_data_innermost(graph: GraphModule) -> None:
             turned = call(_ATEN.transpose.int, (node.args[0], -2, -1))
             new = call(node.target, (turned, *node.args[1:]), node.kwargs)
             new = call(_ATEN.clone.default, (new,), {"memory_format": torch.contiguous_format})
-            shape = list(node.meta["tensor_meta"].shape)
-            shape[-2:] = shape[:-3:-1]
-            strides = torch.empty(shape, device="meta").stride()
-            # written to memory in this very order
-            new = call(_ATEN.as_strided.default, (new, shape, list(strides)))
+            *batch, rows, columns = node.meta["tensor_meta"].shape
+            shape = [*batch, columns, rows]
+            strides = list(torch.empty(shape, device="meta").stride())
+            new = call(_ATEN.as_strided.default, (new, shape, strides))  # settled in this very order
             new = call(_ATEN.transpose.int, (new, -2, -1))
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)

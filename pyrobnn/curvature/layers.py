@@ -161,19 +161,16 @@ class Capture:
             columns = root(f_value)
         if columns is None:
             columns = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
-        pulled = (
-            []
-            if alone
-            else [
+        if alone:
+            grads = [columns.transpose(1, 2)]
+        else:
+            pulled = [
                 torch.autograd.grad(f, outputs, columns[:, :, k].contiguous(), retain_graph=True)
                 for k in range(columns.shape[-1])
             ]
-        )
-        found = []
-        for i, layer in enumerate(self.layers):
-            grads = columns.transpose(1, 2) if alone else torch.stack([one[i] for one in pulled], 1)
-            found.append(_factors(self.net.get_submodule(layer.name), layer, inputs[i], grads))
-        return f_value, found
+            grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
+        modules = [self.net.get_submodule(layer.name) for layer in self.layers]
+        return f_value, [_factors(*each) for each in zip(modules, self.layers, inputs, grads)]
 
 
 def _factors(module: nn.Module, layer: Layer, inputs: Tensor, grads: Tensor) -> Factors:
