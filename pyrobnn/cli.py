@@ -140,8 +140,8 @@ def _write(trees: Mapping[str, DataTree], report: Path, summary: Path) -> dict[s
     print()
     print(_table(trees, verdicts))
     print()
-    for label, verdict in verdicts.items():
-        print(f"{label}: {verdict.status}. {verdict.summary}")
+    for verdict in verdicts.values():
+        print(verdict.summary)
     write_summary(trees, verdicts, summary)
     print(f"\nreport: {write_report(trees, report, verdicts=verdicts)}\nsummary: {summary}")
     return verdicts
