@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,16 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pyrobnn.compile_graph import DECOMPOSITIONS, LIBRARY, lay_data_innermost, operator, size
+from pyrobnn.compile_graph import (
+    DECOMPOSITIONS,
+    fold_constants,
+    lay_data_innermost,
+    library_calls,
+    lift_repeats,
+    returns_nothing,
+    settle_broadcasts,
+    size,
+)
 
 # Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
 # float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
@@ -165,18 +175,49 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings: dict[str, Any] = dict(_INDUCTOR)
+    on_stack = False
+    fold_constants(graph)
     if all(tensor.device.type == "cpu" for tensor in inputs):
         # calls and allocations in C++ instead of Python
         settings["cpp_wrapper"] = True
         lay_data_innermost(graph)
+        lift_repeats(graph)
+        settle_broadcasts(graph)
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
+        on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
     shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
-    with warnings.catch_warnings(), _quiet("torch._inductor.ir"), config.patch(settings), shapes:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
+        for context in (_quiet("torch._inductor.ir"), config.patch(settings), shapes):
+            stack.enter_context(context)
+        if on_stack:
+            stack.enter_context(_intermediates_on_stack())
         call = inductor.compile(graph, inputs)
         call(*inputs)
     return call
+
+
+@contextlib.contextmanager
+def _intermediates_on_stack() -> Iterator[None]:
+    """Intermediate tensors of a small function on the stack, where each would be an allocation: half of a short step.
+
+    For functions that return nothing and call no library: inductor would hand out one memory for the results of every
+    call, and goes back to allocations beside a library. Up to 0.8 MB, which the threads of Linux have.
+    """
+    import torch._inductor.config as config
+    from torch._inductor.codegen import common
+    from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
+
+    common.init_backend_registration()
+    backend = common.device_codegens["cpu"]
+    before, backend.cpp_wrapper_codegen = backend.cpp_wrapper_codegen, CppWrapperCpuArrayRef
+    try:
+        with config.patch({"aot_inductor.allow_stack_allocation": True}):
+            yield
+    finally:
+        backend.cpp_wrapper_codegen = before
 
 
 @contextlib.contextmanager
@@ -203,7 +244,7 @@ def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
             graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(*example)
     except Exception:  # whatever a user's program may raise under tracing
         return 0
-    calls = [node for node in graph.graph.nodes if operator(node) in LIBRARY]
+    calls = library_calls(graph)
     return max((size(node) for call in calls for node in (call, *call.all_input_nodes)), default=0)
 
 
