@@ -37,12 +37,11 @@ MAX_ENERGY_ERROR = 1000.0
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-class State(NamedTuple):
-    """Everything that changes from step to step; whitened vectors are (chain, dim), the rest small.
+class Vectors(NamedTuple):
+    """Rows of ``State.vectors``, whitened, each (chain, dim).
 
     ``q r g`` is the end of the trajectory that moves, ``q0 r0 g0`` the other; ``q_sub g_sub`` the subtree's proposal,
-    ``q_prop g_prop`` the tree's. ``scalars`` is (len(Scalars), chain), ``dual`` the state of dual
-    averaging (6, chain), both in float64.
+    ``q_prop g_prop`` the tree's.
     """
 
     q: Tensor
@@ -55,8 +54,6 @@ class State(NamedTuple):
     g_sub: Tensor
     q_prop: Tensor
     g_prop: Tensor
-    scalars: Tensor
-    dual: Tensor
 
 
 class Scalars(NamedTuple):
@@ -79,8 +76,23 @@ class Scalars(NamedTuple):
     energy_prop: Tensor
 
 
+class State(NamedTuple):
+    """Everything that changes from step to step, written in place.
+
+    Vectors (len(Vectors), chain, dim); scalars (len(Scalars), chain) and the state of dual averaging (6, chain), both
+    in float64.
+    """
+
+    vectors: Tensor
+    scalars: Tensor
+    dual: Tensor
+
+
 class Buffers(NamedTuple):
-    """Written in place: checkpoints (chain, level, dim), whitened draws (chain, slot, dim), stats (chain, slot, 7)."""
+    """Written in place, a row at a time.
+
+    Checkpoints (chain, level, dim), whitened draws (chain, slot, dim), statistics (chain, slot, 7).
+    """
 
     q_check: Tensor
     r_check: Tensor
@@ -136,17 +148,16 @@ class Machine:
         begun = blank._replace(transition=zero if transition is None else transition, lp_prop=lp)
         sign = rng.chances(rng.stream(keys, begun.transition.long()))[2]
         r, scalars = self._begin(begun, dual, keys, sign)
-        return State(q, r, g, q, r, g, q, g, q, g, torch.stack(scalars), dual)
+        return State(torch.stack((q, r, g, q, r, g, q, g, q, g)), torch.stack(scalars), dual)
 
     # -- the compiled step -----------------------------------------------------------------------------------------
 
-    def step(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """One leapfrog for every chain. Arguments: State, Buffers, whitening, chain keys. Returns State."""
-        state = State(*arguments[:12])
-        buffers = Buffers(*arguments[12:16])
-        scale, keys = arguments[16:]
-        s = Scalars(*state.scalars.unbind(0))
-        q, r, g, lp, energy = self._leapfrog(state, s, scale)
+    def step(self, *arguments: Tensor) -> tuple[()]:
+        """One leapfrog for every chain, in place. Arguments: State, Buffers, whitening, chain keys."""
+        state, buffers = State(*arguments[:3]), Buffers(*arguments[3:7])
+        scale, keys = arguments[7:]
+        old, s = Vectors(*state.vectors.unbind(0)), Scalars(*state.scalars.unbind(0))
+        q, r, g, lp, energy = self._leapfrog(old, s, scale)
         error = energy - s.energy0
         fine = error <= MAX_ENERGY_ERROR  # false for NaN: nothing of a bad leaf is ever selected
         s = s._replace(
@@ -156,7 +167,7 @@ class Machine:
         chain = torch.arange(self.num_chains, device=self.device)
         chance = rng.chances(rng.stream(rng.stream(keys, s.transition.long()), s.steps.long()))
         extend = self._extend_path if self.trajectory else self._extend_tree
-        new, s, ended, diverging = extend(State(q, r, g, *state[3:]), s, buffers, lp, energy, fine, chance)
+        new, s, ended, diverging = extend(Vectors(q, r, g, *old[3:]), s, buffers, lp, energy, fine, chance)
 
         where = torch.clamp(s.slot, max=self.num_slots).long()
         rate = s.accept / s.steps
@@ -170,7 +181,7 @@ class Machine:
             s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
         )
         fresh = ended.unsqueeze(-1)
-        out = State(
+        out = (
             torch.where(fresh, new.q_prop, new.q),
             torch.where(fresh, r_new, new.r),
             torch.where(fresh, new.g_prop, new.g),
@@ -181,15 +192,16 @@ class Machine:
             new.g_sub,
             new.q_prop,
             new.g_prop,
-            torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]),
-            dual,
         )
-        return tuple(out)
+        state.vectors.copy_(torch.stack(out))
+        state.scalars.copy_(torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]))
+        state.dual.copy_(dual)
+        return ()
 
-    def _leapfrog(self, state: State, s: Scalars, scale: Tensor) -> tuple[Tensor, ...]:
+    def _leapfrog(self, old: Vectors, s: Scalars, scale: Tensor) -> tuple[Tensor, ...]:
         move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
-        half = state.r + 0.5 * move * state.g
-        q = settled(state.q + move * half)
+        half = old.r + 0.5 * move * old.g
+        q = settled(old.q + move * half)
         dense = scale.dim() == 2
         g, lp = self.gradient(settled(q @ scale.T if dense else q * scale))
         g = settled(g)
@@ -197,7 +209,7 @@ class Machine:
         r = settled(half + 0.5 * move * g)
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
-    def _extend_tree(self, new: State, s: Scalars, buffers: Buffers, lp, energy, fine, chance):
+    def _extend_tree(self, new: Vectors, s: Scalars, buffers: Buffers, lp, energy, fine, chance):
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
         q, r, g = new.q, new.r, new.g
         weight = torch.where(fine, s.energy0 - energy, -math.inf)
@@ -218,7 +230,7 @@ class Machine:
 
         sign = torch.where(merge, chance[2], s.sign)
         swap = (sign != s.sign).unsqueeze(-1)
-        state = State(
+        vectors = Vectors(
             torch.where(swap, new.q0, q),
             torch.where(swap, new.r0, r),
             torch.where(swap, new.g0, g),
@@ -229,8 +241,6 @@ class Machine:
             g_sub,
             torch.where(col, q_sub, new.q_prop),
             torch.where(col, g_sub, new.g_prop),
-            new.scalars,
-            new.dual,
         )
         s = s._replace(
             sign=sign,
@@ -243,7 +253,7 @@ class Machine:
             lp_prop=torch.where(take, lp_sub, s.lp_prop),
             energy_prop=torch.where(take, energy_sub, s.energy_prop),
         )
-        return state, s, ended, ~fine
+        return vectors, s, ended, ~fine
 
     def _turning(self, q: Tensor, r: Tensor, s: Scalars, buffers: Buffers) -> Tensor:
         """Whether any complete subtree that ends at this leaf has turned.
@@ -266,14 +276,14 @@ class Machine:
         early = (across * buffers.r_check[:, :-1]).sum(-1) <= 0
         return (ends & (late | early)).any(-1)
 
-    def _extend_path(self, new: State, s: Scalars, buffers: Buffers, lp, energy, fine, chance):
+    def _extend_path(self, new: Vectors, s: Scalars, buffers: Buffers, lp, energy, fine, chance):
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
         ended = ~fine | (s.steps >= self.trajectory)
         take = ended & fine & (chance[0] < (s.energy0 - energy).exp())
         col = take.unsqueeze(-1)
         # the acceptance rate of the end point alone: what a fixed path is tuned on
         rate = torch.where(fine, (s.energy0 - energy).clamp(max=0.0).exp(), 0.0)
-        state = new._replace(
+        vectors = new._replace(
             q_prop=torch.where(col, new.q, new.q_prop), g_prop=torch.where(col, new.g, new.g_prop)
         )
         s = s._replace(
@@ -281,7 +291,7 @@ class Machine:
             lp_prop=torch.where(take, lp, s.lp_prop),
             energy_prop=torch.where(take, energy, s.energy_prop),
         )
-        return state, s, ended, ~fine
+        return vectors, s, ended, ~fine
 
     def _begin(self, s: Scalars, dual: Tensor, keys: Tensor, sign: Tensor) -> tuple[Tensor, Scalars]:
         """Momenta (chain, dim) and scalars of a new transition."""

@@ -24,12 +24,11 @@ from pyrobnn.inference.adaptation import (
     windows,
 )
 from pyrobnn.inference.draw_file import DrawFile
-from pyrobnn.inference.hmc_machine import STATS, Buffers, Machine, Scalars, State
+from pyrobnn.inference.hmc_machine import STATS, Buffers, Machine, Scalars, State, Vectors
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
 _LP = Scalars._fields.index("lp_prop")
-_NUM_STATE = len(State._fields)
 _KEPT = (32, 256)
 _KEPT_SCALARS = 2**28  # over all chains
 
@@ -202,7 +201,7 @@ class Run:
         starts = range(0, self.machine.num_chains, self.together)
         parts = [slice(start, start + self.together) for start in starts]
         machine = replace(self.machine, num_chains=self.together, pooled_chains=self.machine.num_chains)
-        example = (*self._rows(parts[0]), *self._fixed(parts[0]))
+        example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
         step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
@@ -212,22 +211,17 @@ class Run:
             return
 
         def advance(num: int) -> None:
-            states, fixed = [self._rows(part) for part in parts], [self._fixed(part) for part in parts]
-            own = self._mode() == OWN
-
-            def leapfrog(call: Callable[..., Any]) -> None:
-                for i, rest in enumerate(fixed):
-                    # one step size for all: it goes from call to call
-                    dual = states[i if own else i - 1][-1]
-                    states[i] = call(*states[i][:-1], dual, *rest)
-
-            leapfrog(step)
-            for state, rest in zip(states, fixed, strict=True):
-                step.check(*state, *rest)  # what comes out can go in: the rest needs no look
+            states, own = [self._rows(part) for part in parts], self._mode() == OWN
+            if not own:  # one step size for all: it goes from call to call
+                states = [state._replace(dual=states[0].dual) for state in states]
+            calls = [(*state, *self._fixed(part)) for state, part in zip(states, parts, strict=True)]
+            for arguments in calls:
+                step(*arguments)
             with torch.no_grad():
                 for _ in range(num - 1):
-                    leapfrog(step.unchecked)
-            self.state = self._joined(states, own)
+                    for arguments in calls:
+                        step.unchecked(*arguments)
+            self.state = self._joined(states)
             self.steps += num
             self.total_steps += num
 
@@ -239,48 +233,39 @@ class Run:
             return FROZEN
         return OWN if self.phase == 0 and len(self.plan) > 1 else POOLED
 
-    def _rows(self, part: slice) -> tuple[Tensor, ...]:
-        """The state of some chains."""
-        *vectors, scalars, dual = self.state
-        return (
-            *(tensor[part] for tensor in vectors),
-            scalars[:, part].contiguous(),
-            dual[:, part].contiguous(),
-        )
+    def _rows(self, part: slice) -> State:
+        """The state of some chains, to be written into."""
+        return State(*(tensor[:, part].contiguous() for tensor in self.state))
 
     @staticmethod
-    def _joined(states: list[tuple[Tensor, ...]], own: bool) -> State:
-        *vectors, scalars, dual = zip(*states, strict=True)
-        dual = dual if own else dual[-1:] * len(states)
-        return State(*(torch.cat(rows) for rows in vectors), torch.cat(scalars, 1), torch.cat(dual, 1))
+    def _joined(states: list[State]) -> State:
+        return (
+            states[0]
+            if len(states) == 1
+            else State(*(torch.cat(parts, 1) for parts in zip(*states, strict=True)))
+        )
 
     def _fixed(self, part: slice) -> tuple[Tensor, ...]:
         """What the step of some chains is given beside their state."""
         return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
 
-    def _capture(self, step: Callable[..., tuple[Tensor, ...]]) -> None:
+    def _capture(self, step: Callable[..., Any]) -> None:
         static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
-        buffers = self.buffers
-
-        def update(*arguments: Tensor) -> None:
-            new = step(*arguments[:_NUM_STATE], *buffers, *arguments[_NUM_STATE:])
-            for mine, value in zip(arguments, new, strict=False):
-                mine.copy_(value)
-
+        buffers, num = self.buffers, len(State._fields)
         kept = [buffer.clone() for buffer in buffers]
-        graph = CudaGraph(update, *static)
+        graph = CudaGraph(step, *static[:num], *buffers, *static[num:])
         for mine, old in zip(buffers, kept, strict=True):  # the warm-up calls of the capture never happened
             mine.copy_(old)
 
-        def advance(num: int) -> None:
+        def advance(count: int) -> None:
             for mine, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
                 if mine is not value:
                     mine.copy_(value)
-            for _ in range(num):
+            for _ in range(count):
                 graph.replay()
-            self.state = State(*static[:_NUM_STATE])
-            self.steps += num
-            self.total_steps += num
+            self.state = State(*static[:num])
+            self.steps += count
+            self.total_steps += count
 
         self._advance = advance
 
@@ -289,7 +274,8 @@ class Run:
         _, new_mass = self.plan[self.phase]
         self.phase, self.steps = self.phase + 1, 0
         state = self.state
-        q, g, lp = state.q_prop, state.g_prop, state.scalars[_LP]
+        vectors, lp = Vectors(*state.vectors), state.scalars[_LP]
+        q, g = vectors.q_prop, vectors.g_prop
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
             counts = state.scalars[_SLOT].clamp(max=self.kept)
