@@ -20,16 +20,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pyrobnn.compile_graph import (
-    DECOMPOSITIONS,
-    fold_constants,
-    lay_data_innermost,
-    library_calls,
-    lift_repeats,
-    returns_nothing,
-    settle_broadcasts,
-    size,
-)
+from pyrobnn.compile_graph import DECOMPOSITIONS, lay_data_innermost, library_calls, returns_nothing, size
+from pyrobnn.compile_once import fold_constants, lift_repeats, settle_broadcasts
 
 # Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
 # float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
@@ -175,25 +167,22 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings: dict[str, Any] = dict(_INDUCTOR)
-    on_stack = False
+    on_cpu, on_stack = all(tensor.device.type == "cpu" for tensor in inputs), False
+    if on_cpu:
+        lift_repeats(graph)
     fold_constants(graph)
-    if all(tensor.device.type == "cpu" for tensor in inputs):
+    if on_cpu:
         # calls and allocations in C++ instead of Python
         settings["cpp_wrapper"] = True
         lay_data_innermost(graph)
-        lift_repeats(graph)
         settle_broadcasts(graph)
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
         on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
     shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    memory = _intermediates_on_stack() if on_stack else contextlib.nullcontext()
+    with warnings.catch_warnings(), _quiet("torch._inductor.ir"), config.patch(settings), shapes, memory:
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
-        for context in (_quiet("torch._inductor.ir"), config.patch(settings), shapes):
-            stack.enter_context(context)
-        if on_stack:
-            stack.enter_context(_intermediates_on_stack())
         call = inductor.compile(graph, inputs)
         call(*inputs)
     return call

@@ -188,12 +188,12 @@ class BNN:
         return fresh
 
     def preflight(
-        self, method: Any, x: Tensor | DataLoader, y: Tensor | None = None, *, num_draws: int | None = None
+        self, method: Any, x: Tensor | DataLoader, y: Tensor | None = None, **options: Any
     ) -> Preflight:
         """The memory that ``method.fit(self, x, y)`` will take: see :func:`pyrobnn.preflight.preflight`."""
         from pyrobnn.preflight import preflight  # imported late: it knows the model
 
-        return preflight(method, self, x, y, num_draws=num_draws)
+        return preflight(method, self, x, y, **options)
 
     def stochastic_layers(self) -> list[str]:
         """Names of the layers whose output is random or batch-dependent in the net's present mode."""

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.inference.evidence import draws_together
+from pyrobnn.inference.hmc_checks import needed_bytes
+from pyrobnn.inference.nuts import DEFAULT_WARMUP
 from pyrobnn.memory import free_bytes
 from pyrobnn.model import BNN
 
@@ -67,12 +70,19 @@ class _Sizes:
     data: int  # inputs and targets the fit holds a copy of, whole
     num_data: int
     num_draws: int
-    streamed: bool
+    streamed: bool  # the data come from a loader
+    to_file: bool  # the draws go to a file
     compiled: bool
 
 
 def preflight(
-    method: Any, model: BNN, x: Tensor | DataLoader, y: Tensor | None = None, *, num_draws: int | None = None
+    method: Any,
+    model: BNN,
+    x: Tensor | DataLoader,
+    y: Tensor | None = None,
+    *,
+    num_draws: int | None = None,
+    stream_to: str | Path | None = None,
 ) -> Preflight:
     """Predict the peak memory of ``method.fit(model, x, y, num_draws=num_draws)``, within a factor of about 1.5.
 
@@ -84,6 +94,7 @@ def preflight(
         model: a BNN.
         x, y: the data as ``fit`` will get them.
         num_draws: as for ``fit``.
+        stream_to: as for ``NUTS.fit``: memory then holds a block of draws only. Nothing is written.
 
     Returns:
         The estimate, by part; ``print`` shows it.
@@ -109,8 +120,10 @@ def preflight(
         raise TypeError(
             f"'method' must be one of {', '.join(sorted(_ESTIMATES))}, got {type(method).__name__}"
         )
+    if stream_to is not None and known != "NUTS":
+        raise ValueError(f"'stream_to' is an option of NUTS, not of {known}: leave it out")
     default = {"NUTS": 1000, "SVI": 1000, "Laplace": 1000, "SGHMC": 500, "SGLD": 500}.get(known, 100)
-    sizes = _sizes(method, model, x, y, default if num_draws is None else num_draws)
+    sizes = _sizes(method, model, x, y, default if num_draws is None else num_draws, stream_to is not None)
     resident, phases = _ESTIMATES[known](method, model, sizes)
     resident["compiler and objects"] = SLACK + (
         COMPILER
@@ -121,7 +134,7 @@ def preflight(
     return Preflight(known, resident, phases, free_bytes(model.device))
 
 
-def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int) -> _Sizes:
+def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int, to_file: bool) -> _Sizes:
     streamed = isinstance(x, DataLoader) and not hasattr(method, "curvature")
     if isinstance(x, DataLoader):
         num_data = len(x.dataset)
@@ -141,7 +154,9 @@ def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int) -> _Sizes:
     inputs = model.standard_inputs(first[:2].to(model.device))
     datum = _saved_by_autograd(model, inputs)
     compiled = bool(getattr(method, "compile", False))
-    return _Sizes(weights * item, weights, batch, datum, data, num_data, num_draws, streamed, compiled)
+    return _Sizes(
+        weights * item, weights, batch, datum, data, num_data, num_draws, streamed, to_file, compiled
+    )
 
 
 def _saved_by_autograd(model: BNN, x: Tensor) -> int:
@@ -218,15 +233,10 @@ def _sgmcmc(method: Any, model: BNN, s: _Sizes) -> tuple[dict[str, int], dict[st
 
 
 def _nuts(method: Any, model: BNN, s: _Sizes) -> tuple[dict[str, int], dict[str, int]]:
-    chains = method.num_chains
-    levels = 2 * (method.max_tree_depth + 1)
-    resident = {
-        "chains": (14 + levels) * chains * s.flat,
-        "draws": 3 * s.num_draws * chains * s.flat,
-    }
-    if method.mass_matrix == "dense":
-        resident["mass matrix"] = 3 * s.weights * s.flat
-    return resident, {"a step": chains * (14 * s.flat + 2 * s.num_data * s.datum)}
+    num_warmup = DEFAULT_WARMUP if method.num_warmup is None else method.num_warmup
+    need = needed_bytes(s.weights, model.dtype, method, s.num_draws, num_warmup, s.to_file)
+    step = method.num_chains * (14 * s.flat + 2 * s.num_data * s.datum)
+    return {"chains and draws": need}, {"a step": step}
 
 
 def _dropout(method: Any, model: BNN, s: _Sizes) -> tuple[dict[str, int], dict[str, int]]:

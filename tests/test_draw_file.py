@@ -95,18 +95,18 @@ def test_progress_counts_what_is_on_disk(tmp_path):
 
 def test_memory_holds_a_block_only():
     config = NUTS(num_chains=4, num_warmup=100)
-    problem = prepare(program, points="held")
-    few, many = (hmc_checks.needed_bytes(problem, config, num, 100, True) for num in (1000, 10_000))
+    size = prepare(program, points="held").density.dim, torch.float32
+    few, many = (hmc_checks.needed_bytes(*size, config, num, 100, True) for num in (1000, 10_000))
     per_draw = 4 * 8 * 7  # of four chains, seven statistics in float64: no positions
     assert many - few == 9000 * per_draw
-    kept = hmc_checks.needed_bytes(problem, config, 10_000, 100, False)
+    kept = hmc_checks.needed_bytes(*size, config, 10_000, 100, False)
     assert many < kept / 1.5
 
 
 def test_a_refused_run_is_told_of_the_file(monkeypatch):
     config = NUTS(num_chains=4, num_warmup=10, max_tree_depth=3, compile=False)
-    problem = prepare(program, points="held")
-    streamed = hmc_checks.needed_bytes(problem, config, 5000, 10, True)
+    dim = prepare(program, points="held").density.dim
+    streamed = hmc_checks.needed_bytes(dim, torch.float32, config, 5000, 10, True)
     monkeypatch.setattr(hmc_checks, "free_bytes", lambda device: streamed)
     with pytest.raises(
         ValueError, match=r"needs [\d,]+ bytes .* or write the draws to disk with fit\(stream_to"

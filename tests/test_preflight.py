@@ -43,7 +43,17 @@ def test_memory_grows_with_what_it_should_grow_with():
     one, many = (preflight(DeepEnsemble(num_members=m), model(50), X, Y) for m in (1, 1000))
     assert many.phases["a step"] == 1000 * one.phases["a step"]
     few, deep = (preflight(NUTS(max_tree_depth=depth), model(50), X, Y) for depth in (4, 10))
-    assert deep.resident["chains"] > few.resident["chains"]
+    assert deep.peak > few.peak
+
+
+def test_draws_that_go_to_a_file_take_a_block_of_memory():
+    sizes = {"num_draws": 100_000}
+    kept = model(50).preflight(NUTS(), X, Y, **sizes)
+    streamed = model(50).preflight(NUTS(), X, Y, **sizes, stream_to="draws")
+    draws = 4 * sizes["num_draws"] * model(50).num_weights * 4
+    assert kept.peak > 3 * draws and streamed.peak < draws
+    with pytest.raises(ValueError, match="'stream_to' is an option of NUTS, not of MAP"):
+        model(50).preflight(MAP(), X, Y, stream_to="draws")
 
 
 def test_saved_activations_are_counted():

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 _BLOCK = 64  # draws per chain between writes to a file
 
 
-def num_slots(problem: Problem, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> int:
+def num_slots(dim: int, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> int:
     """Draws per chain that the machine holds: those of a warm-up window, and all draws or a block of them."""
-    kept = kept_in_warmup(num_warmup, config.num_chains, problem.density.dim)
+    kept = kept_in_warmup(num_warmup, config.num_chains, dim)
     return max(_BLOCK if streamed else num_draws, kept)
 
 
-def needed_bytes(problem: Problem, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> int:
+def needed_bytes(
+    dim: int, dtype: torch.dtype, config: NUTS, num_draws: int, num_warmup: int, streamed: bool
+) -> int:
     """Bytes of a run's static buffers and of the copies on the way to the posterior."""
-    dim, chains = problem.density.dim, config.num_chains
-    item = torch.empty((), dtype=problem.density.dtype).element_size()
-    slots = num_slots(problem, config, num_draws, num_warmup, streamed) + 1
+    chains, item = config.num_chains, dtype.itemsize
+    slots = num_slots(dim, config, num_draws, num_warmup, streamed) + 1
     levels = 2 * (config.max_tree_depth + 1)
     copies = 2 if streamed else 3  # the draws, without the whitening, and by site
     rows = slots + num_draws if streamed else slots
@@ -43,17 +44,18 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
     Raises:
         ValueError: naming the bytes and the options to change.
     """
-    need = needed_bytes(problem, config, num_draws, num_warmup, streamed)
+    dim, dtype = problem.density.dim, problem.density.dtype
+    need = needed_bytes(dim, dtype, config, num_draws, num_warmup, streamed)
     free = free_bytes(problem.device)
     if need <= free:
         return
     options = ["lower num_chains" if streamed else "lower num_draws or num_chains"]
-    if not streamed and needed_bytes(problem, config, num_draws, num_warmup, True) <= free:
+    if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
         options.append("write the draws to disk with fit(stream_to=PATH)")
     if config.mass_matrix == "dense":
         options.append("use mass_matrix='diag'")
     raise ValueError(
-        f"the run needs {need:,} bytes for {config.num_chains} chains × {num_draws} draws × {problem.density.dim} "
+        f"the run needs {need:,} bytes for {config.num_chains} chains × {num_draws} draws × {dim} "
         f"parameters but {free:,} are free: {', or '.join(options)}"
     )
 

@@ -255,7 +255,7 @@ class NUTS:
             gradient,
             self.num_chains,
             problem.density.dim,
-            num_slots(problem, self, num_draws, num_warmup, file is not None),
+            num_slots(problem.density.dim, self, num_draws, num_warmup, file is not None),
             z.dtype,
             z.device,
             self.max_tree_depth,

@@ -1,0 +1,241 @@
+"""What a compiled function computes once instead of again and again: constants, what repeats itself, what many read."""
+
+from __future__ import annotations
+
+import math
+from operator import getitem
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pyrobnn.compile_graph import ACTIVATIONS, operator, settled_node, shape_of, size
+
+_ATEN = torch.ops.aten
+_SMALL = 2**13  # elements of a constant that is packed with others
+_MANY = 16  # repetitions from which something costly is computed once and read from memory,
+_SEVERAL, _MUCH_WORK = 4, 4  # or from which it is, if it takes so many operations
+_COSTLY_WORK = 8  # that a costly one counts as
+#: what costs more than reading its result
+_COSTLY = {
+    _ATEN.log,
+    _ATEN.log1p,
+    _ATEN.exp,
+    _ATEN.expm1,
+    _ATEN.div,
+    _ATEN.reciprocal,
+    _ATEN.sqrt,
+    _ATEN.rsqrt,
+    _ATEN.lgamma,
+    _ATEN.digamma,
+    *ACTIVATIONS,
+}
+_SUMS = {_ATEN.sum, _ATEN.mean, _ATEN.logsumexp, _ATEN.amax}
+
+
+def fold_constants(graph: GraphModule) -> None:
+    """Replace what depends on constants alone (the data, the parameters of a prior) by its value; pack small constants.
+
+    Nothing is folded that is drawn at random, written into, returned, or larger than what it is computed from. Every
+    constant is an argument of every call, which is why the small ones of a type share one tensor.
+    """
+    exposed = _exposed(graph)
+    values: dict[Node, Tensor] = {}
+    for node in graph.graph.nodes:
+        sources = node.all_input_nodes
+        if node in exposed:
+            continue
+        if node.op == "get_attr":
+            value = getattr(graph, node.target)
+        elif sources and _pure(node) and all(source in values for source in sources):
+            value = node.target(*map_arg(node.args, values.get), **map_arg(node.kwargs, values.get))
+        else:
+            continue
+        largest = max((values[source].numel() for source in sources), default=math.inf)
+        if isinstance(value, Tensor) and value.numel() <= largest:
+            values[node] = value
+    inner = {node for node in values if not _is_view(node)}
+    for node, value in values.items():
+        if node in inner and node.op != "get_attr" and not inner.issuperset(node.users):
+            _become(graph, node, value)
+    graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr" and not _pure(node))
+    _pack(graph, exposed)
+    used = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
+    for name in [name for name, _ in graph.named_buffers() if name not in used]:
+        delattr(graph, name)
+    graph.recompile()
+
+
+def _become(graph: GraphModule, node: Node, value: Tensor) -> None:
+    name = f"_value_{node.name}"
+    graph.register_buffer(name, value)
+    with graph.graph.inserting_before(node):
+        constant = graph.graph.get_attr(name)
+    constant.meta = dict(node.meta)
+    node.replace_all_uses_with(constant)
+
+
+def _pack(graph: GraphModule, exposed: set[Node]) -> None:
+    """One tensor of each type for all small constants."""
+    small: dict[tuple[torch.dtype, torch.device], list[Node]] = {}
+    for node in graph.graph.nodes:
+        value = getattr(graph, node.target) if node.op == "get_attr" and node not in exposed else None
+        if isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= _SMALL:
+            small.setdefault((value.dtype, value.device), []).append(node)
+    for i, nodes in enumerate(small.values()):
+        parts, start = [_distinct(getattr(graph, node.target)) for node in nodes], 0
+        graph.register_buffer(f"_packed_{i}", torch.cat([part.flatten() for part in parts]))
+        with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+            packed = graph.graph.get_attr(f"_packed_{i}")
+        for node, part in zip(nodes, parts, strict=True):
+            shape = getattr(graph, node.target).shape
+            strides = [
+                0 if one < many else step
+                for one, many, step in zip(part.shape, shape, part.stride(), strict=True)
+            ]
+            with graph.graph.inserting_before(node):
+                place = (packed, list(shape), strides, start)
+                view = graph.graph.call_function(_ATEN.as_strided.default, place)
+            view.meta = dict(node.meta)
+            node.replace_all_uses_with(view)
+            graph.graph.erase_node(node)
+            start += part.numel()
+
+
+def _distinct(value: Tensor) -> Tensor:
+    """What an expanded tensor repeats, contiguous."""
+    for dim, step in enumerate(value.stride()):
+        if step == 0:
+            value = value.narrow(dim, 0, min(1, value.shape[dim]))
+    return value.contiguous()
+
+
+def _pure(node: Node) -> bool:
+    """Whether a node computes its tensor from its arguments, the same one at every call."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+
+
+def _exposed(graph: GraphModule) -> set[Node]:
+    """What is written into or returned, and what that is a view of."""
+    pending, found = [], set()
+    for node in graph.graph.nodes:
+        if node.op == "output" or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable):
+            pending += node.all_input_nodes
+    while pending:
+        node = pending.pop()
+        found.add(node)
+        if _is_view(node):
+            pending += node.all_input_nodes
+    return found
+
+
+def _is_view(node: Node) -> bool:
+    return node.target is getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
+
+
+def lift_repeats(graph: GraphModule) -> None:
+    """Compute what is the same for every datum once: the logarithm of a scale, the inverse of a variance.
+
+    A distribution expands its parameters to the shape of the data before it computes with them: the loops over the
+    data would take a logarithm per datum.
+    """
+    repeats: dict[Node, frozenset[int]] = {}  # dimensions, from the last, along which a node repeats itself
+    costly: set[Node] = set()
+    narrow: dict[Node, Node] = {}
+
+    def narrow_shape(node: Node) -> list[int]:
+        shape = shape_of(node)
+        return [1 if d in repeats[node] else shape[d] for d in range(-len(shape), 0)]
+
+    def narrowed(node: Node) -> Node:
+        """The node with the dimensions along which it repeats itself at length one."""
+        if repeats.get(node) and node not in narrow:
+            call, source = graph.graph.call_function, node.args[0]
+            if _elementwise(node):
+                rest = map_arg(node.args, narrowed), map_arg(node.kwargs, narrowed)
+                narrow[node] = call(node.target, *rest)
+            elif len(shape_of(source)) < len(shape_of(node)):
+                ones = [1] * (len(shape_of(node)) - len(shape_of(source)))
+                narrow[node] = call(_ATEN.view.default, (narrowed(source), ones + narrow_shape(source)))
+            else:
+                narrow[node] = narrowed(source)
+        return narrow.get(node, node)
+
+    lifted: dict[Node, Node] = {}
+    for node in list(graph.graph.nodes):
+        repeats[node] = _repeats(node, repeats)
+        if repeats[node] and (operator(node) in _COSTLY or costly.intersection(node.all_input_nodes)):
+            costly.add(node)
+        if not _elementwise(node) and operator(node) not in _SUMS:
+            continue
+        for source in [source for source in node.all_input_nodes if source in costly]:
+            shape = narrow_shape(source)
+            if repeats[source] <= repeats[node] or size(source) < _MANY * math.prod(shape):
+                continue
+            if source not in lifted:
+                with graph.graph.inserting_before(node):
+                    lifted[source] = settled_node(graph, narrowed(source), shape)
+            with graph.graph.inserting_before(node):
+                wide = graph.graph.call_function(
+                    _ATEN.expand.default, (lifted[source], list(shape_of(source)))
+                )
+            node.replace_input_with(source, wide)
+    graph.recompile()
+
+
+def settle_broadcasts(graph: GraphModule) -> None:
+    """Write to memory what many turns of a loop would compute again: the residual of a datum, read by every unit.
+
+    Inductor inlines arithmetic into the loops that read it, by rules that count operations but not turns.
+    """
+    work: dict[Node, int] = {}  # operations of a loop that reads the node
+    for node in list(graph.graph.nodes):
+        sources = node.all_input_nodes
+        work[node] = 0
+        if _elementwise(node):
+            cost = _COSTLY_WORK if operator(node) in _COSTLY else 1
+            work[node] = cost + sum(work[source] for source in sources)
+        elif _is_inlined_view(node):
+            work[node] = work[sources[0]]
+        if not _elementwise(node) and operator(node) not in _SUMS:
+            continue
+        turns = max(size(one) for one in (node, *sources))
+        for root in sources:
+            while _is_inlined_view(root):
+                root = root.all_input_nodes[0]
+            if work[root] >= _MUCH_WORK and 0 < _SEVERAL * size(root) <= turns:
+                meta = root.meta["tensor_meta"]
+                with graph.graph.inserting_after(root):
+                    place = (root, list(meta.shape), list(meta.stride))
+                    stored = graph.graph.call_function(_ATEN.as_strided.default, place)
+                root.replace_all_uses_with(stored, lambda user, stored=stored: user is not stored)
+                work[stored] = work[root] = 0
+    graph.recompile()
+
+
+def _is_inlined_view(node: Node) -> bool:
+    return _is_view(node) and operator(node) is not _ATEN.as_strided and bool(node.all_input_nodes)
+
+
+def _repeats(node: Node, known: dict[Node, frozenset[int]]) -> frozenset[int]:
+    shape, sources = shape_of(node), node.all_input_nodes
+    same = operator(node) is _ATEN.view and shape_of(sources[0]) == shape
+    if shape is None or not (_elementwise(node) or operator(node) is _ATEN.expand or same):
+        return frozenset()
+    dims = {d for d in range(-len(shape), 0) if shape[d] > 1}
+    for source in sources:
+        length = shape_of(source)
+        if length is None:
+            return frozenset()
+        dims = {d for d in dims if d < -len(length) or length[d] == 1 or d in known[source]}
+    return frozenset(dims)
+
+
+def _elementwise(node: Node) -> bool:
+    if not _pure(node):
+        return False
+    return torch.Tag.pointwise in node.target.tags or operator(node) in {_ATEN._to_copy, _ATEN.clone}
