@@ -155,14 +155,15 @@ def lift_repeats(graph: GraphModule) -> None:
         """The node with the dimensions along which it repeats itself at length one."""
         if repeats.get(node) and node not in narrow:
             call, source = graph.graph.call_function, node.args[0]
-            if _elementwise(node):
-                rest = map_arg(node.args, narrowed), map_arg(node.kwargs, narrowed)
-                narrow[node] = call(node.target, *rest)
-            elif len(shape_of(source)) < len(shape_of(node)):
-                ones = [1] * (len(shape_of(node)) - len(shape_of(source)))
-                narrow[node] = call(_ATEN.view.default, (narrowed(source), ones + narrow_shape(source)))
-            else:
-                narrow[node] = narrowed(source)
+            with graph.graph.inserting_before(node):  # there, because an argument may be written into later
+                if _elementwise(node):
+                    rest = map_arg(node.args, narrowed), map_arg(node.kwargs, narrowed)
+                    narrow[node] = call(node.target, *rest)
+                elif len(shape_of(source)) < len(shape_of(node)):
+                    ones = [1] * (len(shape_of(node)) - len(shape_of(source)))
+                    narrow[node] = call(_ATEN.view.default, (narrowed(source), ones + narrow_shape(source)))
+                else:
+                    narrow[node] = narrowed(source)
         return narrow.get(node, node)
 
     lifted: dict[Node, Node] = {}
@@ -177,7 +178,7 @@ def lift_repeats(graph: GraphModule) -> None:
             if repeats[source] <= repeats[node] or size(source) < _MANY * math.prod(shape):
                 continue
             if source not in lifted:
-                with graph.graph.inserting_before(node):
+                with graph.graph.inserting_before(source):
                     lifted[source] = settled_node(graph, narrowed(source), shape)
             with graph.graph.inserting_before(node):
                 wide = graph.graph.call_function(

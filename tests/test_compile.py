@@ -124,6 +124,19 @@ def test_what_repeats_along_the_data_is_computed_once():
     torch.testing.assert_close(compiled(fn, z)(z), fn(z), atol=1e-4, rtol=1e-5)
 
 
+def test_what_repeats_is_computed_before_its_argument_is_written_into():
+    def fn(z, y):
+        scale = z.expand(300).exp()
+        z.add_(1.0)
+        return y * scale
+
+    y = torch.linspace(-1.0, 1.0, 300)
+    graph = make_fx(fn)(torch.zeros(1), y)
+    lift_repeats(graph)
+    assert torch.equal(graph(torch.zeros(1), y), y)
+    assert torch.equal(compiled(fn, torch.zeros(1), y)(torch.zeros(1), y), y)
+
+
 def test_the_residual_of_a_datum_is_written_to_memory_before_every_unit_reads_it():
     def fn(y, f, h):
         return (((y - f) * 2.0 / 3.0).neg().unsqueeze(1) * h).sum(0)
