@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyrobnn import callbacks, data, guides, likelihoods, metrics, networks, plots, priors
+from pyrobnn.checks import Refused
 from pyrobnn.datatree import to_datatree
 from pyrobnn.density import Density
 from pyrobnn.diagnostics import Verdict, diagnose
@@ -36,6 +37,7 @@ __all__ = [
     "MCDropout",
     "Posterior",
     "Prediction",
+    "Refused",
     "Verdict",
     "callbacks",
     "data",

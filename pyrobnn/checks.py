@@ -11,6 +11,14 @@ import torch
 from torch import Tensor
 
 
+class Refused(ValueError):
+    """This method cannot do what was asked of it; the message names the remedy.
+
+    Raised before any compute for a request that is legal in itself: a program, a net or a size of data that the
+    method was not made for, or more memory than there is. ``pyrobnn compare`` says it and goes on with the others.
+    """
+
+
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` if it is an integer of at least ``minimum``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,6 +151,8 @@ def make_posterior(
     log_evidence: float | None = None,
     history: Mapping[str, Tensor] | None = None,
     meta: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    interrupted: bool = False,
     importance: bool = True,
     network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
@@ -162,6 +165,8 @@ def make_posterior(
         draws: site → (chain, draw, \*shape).
         point_values: fitted point parameters, site → value; they join the draws, constant over them.
         timings: seconds of ``compile`` and ``fit``.
+        notes: what the user has to know of this fit, in sentences: each is warned of and kept in ``meta["warnings"]``.
+        interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
         importance: compute log_p and log_q of the draws for an approximation (k-hat and LOO need them).
         The rest as in :class:`pyrobnn.posterior.Posterior`.
     """
@@ -189,10 +194,13 @@ def make_posterior(
         "point_sites": sorted(fixed),
         "likelihood": problem.model.likelihood.task if problem.is_bnn else None,
         "device": str(problem.device),
-        "warnings": [],
+        "interrupted": interrupted,
+        "warnings": list(notes),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
     }
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=4)
     return Posterior(
         problem.model,
         draws,
