@@ -216,7 +216,8 @@ def _trace_guide(
     guide: AutoGuide, params: Mapping[str, Tensor], density: Density, values: Mapping[str, Tensor]
 ) -> tuple[pyro.poutine.Trace, Tensor]:
     """Run the guide with these parameters, at given draws or at fresh ones: its trace and log density."""
-    named = {f"guide.{name}": value for name, value in params.items()}
+    # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
+    named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
     return torch.func.functional_call(_Traced(guide, density), named, (values,))
 
 

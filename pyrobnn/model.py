@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
-from pyrobnn.priors import Prior, move, site_priors
+from pyrobnn.priors import Prior, SitePriors, move, site_priors
 
 if TYPE_CHECKING:
     from pyrobnn.preflight import Preflight
@@ -208,6 +208,16 @@ class BNN:
                 or (isinstance(module, dropout) and getattr(module, "p", 1) > 0)
             )
         ]
+
+    def __copy__(self) -> BNN:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a TyXe prior is made of lambdas; what it came to for this net is all that is asked of it from here on
+        sites = {name.removeprefix(NET): prior for name, prior in self.priors.items() if name.startswith(NET)}
+        return self.__dict__ | {"prior": SitePriors(sites)}
 
     def __repr__(self) -> str:
         parts = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyro.distributions as dist
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "Prior",
     "ScaleMixture",
     "ScaleMixtureNormal",
+    "SitePriors",
     "move",
     "site_priors",
 ]
@@ -171,6 +172,28 @@ class FanInNormal(_SelectivePrior):
         if param.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
         return dist.Normal(0.0, self.scale / math.sqrt(param[0].numel()))
+
+
+class SitePriors(Prior):
+    """What a prior came to for one net: a distribution for every Bayesian parameter, by name.
+
+    It stands for the prior of a model that was pickled or deep-copied: TyXe's own hold functions that cannot be.
+
+    Args:
+        sites: parameter name (``"0.weight"``) → prior, of the parameter's shape.
+    """
+
+    def __init__(self, sites: Mapping[str, dist.Distribution]):
+        # TyXe's own constructor makes a lambda of the choice
+        self.sites = dict(sites)
+
+    def expose_fn(self, module: nn.Module, name: str) -> bool:
+        """Whether the parameter is Bayesian."""
+        return name in self.sites
+
+    def prior_dist(self, name, module, param):
+        """The prior of one parameter."""
+        return self.sites[name]
 
 
 def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:

@@ -1,0 +1,151 @@
+"""The law of pickling: models, methods, posteriors and predictions go through pickle, joblib and deepcopy unchanged."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+import subprocess
+import sys
+
+import joblib
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+from models import toy_net
+from test_contract import METHODS, MODELS, X, Y, fit
+from torch import nn
+
+import pyrobnn as pb
+from pyrobnn.density import Density
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
+
+
+def by_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def by_joblib(value):
+    file = io.BytesIO()
+    joblib.dump(value, file)
+    file.seek(0)
+    return joblib.load(file)
+
+
+COPIES = {"pickle": by_pickle, "joblib": by_joblib, "deepcopy": copy.deepcopy}
+#: other guides than the contract's: a flow, and Pyro's own
+GUIDES = {
+    "flow": "flow",
+    "AutoNormal": pyro.infer.autoguide.AutoNormal,
+    "AutoMultivariateNormal": pyro.infer.autoguide.AutoMultivariateNormal,
+}
+PRIORS = {
+    "fan-in": pb.priors.FanInNormal(),
+    "mixture": pb.priors.ScaleMixture(),
+    "layerwise": pb.priors.LayerwiseNormalPrior(method="radford"),
+    "lambda": pb.priors.LambdaPrior(lambda name, module, param: dist.Normal(0.0, 1.0 + param.dim())),
+    "hidden": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["0.bias"]),
+    "hidden type": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide_module_types=(nn.Tanh,)),
+}
+
+
+def assert_same(again: pb.Posterior, posterior: pb.Posterior) -> None:
+    """Equal to the last bit: draws, statistics, provenance, predictions, q and its guide."""
+    for name in ("draws", "sample_stats", "history"):
+        torch.testing.assert_close(getattr(again, name), getattr(posterior, name), rtol=0, atol=0)
+    assert again.meta == posterior.meta and again.log_evidence == posterior.log_evidence
+    mine, other = again.predict(X), posterior.predict(X)
+    for name in ("f", "mean", "var", "aleatoric_var", "epistemic_var"):
+        assert torch.equal(getattr(mine, name), getattr(other, name)), name
+    assert (again.guide is None) == (posterior.guide is None)
+    if posterior.guide is not None:
+        assert torch.equal(again.log_q(), posterior.log_q())
+        torch.testing.assert_close(sampled(again), sampled(posterior), rtol=0, atol=0)
+
+
+def sampled(posterior: pb.Posterior) -> dict[str, torch.Tensor]:
+    with seeded(0):
+        return pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_posteriors(name, way):
+    posterior = fit(name, "inferred")
+    again = COPIES[way](posterior)
+    assert again.model is not posterior.model
+    assert_same(again, posterior)
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("guide", GUIDES)
+def test_posteriors_of_other_guides(guide, way):
+    method, posterior = guided(guide)
+    assert COPIES[way](method) == method
+    assert_same(COPIES[way](posterior), posterior)
+
+
+@functools.cache
+def guided(guide: str) -> tuple[pb.SVI, pb.Posterior]:
+    method = pb.SVI(guide=GUIDES[guide], num_steps=5, compile=False)
+    model, y = MODELS["inferred"]()
+    return method, method.fit(model, X, y, num_draws=6)
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(name, way):
+    assert COPIES[way](METHODS[name]) == METHODS[name]
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_models_whatever_their_prior(prior, way):
+    model = pb.BNN(toy_net(), PRIORS[prior], pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    once = COPIES[way](model)
+    expected = Density(model.pyro_model, (X, Y))
+    z = expected.sample_prior(1, seed=0)[0]
+    for again in (once, COPIES[way](once)):  # a copy can be copied
+        density = Density(again.pyro_model, (X, Y))
+        assert [site.name for site in density.sites] == [site.name for site in expected.sites]
+        assert torch.equal(density.log_joint(z), expected.log_joint(z))
+        assert torch.equal(density.sample_prior(1, seed=0)[0], z)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_whatever_their_likelihood(kind):
+    model, y = MODELS[kind]()
+    again = by_pickle(model)
+    assert repr(again.likelihood) == repr(model.likelihood)
+    fits = [pb.MLE(num_steps=5, compile=False).fit(one, X, y) for one in (again, model)]
+    torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=0, atol=0)
+    torch.testing.assert_close(by_pickle(fits[0].predict(X)).f, fits[1].predict(X).f, rtol=0, atol=0)
+
+
+def test_the_prior_of_a_copy_builds_the_same_model():
+    model = pb.BNN(toy_net(), PRIORS["hidden"], pb.likelihoods.HomoskedasticGaussian(0.2))
+    again = pb.BNN(toy_net(), by_pickle(model).prior, pb.likelihoods.HomoskedasticGaussian(0.2))
+    assert again.priors.keys() == model.priors.keys() and "net.0.bias" not in again.priors
+    assert copy.copy(model).prior is model.prior
+
+
+@pytest.mark.slow
+def test_another_process_predicts_the_same(tmp_path):
+    names = [*METHODS]
+    file = tmp_path / "posteriors.pkl"
+    posteriors = [fit(name, "inferred") for name in names]
+    file.write_bytes(pickle.dumps((X, posteriors)))
+    code = (
+        "import pickle, sys, torch; from pathlib import Path; path = Path(sys.argv[1]); "
+        "x, posteriors = pickle.loads(path.read_bytes()); "
+        "path.write_bytes(pickle.dumps([posterior.predict(x).mean for posterior in posteriors]))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=300)
+    for name, posterior, mean in zip(names, posteriors, pickle.loads(file.read_bytes()), strict=True):
+        torch.testing.assert_close(mean, posterior.predict(X).mean, msg=name)
