@@ -6,8 +6,7 @@ import dataclasses
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.approximation import Approximation, log_importance
 from pyrobnn.checks import as_tensor, check_count, check_device, check_finite
 from pyrobnn.density import Density
+from pyrobnn.inference import batches
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -29,7 +29,8 @@ class Problem:
     """A model and its data, checked, on one device.
 
     Attributes: ``model``; ``x``, ``y`` (the whole data set; for a streamed loader its first batch); ``num_data``;
-    ``device``; ``loader`` (None when everything is in memory); ``density`` over the whole data set.
+    ``device``; ``loader`` (None when everything is in memory) and its ``epoch``; ``density`` over the whole data set;
+    ``notes`` on the data that the posterior keeps.
     """
 
     model: BNN | Callable[..., Any]
@@ -39,6 +40,8 @@ class Problem:
     num_data: int | None
     device: torch.device
     loader: DataLoader | None = None
+    epoch: batches.Epoch | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_bnn(self) -> bool:
@@ -47,17 +50,16 @@ class Problem:
 
     def batches(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
-        if self.loader is not None:
-            while True:
-                for x, y in self.loader:
-                    yield check_data(self.model, x, y, self.device)
-        while batch_size is None or batch_size >= self.num_data:
-            yield self.x, self.y
-        while True:
-            order = torch.randperm(self.num_data, device=self.device)
-            # the last incomplete batch is dropped; the next epoch draws another permutation
-            for rows in order[: self.num_data - self.num_data % batch_size].split(batch_size):
-                yield self.x[rows], self.y[rows]
+        return batches.mini_batches(self, batch_size)
+
+    def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The checked batches of one pass through the loader."""
+        return (check_data(self.model, x, y, self.device) for x, y in self.loader)
+
+    def note(self, text: str) -> None:
+        """Warn of ``text`` and keep it for the posterior."""
+        self.notes.append(text)
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def prepare(
@@ -98,11 +100,11 @@ def prepare(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
             "so it has no fixed density: call net.eval() before building the BNN"
         )
-    num_data = None
+    epoch = None
     if loader is not None:
         if y is not None:
             raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
-        x, y, num_data = _read_loader(loader, gather=not stream)
+        x, y, epoch = batches.read(loader, gather=not stream)
     elif x is None or y is None:
         raise TypeError(
             "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
@@ -110,10 +112,13 @@ def prepare(
     device = device or (x.device if isinstance(x, Tensor) else model.device)
     model = model.to(device)
     x, y = check_data(model, x, y, device)
-    num_data = num_data or len(x)
-    program = partial(model.pyro_model, num_data=num_data)
+    num_data = len(x) if epoch is None else epoch.num_data
+    program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
-    return Problem(model, density, x, y, num_data, device, loader if stream else None)
+    problem = Problem(model, density, x, y, num_data, device, loader if stream else None, epoch)
+    for text in () if epoch is None else epoch.notes:
+        problem.note(text)
+    return problem
 
 
 def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -195,7 +200,7 @@ def make_posterior(
         "likelihood": problem.model.likelihood.task if problem.is_bnn else None,
         "device": str(problem.device),
         "interrupted": interrupted,
-        "warnings": list(notes),
+        "warnings": [*problem.notes, *notes, *(meta or {}).get("warnings", ())],
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
     }
@@ -210,7 +215,7 @@ def make_posterior(
         network=network,
         moments=moments,
         history=dict(history or {}),
-        meta=record | dict(meta or {}),
+        meta=record | {name: value for name, value in (meta or {}).items() if name != "warnings"},
     )
 
 
@@ -253,25 +258,6 @@ def _program_problem(program, x, y, points, device, values) -> Problem:
             check_finite(name, value)
     num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else None
     return Problem(program, Density(program, (x, y), points=points, values=values), x, y, num_data, device)
-
-
-def _read_loader(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, int]:
-    try:
-        num_data = len(loader.dataset)
-    except TypeError as error:
-        raise ValueError(
-            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
-        ) from error
-    if num_data == 0:
-        raise ValueError("the DataLoader is empty: pass at least one data point")
-    with torch.random.fork_rng([]):  # iterating a loader advances the global state
-        batches = iter(loader)
-        first = next(batches)
-        if not isinstance(first, (tuple, list)) or len(first) != 2:
-            raise ValueError("the DataLoader must give batches (x, y): return two tensors from the dataset")
-        pairs = [first, *batches] if gather else [first]
-    x, y = (torch.cat([as_tensor(name, pair[i]) for pair in pairs]) for i, name in enumerate("xy"))
-    return x, y, len(x) if gather else num_data
 
 
 def _takes_floats(model: BNN) -> bool:

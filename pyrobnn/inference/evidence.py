@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyrobnn.approximation import Approximation
 from pyrobnn.density import Density
-from pyrobnn.inference.base import Problem, check_data
+from pyrobnn.inference.base import Problem
 from pyrobnn.inference.elbo import Elbo
 
 #: the ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
@@ -65,7 +65,11 @@ def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
 
     if problem.loader is None:
         return total()
-    return sum(total(*check_data(problem.model, x, y, problem.device)) for x, y in problem.loader)
+    value, seen = torch.zeros(len(z), dtype=torch.float64, device=problem.device), 0
+    for x, y in problem.one_pass():
+        value, seen = value + total(x, y), seen + len(x)
+    # a pass need not show all N data, nor each of them once
+    return value * (problem.num_data / seen)
 
 
 def _log_priors(layout: Density, z: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from pyrobnn.checks import check_count, check_number
 from pyrobnn.density import Density, _without_validation
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.batches import scaled_program
 from pyrobnn.inference.dropout_masks import Mask, drop_inputs, inserted_masks, layer_masks, masked_weights
 from pyrobnn.inference.optimize import OptimizerFactory, check_optimizer, minimize
 from pyrobnn.inference.point import start_values
@@ -253,7 +253,7 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem, learn
         return (1.0 - dropped) / (1.0 - _rate(logit))
 
     drop_inputs(trainer.net, masks, keep)
-    program = partial(trainer.pyro_model, num_data=problem.num_data)
+    program = scaled_program(trainer, problem.num_data, problem.epoch)
     return Density(program, (problem.x, problem.y), points="free")
 
 

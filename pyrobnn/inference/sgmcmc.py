@@ -16,6 +16,7 @@ from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.compile import compiled
 from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
+from pyrobnn.inference.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.sgmcmc_plan import Plan, lay_out, start_chains
 from pyrobnn.model import BNN
@@ -103,10 +104,7 @@ class _StochasticGradientMCMC:
         check_fit(num_draws, seed)
         held = None if init is None else start_values(model, init)
         problem = prepare(model, x, y, points="held", device=device, values=held, stream=True)
-        if self.batch_size is not None and not problem.is_bnn:
-            raise ValueError(
-                "a plain Pyro program cannot be sub-sampled from outside: leave out 'batch_size'"
-            )
+        check_batch_size(problem, self.batch_size)
         plan = lay_out(self, num_draws, problem.num_data or 1)
         with seeded(seed, problem.device):
             state = _State(problem, start_chains(model, problem.density, init, self.num_chains))
@@ -343,12 +341,9 @@ def _batches(problem: Problem, num_chains: int, batch_size: int | None) -> Itera
             yield _Batch(none, (problem.x, problem.y), per_chain=False)
     rows = torch.empty(num_chains, batch_size, dtype=torch.int64, device=problem.device)
     batch = _Batch(rows, (problem.x, problem.y), per_chain=True)
-    while True:
-        order = torch.rand(num_chains, num_data, device=problem.device).argsort(1)
-        # the last incomplete batch is dropped; the next epoch draws another permutation
-        for start in range(0, num_data - num_data % batch_size, batch_size):
-            rows.copy_(order[:, start : start + batch_size])
-            yield batch
+    for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
+        rows.copy_(drawn)
+        yield batch
 
 
 def _metric(second: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.guides import GuideFamily
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
+from pyrobnn.inference.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.coupling_flow import CouplingFlow, FlowApproximation
 from pyrobnn.inference.elbo import TRACKED, Elbo
 from pyrobnn.inference.evidence import evaluate_elbo, importance_stats
@@ -204,8 +205,7 @@ class SVI:
         """
         check_fit(num_draws, seed)
         problem = prepare(model, x, y, points="free", device=device, stream=True)
-        if self.batch_size is not None and not problem.is_bnn:
-            raise ValueError("'batch_size' needs a BNN; a plain program subsamples by its own pyro.plate")
+        check_batch_size(problem, self.batch_size)
         fitted = _Fit(self, problem, init, seed)
         with seeded(seed, problem.device):
             result = fitted.train(callbacks, progress)
@@ -304,7 +304,8 @@ class _Fit:
         elif self.num_batches == 1:
             yield from ((weight, problem.x, problem.y) for weight in weights)
         else:
-            for rows, weight in zip(_index_batches(problem, size), weights, strict=False):
+            walk = permuted_rows(problem.num_data, size, problem.device)
+            for rows, weight in zip(walk, weights, strict=False):
                 yield weight, rows, problem.x, problem.y
 
     def _snapshot(self, theta: Tensor) -> Posterior:
@@ -351,17 +352,10 @@ class _Fit:
 
 def _num_batches(problem: Problem, batch_size: int | None) -> int:
     if problem.loader is not None:
-        return len(problem.loader)
+        return problem.epoch.num_batches
     if not problem.is_bnn or batch_size is None or batch_size >= problem.num_data:
         return 1
     return problem.num_data // batch_size
-
-
-def _index_batches(problem: Problem, size: int) -> Iterator[Tensor]:
-    used = problem.num_data - problem.num_data % size
-    while True:
-        # the last incomplete batch is dropped; the next epoch draws another permutation
-        yield from torch.randperm(problem.num_data, device=problem.device)[:used].split(size)
 
 
 def _history(result: Result) -> dict[str, Tensor]:

@@ -18,10 +18,10 @@ from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
+from pyrobnn.inference.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.point import check_point_fit, start_values
 from pyrobnn.inference.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
-from pyrobnn.inference.swag_data import Inputs, batching, independent_batches
 from pyrobnn.inference.swag_guide import SWAGMoments
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -233,7 +233,7 @@ class _Run:
         problem = prepare(pure, x, y, points="free", device=device, stream=True, deterministic=False)
         self.problem = dataclasses.replace(problem, model=model.to(problem.device))
         self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
-        self.batch_size, self.epoch = batching(method.batch_size, self.problem)
+        self.batch_size, self.epoch = self._batching()
         self.every = method.collect_every or self.epoch
         self.first = round(method.burn_in * method.num_steps)
         self.notes: list[str] = []
@@ -247,6 +247,15 @@ class _Run:
             self._warn(
                 "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
             )
+
+    def _batching(self) -> tuple[int | None, int]:
+        """Batch size and steps per epoch."""
+        check_batch_size(self.problem, self.method.batch_size)
+        if self.problem.loader is not None:
+            return None, self.problem.epoch.num_batches
+        num_data = self.problem.num_data
+        size = self.method.batch_size or max(1, min(32, num_data // 4))
+        return size, max(1, num_data // size)
 
     def num_planned(self) -> int:
         """Iterates that will be taken."""
