@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyro.distributions as dist
-import torch
 from xarray import DataTree
 
 from pyrobnn import likelihoods, networks, priors
@@ -83,7 +82,6 @@ def make_study(
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
     if dataset.x.dim() > 2:
-        units = _one_scale(units)
         net = networks.small_cnn(dataset.num_outputs, dataset.x.shape[1], dataset.x.shape[-1], seed=seed)
     else:
         heads = 2 if noise == "heteroskedastic" and dataset.task == "regression" else 1
@@ -200,11 +198,3 @@ def _gaussian(noise: str) -> likelihoods.Likelihood:
         kinds = "'inferred', 'learned', 'heteroskedastic' or a number"
         raise ValueError(f"'noise' must be {kinds}, got {noise!r}")
     return likelihoods.HomoskedasticGaussian(check_number("noise", scale, above=0))
-
-
-def _one_scale(units: Standardizer) -> Standardizer:
-    """Images keep their pixels comparable: one mean and one scale for all of them."""
-    mean = units.x_mean.mean()
-    scale = (units.x_scale.square() + (units.x_mean - mean).square()).mean().sqrt()
-    ones = torch.ones_like(units.x_mean)
-    return Standardizer(mean * ones, scale * ones, units.y_mean, units.y_scale)

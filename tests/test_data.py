@@ -311,6 +311,37 @@ class TestStandardizer:
         assert standardizer.x_scale.tolist() == [1.0, 2.0]
         assert standardizer.transform_x(x)[:, 0].abs().max() < 1e-7
 
+    def test_images_have_one_scale_per_channel(self):
+        digits = data.digits()
+        units = Standardizer.fit(digits)
+        assert units.x_mean.shape == units.x_scale.shape == (1, 1, 1)
+        # a pixel that is dark in every digit but a few is lit in a turned one: 480 of its own standard deviations
+        assert units.transform_x(digits.x.rot90(1, (2, 3))).abs().max() < 5
+        colour = torch.cat([digits.x, 100 * digits.x, torch.ones_like(digits.x)], 1)
+        units = Standardizer.fit(Dataset(colour, digits.y, "colour", "classification"))
+        torch.testing.assert_close(units.x_scale[1], 100 * units.x_scale[0])
+        z = units.transform_x(colour)
+        torch.testing.assert_close(z[:, 0], z[:, 1], rtol=1e-4, atol=1e-4)
+        assert float(z[:, 2].abs().max()) == 0.0 and units.x_scale[2].item() == 1.0
+
+    def test_sequences_say_where_their_features_are(self):
+        x = torch.randn(20, 5, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0])
+        sequences = Dataset(x, x[:, 0, :1], "s", "regression")
+        with pytest.raises(ValueError, match=r"\(20, 5, 2\).*channel_dim=-1 for sequences"):
+            Standardizer.fit(sequences)
+        z = Standardizer.fit(sequences, channel_dim=-1).transform_x(x)
+        torch.testing.assert_close(z.std((0, 1), correction=0), torch.ones(2))
+        z = Standardizer.fit(sequences, channel_dim=1).transform_x(x)
+        torch.testing.assert_close(z.std((0, 2), correction=0), torch.ones(5))
+        for dim in (0, 3, -3, -4):
+            with pytest.raises(ValueError, match="'channel_dim' must be"):
+                Standardizer.fit(sequences, channel_dim=dim)
+
+    def test_whole_numbers_are_measured_not_truncated(self):
+        x = torch.arange(6).reshape(3, 2)
+        units = Standardizer.fit(Dataset(x, x[:, :1].float(), "counts", "regression"))
+        torch.testing.assert_close(units.transform_x(x).square().mean(0), torch.ones(2, dtype=torch.float64))
+
     def test_everything_reported_comes_back(self):
         train = data.diabetes()
         standardizer = Standardizer.fit(train)

@@ -171,11 +171,13 @@ class Standardizer:
     .. math:: x' = (x - m_x) / s_x, \quad y' = (y - m_y) / s_y, \quad
         \log p(y) = \log p(y') - \sum_o \log s_{y,o}
 
-    Means and standard deviations (ddof 0) are per input feature (pixel) and per output; a constant column
-    gets scale 1. Class labels are left as they are (m_y = 0, s_y = 1).
+    Means and standard deviations (ddof 0) are per feature and per output, and one for each channel of images, whose
+    pixels so stay comparable; a constant column or channel gets scale 1. Class labels are left as they are (m_y = 0,
+    s_y = 1). They keep the floating type of the data: standardise float64 data first and cast to float32 after, as
+    ``fit`` and ``predict`` of a :class:`pyrobnn.BNN` do.
 
     Args:
-        x_mean, x_scale: (feature) or (channel, height, width).
+        x_mean, x_scale: (feature,), or (channel, 1, …) of images.
         y_mean, y_scale: (output,), and (1,) for classes.
 
     Example:
@@ -192,12 +194,36 @@ class Standardizer:
     y_scale: Tensor
 
     @classmethod
-    def fit(cls, train: Dataset) -> Standardizer:
-        """The standardizer of a data set: fit it on the train part only."""
-        x_mean, x_scale = _moments(train.x)
+    def fit(cls, train: Dataset, *, channel_dim: int | None = None) -> Standardizer:
+        """The standardizer of a data set: fit it on the train part only.
+
+        Args:
+            train: the data set.
+            channel_dim: of x with three dimensions or more, the one whose entries have units of their own; all others
+                but the points share them. Default 1 for images (N, channel, height, width) and volumes; x with three
+                dimensions may be (N, channel, length) or (N, time, feature), so there it must be given: 1 or -1.
+
+        Raises:
+            ValueError: three dimensions without ``channel_dim``, or one that x does not have.
+        """
+        shape = tuple(train.x.shape)
+        if channel_dim is None:
+            if len(shape) == 3:
+                raise ValueError(
+                    f"'x' has shape {shape} and does not say which dimension holds features: pass channel_dim=1 for "
+                    "(N, channel, length), channel_dim=-1 for sequences (N, time, feature), or x.unsqueeze(1) for "
+                    "images without a channel"
+                )
+            channel_dim = 1
+        dim = channel_dim % len(shape) if -len(shape) <= channel_dim < len(shape) else 0
+        if dim == 0:
+            raise ValueError(
+                f"'channel_dim' must be a dimension of x {shape} after the first, got {channel_dim}"
+            )
+        x_mean, x_scale = _moments(train.x, keep=dim)
         if train.task == "classification":
             return cls(x_mean, x_scale, torch.zeros(1), torch.ones(1))
-        return cls(x_mean, x_scale, *_moments(train.y))
+        return cls(x_mean, x_scale, *_moments(train.y, keep=1))
 
     def to(self, device: torch.device | str) -> Standardizer:
         """The same map with its numbers on ``device``."""
@@ -246,12 +272,18 @@ class Standardizer:
         return log_prob - self.y_scale.log().sum()
 
 
-def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(values: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Mean and sd over all dimensions but ``keep``, to be broadcast against one point."""
     wide = values.double()  # a float32 sum over many rows loses digits of the mean
-    mean, scale = wide.mean(0), wide.std(0, correction=0)
+    over = [dim for dim in range(values.dim()) if dim != keep]
+    mean = wide.mean(over, keepdim=True)
+    # the mean of squares of what is left: a running update rounds differently where the data have an offset
+    scale = (wide - mean).square().mean(over, keepdim=True).sqrt()
     # compared by range: the sd of a constant column need not round to exactly zero
-    constant = wide.amax(0) == wide.amin(0)
-    return mean.to(values.dtype), torch.where(constant, 1.0, scale).to(values.dtype)
+    constant = wide.amax(over, keepdim=True) == wide.amin(over, keepdim=True)
+    scale = torch.where(constant, 1.0, scale)
+    dtype = values.dtype if values.is_floating_point() else torch.float64
+    return mean[0].to(dtype), scale[0].to(dtype)
 
 
 def _check_finite(what: str, values: Tensor, name: str) -> None:
