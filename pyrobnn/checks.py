@@ -112,6 +112,45 @@ def check_finite(name: str, value: Tensor) -> None:
         )
 
 
+#: a cast may move a value by this share of its column's spread, or by this many units of rounding where that is more
+_CAST_SHARE, _CAST_UNITS = 1e-3, 8
+
+
+def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
+    """Refuse a cast that rounds away what a column of ``value`` (row, …) says: 1e8 plus noise in float32, say.
+
+    The middle half of a column's values may move by a thousandth of their range; outliers do not hide it.
+
+    Raises:
+        ValueError: naming the column, what is lost, and the remedy.
+    """
+    if value.dtype == cast.dtype or not cast.is_floating_point():
+        return
+
+    def columns(v: Tensor) -> Tensor:  # of images one per channel; a thousand rows tell the spread
+        v = v.reshape(len(v), -1) if v.dim() < 3 else v.movedim(1, -1).flatten(0, -2)
+        return v[:: max(1, len(v) // 1000)].double()
+
+    before, order = columns(value).sort(0)
+    after = columns(cast).gather(0, order)
+    quarter = len(before) // 4
+    low, high = before[quarter], before[len(before) - 1 - quarter]
+    error = (after - before)[quarter : len(before) - quarter].abs().amax(0)
+    mostly_one = low == high  # a column that is nearly always 0, say: all of its values are looked at
+    spread = torch.where(mostly_one, before[-1] - before[0], high - low)
+    error = torch.where(mostly_one, (after - before).abs().amax(0), error)
+    share = max(_CAST_SHARE, _CAST_UNITS * torch.finfo(cast.dtype).eps)
+    lost = ((error > share * spread) & (spread > 0)).nonzero()[:, 0].tolist()
+    if lost:
+        kind, narrow = (str(v.dtype).removeprefix("torch.") for v in (value, cast))
+        had, has = (len(v[:, lost[0]].unique()) for v in (before, after))
+        raise ValueError(
+            f"column {lost[0]} of '{name}' spreads over {spread[lost[0]]:.3g} around "
+            f"{before[len(before) // 2, lost[0]]:.9g}: the net's {narrow} keeps {has} of {had} distinct values; give "
+            f"the model a standardizer fitted on these {kind} data, subtract the median, or use net.double()"
+        )
+
+
 def as_tensor(name: str, value: Any) -> Tensor:
     """Return a tensor over ``value`` (tensor, NumPy array, DataFrame or nested list).
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from pyrobnn.density import Density
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.predict import Prediction
 from pyrobnn.seeding import generator, seeded
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
@@ -126,7 +125,7 @@ def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dic
     probe_x, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
     shared = ("chain", "draw")
     variables = {
-        "f": ((*shared, "probe", "output"), _array(_mean_function(posterior.predict(probe_x)))),
+        "f": ((*shared, "probe", "output"), _array(posterior.function(probe_x))),
         "probe_x": (("probe", "feature"), _array(probe_x.reshape(len(probe_x), -1))),
         "probe_kind": (("probe",), np.array(kind)),
     }
@@ -142,8 +141,8 @@ def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dic
     if num_prior_draws:
         prior = prior_posterior(posterior.model, num_prior_draws, seed)
         groups["prior"] = _dataset(prior.draws)
-        f = _mean_function(prior.predict(probe_x))
-        groups["prior_predictive"] = xr.Dataset({"f": ((*shared, "probe", "output"), _array(f))})
+        f = _array(prior.function(probe_x))
+        groups["prior_predictive"] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
     return groups
 
 
@@ -166,7 +165,7 @@ def _grid_group(posterior, x, grid, true_function) -> dict[str, xr.Dataset]:
         grid = torch.linspace(low - reach, high + reach, GRID_POINTS, dtype=x.dtype)[:, None]
     prediction = posterior.predict(grid)
     point = ("grid_point", "output")
-    functions = prediction.loc.flatten(0, 1)
+    functions = prediction.f.flatten(0, 1)
     keep = torch.linspace(0, len(functions) - 1, min(GRID_FUNCTIONS, len(functions))).round().long()
     variables = {
         "x": (("grid_point", "feature"), _array(grid)),
@@ -187,7 +186,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
     prediction = few.predict(x)
     shared, point = ("chain", "draw"), ("pred_point", "output")
     variables = {
-        "f": ((*shared, *point), _array(_mean_function(prediction))),
+        "f": ((*shared, *point), _array(prediction.f)),
         "y": _targets(prediction.sample(seed=seed), *shared, "pred_point"),
         "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
     }
@@ -250,10 +249,6 @@ def _along_spread(x: Tensor) -> Tensor:
         direction = centered.T @ (centered @ direction)
         direction = direction / direction.norm().clamp_min(1e-300)
     return (centered @ direction).argsort()
-
-
-def _mean_function(prediction: Prediction) -> Tensor:
-    return prediction.loc if prediction.task == "gaussian" else prediction.f
 
 
 def _layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -154,13 +154,22 @@ class BNN:
         return torch.func.functional_call(self._eval_net, values, (x,))
 
     def standard_inputs(self, x: Tensor) -> Tensor:
-        """Inputs (N, …) of the data in the units of the program."""
+        """Inputs (N, …) of the data in the units of the program, in the floating type of the data."""
         return x if self.standardizer is None else self.standardizer.transform_x(x)
+
+    def cast_inputs(self, x: Tensor) -> Tensor:
+        """Inputs (N, …) in the net's floating type; the indices that an ``nn.Embedding`` looks up stay whole numbers.
+
+        The last step, after :meth:`standard_inputs`: a mean of 1e8 has to go before float32 rounds to multiples of 8.
+        """
+        embeds = any(isinstance(module, nn.Embedding) for module in self.net.modules())
+        return x if embeds and not x.is_floating_point() else x.to(self.dtype)
 
     def standard_targets(self, y: Tensor) -> Tensor:
         """Targets (N, out) of the data in the units of the program; labels as they are."""
-        if self.standardizer is None or not y.is_floating_point():
+        if self.standardizer is None or self.likelihood.task != "gaussian":
             return y
+        y = y if y.is_floating_point() else y.double()  # whole numbers are measured in units too
         return self.standardizer.transform_y(y if y.dim() > 1 else y[:, None])
 
     def initial_values(self) -> dict[str, Tensor]:

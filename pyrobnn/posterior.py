@@ -116,23 +116,36 @@ class Posterior:
             TypeError: the posterior belongs to a plain Pyro program, which has no network output.
             ValueError: empty or non-finite ``x``.
         """
-        f = self.function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
+        standard_f = self.standard_function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
-        prediction = Prediction(f, self.model.likelihood, few.draws, moments=moments)
+        prediction = Prediction(standard_f, self.model.likelihood, few.draws, moments=moments)
         units = self.model.standardizer
         if units is None or prediction.task != "gaussian":
             return prediction
         return prediction.in_units(units.y_mean, units.y_scale)
 
-    @torch.no_grad()
     def function(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
     ) -> Tensor:
-        """Network outputs at ``x`` for every draw (chain, draw, point, width), computed in chunks."""
-        x = self._inputs(x)
+        """Every draw's function at ``x``: the mean of y in its units (chain, draw, point, out), or logits (…, class).
+
+        Arguments and errors as of :meth:`predict`.
+        """
+        return self.predict(x, num_draws=num_draws, chunk_scalars=chunk_scalars).f
+
+    @torch.no_grad()
+    def standard_function(
+        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
+    ) -> Tensor:
+        """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program.
+
+        These are standard units where the model has a standardizer; a heteroskedastic net's noise head is part of it.
+        Computed in chunks; arguments and errors as of :meth:`predict`.
+        """
         if num_draws is not None:
-            return self.thin(num_draws).function(x, chunk_scalars=chunk_scalars)
+            return self.thin(num_draws).standard_function(x, chunk_scalars=chunk_scalars)
+        x = self._inputs(x)
         forward = self.model.forward if self.network is None else self.network
         params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
         total = self.num_chains * self.num_draws
@@ -198,8 +211,7 @@ class Posterior:
             raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
         check_finite("x", x)
         device = next(iter(self.draws.values())).device
-        x = self.model.standard_inputs(x.to(device))
-        return x.to(self.model.dtype) if x.is_floating_point() else x
+        return self.model.cast_inputs(self.model.standard_inputs(x.to(device)))
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains × {self.num_draws} draws"

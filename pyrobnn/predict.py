@@ -19,22 +19,30 @@ class Prediction:
     .. math:: p(y \mid x) = \frac{1}{S} \sum_s p(y \mid f_s(x), \theta_s)
 
     Args:
-        f: network outputs (chain, draw, point, width); a draw is one function, coherent across points.
+        standard_f: network outputs (chain, draw, point, width) in the units of the program; a draw is one function,
+            coherent across points.
         likelihood: the likelihood of the model.
         params: draws of the likelihood's own parameters, site → (chain, draw, \*shape).
         moments: exact mean and variance of the function, both (point, out), where the method knows them in closed form
             (linearised Laplace); they replace the draws' in ``mean`` and ``epistemic_var``.
-        y_mean, y_scale: units: targets were fitted as (y − y_mean) / y_scale; everything here is in the units of y.
+        y_mean, y_scale: units: targets were fitted as (y − y_mean) / y_scale; all but ``standard_f`` is in the units
+            of y, and in the wider of the two floating types.
 
-    Attributes: ``f``; for regression ``mean``, ``aleatoric_var``, ``epistemic_var``, ``var``, all (point, out), with
+    Attributes: ``f`` (chain, draw, point, out), the mean function of every draw for regression, (chain, draw, point,
+    class) the logits for classification; ``standard_f``, the network's raw output, in standard units where the model
+    has a standardizer and with the noise head of a heteroskedastic net; for regression ``mean``, ``aleatoric_var``,
+    ``epistemic_var``, ``var``, all (point, out), with
     :math:`\mathrm{var} = E_s[\sigma_s^2] + \mathrm{Var}_s[\mu_s]` (law of total variance); for classification
     ``probs`` (point, class), and in nats ``aleatoric_entropy``, ``epistemic_entropy`` (mutual information) and
     their sum ``entropy``, all (point,).
+
+    ``log_prob``, ``quantile`` and ``sample`` are those of the mixture of draws. So are ``mean`` and ``var``, unless
+    there are exact ``moments``: the mixture then agrees with them up to the Monte-Carlo error of its draws.
     """
 
     def __init__(
         self,
-        f: Tensor,
+        standard_f: Tensor,
         likelihood: Likelihood,
         params: Mapping[str, Tensor],
         *,
@@ -42,7 +50,7 @@ class Prediction:
         y_mean: float | Tensor = 0.0,
         y_scale: float | Tensor = 1.0,
     ):
-        self.f = f
+        self.standard_f = standard_f
         self.likelihood = likelihood
         self.params = {
             name: value
@@ -51,20 +59,35 @@ class Prediction:
         }
         self.task = likelihood.task
         self._moments = moments
-        self._y_mean, self._y_scale = y_mean, y_scale
+        # numbers of the data's own type: float32 has no room for a mean of 1e8 and a spread of 1
+        self._y_mean, self._y_scale = (
+            value.to(standard_f.device) if isinstance(value, Tensor) else float(value)
+            for value in (y_mean, y_scale)
+        )
         if self.task == "gaussian":
-            loc, scale = likelihood.loc_scale(f, self.params)
-            y_mean = torch.as_tensor(y_mean, dtype=loc.dtype, device=loc.device)
-            y_scale = torch.as_tensor(y_scale, dtype=loc.dtype, device=loc.device)
+            loc, scale = likelihood.loc_scale(standard_f, self.params)
             #: mean and noise sd of every mixture component, (chain, draw, point, out)
-            self.loc, self.scale = loc * y_scale + y_mean, scale * y_scale
+            self.loc, self.scale = self._in_y(loc), scale * self._y_scale
 
     def in_units(self, y_mean: float | Tensor, y_scale: float | Tensor) -> Prediction:
         """The same prediction in the units of the original targets, y = y_mean + y_scale · standardised."""
         self._need("gaussian")
         return Prediction(
-            self.f, self.likelihood, self.params, moments=self._moments, y_mean=y_mean, y_scale=y_scale
+            self.standard_f,
+            self.likelihood,
+            self.params,
+            moments=self._moments,
+            y_mean=y_mean,
+            y_scale=y_scale,
         )
+
+    @property
+    def f(self) -> Tensor:
+        """Every draw's function: the mean of y (chain, draw, point, out) in its units, or logits (…, class)."""
+        return self.loc if self.task == "gaussian" else self.standard_f
+
+    def _in_y(self, values: Tensor) -> Tensor:
+        return values * self._y_scale + self._y_mean
 
     # -- regression -------------------------------------------------------------------------------------------------
 
@@ -75,7 +98,7 @@ class Prediction:
             return self.probs
         self._need("gaussian")
         if self._moments is not None:
-            return self._moments[0] * self._y_scale + self._y_mean
+            return self._in_y(self._moments[0])
         return _mean(self.loc)
 
     @property
@@ -156,7 +179,7 @@ class Prediction:
             ValueError: ``y`` has another number of points, or a shape the likelihood does not take.
         """
         y = as_tensor("y", y).to(self.f.device)
-        outputs = self.f.shape[-1]
+        outputs = self.standard_f.shape[-1]
         y = self.likelihood.target(y, outputs, torch.float64)
         if len(y) != self.f.shape[-2]:
             points = self.f.shape[-2]

@@ -151,7 +151,7 @@ def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int, to_file: boo
     item = torch.finfo(model.dtype).bits // 8
     latent = sum(site.event_shape.numel() for site in model.priors.values())
     weights = max(model.num_weights, latent)
-    inputs = model.standard_inputs(first[:2].to(model.device))
+    inputs = model.cast_inputs(model.standard_inputs(first[:2].to(model.device)))
     datum = _saved_by_autograd(model, inputs)
     compiled = bool(getattr(method, "compile", False))
     return _Sizes(

@@ -158,6 +158,6 @@ def test_standardizer_gives_original_units():
     p = pb.Posterior(model, draws).predict(data.x)
     torch.testing.assert_close(p.aleatoric_var.sqrt(), torch.full((40, 1), 0.1 * units.y_scale.item()))
     torch.testing.assert_close(p.mean, model.forward({}, problem.x) * units.y_scale + units.y_mean)
-    standard = pb.Prediction(p.f, model.likelihood, {}).log_prob(problem.y)
+    standard = pb.Prediction(p.standard_f, model.likelihood, {}).log_prob(problem.y)
     expected = standard - units.y_scale.log().double()  # float32 data: six digits
     torch.testing.assert_close(p.log_prob(data.y), expected, rtol=1e-5, atol=1e-5)

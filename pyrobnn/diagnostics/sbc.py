@@ -118,7 +118,8 @@ def rank(
 
 def quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> dict[str, np.ndarray]:
     """The ranked quantities of a posterior, name → (chain, draw)."""
-    f = posterior.predict(probe_x).f.detach().double().cpu().numpy()
+    # the raw output: a heteroskedastic net's noise is ranked with its mean
+    f = posterior.standard_function(probe_x).detach().double().cpu().numpy()
     found = {
         f"f{probe}.{output}": f[:, :, probe, output]
         for probe in range(f.shape[2])

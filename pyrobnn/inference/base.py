@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.approximation import Approximation, log_importance
-from pyrobnn.checks import as_tensor, check_count, check_device, check_finite
+from pyrobnn.checks import as_tensor, check_cast, check_count, check_device, check_finite
 from pyrobnn.density import Density
 from pyrobnn.inference import batches
 from pyrobnn.model import BNN
@@ -111,7 +111,7 @@ def prepare(
         )
     device = device or (x.device if isinstance(x, Tensor) else model.device)
     model = model.to(device)
-    x, y = check_data(model, x, y, device)
+    x, y = check_data(model, x, y, device, whole=True)
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
@@ -121,12 +121,19 @@ def prepare(
     return problem
 
 
-def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+def check_data(
+    model: BNN, x: Any, y: Any, device: torch.device, *, whole: bool = False
+) -> tuple[Tensor, Tensor]:
     """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
+
+    Args:
+        model, x, y, device: as in :func:`prepare`.
+        whole: whether these are all the data, or enough of them to see how far each column spreads.
 
     Raises:
         TypeError: not numeric.
-        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range.
+        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
+            net's floating type keeps too little.
     """
     x, y = as_tensor("x", x).to(device), as_tensor("y", y).to(device)
     if x.dim() == 0 or len(x) == 0:
@@ -137,8 +144,12 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
         )
     check_finite("x", x)
     x, y = model.standard_inputs(x), model.standard_targets(y)
-    if x.is_floating_point() or _takes_floats(model):
-        x = x.to(model.dtype)
+    cast = model.cast_inputs(x)
+    if whole:
+        check_cast("x", x, cast)
+        if model.likelihood.task == "gaussian":
+            check_cast("y", y, y.to(model.dtype))
+    x = cast
     width = _output_width(model, x)
     return x, model.likelihood.target(y, width, model.dtype)
 
@@ -258,10 +269,6 @@ def _program_problem(program, x, y, points, device, values) -> Problem:
             check_finite(name, value)
     num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else None
     return Problem(program, Density(program, (x, y), points=points, values=values), x, y, num_data, device)
-
-
-def _takes_floats(model: BNN) -> bool:
-    return not any(isinstance(module, torch.nn.Embedding) for module in model.net.modules())
 
 
 @torch.no_grad()

@@ -1,0 +1,104 @@
+"""The law of units: measured in other units, the same data give the same answer in those units, for every method.
+
+The data lie on a grid of 1/64 and there are 32 of them, the units change by powers of two and whole offsets: their
+mean and variance are exact in float64, so the standardised data, and with them every draw, must agree to the last bit.
+An offset of 2²⁷ ≈ 1e8 has no room for the data in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from models import normal_prior, toy_net
+from test_contract import METHODS, num_draws
+
+import pyrobnn as pb
+from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.datatree import to_datatree
+
+# runs this short are told to be too short, as they should
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
+
+A, B = 8.0, 2.0**27
+C, D = 0.25, -(2.0**27)
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randint(-128, 128, (32, 2), generator=GENERATOR).double() / 64
+Y = torch.stack([X[:, 0].sin(), 100 * X[:, 1].cos()], 1).mul(64).round() / 64
+CLASSES = (X[:, 0] > -0.5).long() + (X[:, 0] > 0.5).long()
+LIKELIHOODS = {
+    "inferred": lambda: pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)),
+    "heteroskedastic": lambda: pb.likelihoods.HeteroskedasticGaussian(),
+    "classes": lambda: pb.likelihoods.Categorical(),
+}
+
+
+UNITS = {"here": (X, Y), "there": (C * X + D, A * Y + B)}
+# fast: every method but the variants of Laplace with a noise that is inferred, and one of each other likelihood
+LONG = {"Laplace-last-layer", "Laplace-kron", "Laplace-draws"}
+
+
+def each(*kinds: str) -> list:
+    def marks(kind: str, name: str) -> list:
+        return [] if name == "MAP" or (kind == "inferred" and name not in LONG) else [pytest.mark.slow]
+
+    return [pytest.param(kind, name, marks=marks(kind, name)) for kind in kinds for name in METHODS]
+
+
+@functools.cache
+def fit(name: str, kind: str, units: str) -> pb.Posterior:
+    x, y = UNITS[units]
+    y = CLASSES if kind == "classes" else y
+    data = Dataset(x, y, "d", "classification" if kind == "classes" else "regression")
+    net = toy_net(num_inputs=2, out={"classes": 3, "heteroskedastic": 4}.get(kind, 2))
+    model = pb.BNN(net, normal_prior(), LIKELIHOODS[kind](), standardizer=Standardizer.fit(data))
+    return METHODS[name].fit(model, x, y, seed=3, **num_draws(name))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal to seven digits of the spread of y (float32 has no more), however far from zero it lies."""
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-6 * A * 100)
+
+
+@pytest.mark.parametrize(("kind", "name"), each(*LIKELIHOODS))
+def test_the_same_draws_and_the_prediction_in_the_units_of_the_data(kind, name):
+    here, there = (fit(name, kind, units) for units in UNITS)
+    for site, draws in here.draws.items():
+        assert torch.equal(there.draws[site], draws), site
+    assert there.log_evidence == here.log_evidence
+    p, q = (fit(name, kind, units).predict(x) for units, (x, _) in UNITS.items())
+    assert torch.equal(q.standard_f, p.standard_f)
+    if kind == "classes":
+        assert torch.equal(q.probs, p.probs) and torch.equal(q.f, p.f)
+        return
+    close(q.mean, A * p.mean + B)
+    close(q.f, A * p.f + B)
+    close(q.quantile(0.9), A * p.quantile(0.9) + B)
+    close(q.sample(seed=1), A * p.sample(seed=1) + B)
+    close(q.aleatoric_var.sqrt(), A * p.aleatoric_var.sqrt())
+    close(q.epistemic_var.sqrt(), A * p.epistemic_var.sqrt())
+    moved = p.log_prob(Y) - 2 * math.log(A)
+    torch.testing.assert_close(q.log_prob(A * Y + B), moved, rtol=1e-5, atol=1e-3)
+    # the functions are those whose mean is the mean, in the units of y and without the noise head
+    assert p.f.shape == (*p.standard_f.shape[:3], 2)
+    assert torch.equal(there.function(UNITS["there"][0]), q.f)
+    if here.moments is None:
+        close(p.f.mean((0, 1)), p.mean)
+        close(p.f.var((0, 1), correction=0).sqrt(), p.epistemic_var.sqrt())
+
+
+@pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
+def test_trees_hold_functions_in_the_units_of_the_data(kind, name):
+    trees = [
+        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5)
+        for units, (x, y) in UNITS.items()
+    ]
+    for group in ("function", "prior_predictive"):
+        p, q = (torch.tensor(tree[group]["f"].values) for tree in trees)
+        close(q, A * p + B)
