@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
-from pyrobnn.curvature.jacobian import NetworkJacobian, Root
+from pyrobnn.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
 
 Structure = Literal["full", "kron", "diag"]
 
@@ -80,10 +80,7 @@ class FullCurvature:
         if num_rows < jacobian.size:
             rows = [jacobian.rows(part, root)[1].flatten(0, 1) * whiten for part in parts]
             self.rows = torch.cat(rows)
-            values, vectors = torch.linalg.eigh(_gram(self.rows.T))
-            keep = values > values[-1:].clamp_min(0) * len(values) * torch.finfo(self.rows.dtype).eps
-            self.values = values[keep]
-            self.basis = self.rows.T @ (vectors[:, keep] * self.values.rsqrt()).to(self.rows)
+            self.values, self.basis = _spectrum(self.rows)
             return
         self.matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
         if width > 1 and len(jacobian.layers) == 1:
@@ -128,7 +125,8 @@ class FullCurvature:
             matrix = c * self.matrix + torch.diag(self._spread(tau))
             return 2 * torch.linalg.cholesky(matrix).diagonal().log().sum()
         sizes = torch.bincount(self.group).to(tau)
-        inside = torch.einsum("g,gnm->nm", c / tau, self.grams) + torch.eye(len(self.rows)).to(self.grams)
+        inside = torch.einsum("g,gnm->nm", c / tau, self.grams)
+        inside = inside + torch.eye(len(inside), dtype=inside.dtype, device=inside.device)
         return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + (sizes * tau.log()).sum()
 
     @property
@@ -151,10 +149,8 @@ class FullCurvature:
             values = (c * self.values / tau).to(self.rows)
             return [LowRankBlock(self.index, scale, self.basis, values)]
         rows = self.rows * (c / self._spread(tau)).sqrt().to(self.rows)
-        values, vectors = torch.linalg.eigh(_gram(rows.T))
-        keep = values > values[-1:].clamp_min(0) * len(values) * torch.finfo(rows.dtype).eps
-        basis = rows.T @ (vectors[:, keep] * values[keep].rsqrt()).to(rows)
-        return [LowRankBlock(self.index, scale, basis, values[keep].to(rows))]
+        values, basis = _spectrum(rows)
+        return [LowRankBlock(self.index, scale, basis, values.to(rows))]
 
     def _spread(self, tau: Tensor) -> Tensor:
         return tau.double().expand(len(self.index)) if len(tau) == 1 else tau.double()[self.group]
@@ -274,6 +270,25 @@ def _factor_chunks(jacobian: NetworkJacobian, x: Tensor):
     shared = sum(f.rows().numel() for f in factors if f.inputs.shape[1] > 1)
     per_point = sum(f.inputs.numel() + 2 * f.grads.numel() for f in factors) + shared
     return jacobian.chunks(x, per_point)
+
+
+def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Nonzero eigenvalues (r,), float64, and orthonormal eigenvectors (p, r), in the rows' dtype, of RᵀR.
+
+    What is cut is what the float64 Gram matrix cannot tell from zero: about the square of the rows' own rounding where
+    these are float32. A cut at float32's resolution would drop thousands of prior precisions of curvature. For the same
+    reason the eigenvectors are formed in float64: Rᵀv cancels down to √λ.
+    """
+    gram = _gram(rows.T)
+    values, vectors = torch.linalg.eigh(gram)
+    keep = values > values[-1:].clamp_min(0) * len(values) * torch.finfo(gram.dtype).eps
+    values = values[keep]
+    mix = vectors[:, keep] * values.rsqrt()
+    basis = rows.new_empty(rows.shape[1], len(values))
+    size = max(1, CHUNK_SCALARS // len(rows))
+    for part, target in zip(rows.T.split(size), basis.split(size)):
+        target.copy_(part.double() @ mix)
+    return values, basis
 
 
 def _gram(matrix: Tensor) -> Tensor:

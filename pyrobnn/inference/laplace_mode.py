@@ -93,8 +93,8 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
         width = problem.model.forward({}, problem.x[:1]).shape[1]
         rows = problem.num_data * width
         item = torch.finfo(problem.density.dtype).bits // 8
-        if rows < size:  # the rows, their basis, and the Gram matrix
-            needed = 2 * rows * size * item + 3 * rows * rows * 8
+        if rows < size:  # the rows, their float64 copy or basis, and the Gram matrix
+            needed = rows * size * (item + 8) + 3 * rows * rows * 8
     available = free_bytes(problem.device)
     if needed > available:
         raise MemoryError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from scipy import optimize
@@ -22,7 +23,7 @@ class Tuned:
     """Factors on the declared model.
 
     Attributes:
-        tau: on the prior precision, (1,) or (layers,), float64.
+        tau: on the prior precision, (1,) or (layers,), float64, on the curvature's device.
         c: on the likelihood's curvature: the noise variance is divided by it.
         at_bound: whether a factor ended at the edge of the search.
     """
@@ -63,6 +64,8 @@ def maximize_evidence(
     if per_layer and len(curvature.group_names) > 1:
         return _per_layer(curvature, deviation, residual)
     q, size = float(deviation.double().sum()), len(curvature.index)
+    vector = partial(_vector, device=curvature.index.device)
+    one = vector(1.0).squeeze()
 
     def factors(log_rho: float) -> tuple[float, float]:
         rho = math.exp(log_rho)
@@ -71,13 +74,13 @@ def maximize_evidence(
 
     def loss(log_rho: float) -> float:
         tau, c = factors(log_rho)
-        log_det = float(curvature.log_det(_vector(math.exp(log_rho)), torch.ones(()))) + size * math.log(c)
+        log_det = float(curvature.log_det(vector(math.exp(log_rho)), one)) + size * math.log(c)
         fit = 0.0 if residual is None else residual.count * math.log(c) - c * residual.sum_squares
         return -0.5 * (fit - tau * q + size * math.log(tau) - log_det)
 
     best = _minimize_scalar(loss, curvature.cheap)
     tau, c = factors(best)
-    return Tuned(_vector(tau), c, abs(best) > _BOUND - 1e-3)
+    return Tuned(vector(tau), c, abs(best) > _BOUND - 1e-3)
 
 
 def _minimize_scalar(loss: Callable[[float], float], cheap: bool) -> float:
@@ -116,8 +119,8 @@ def _per_layer(curvature: Curvature, deviation: Tensor, residual: Residual | Non
     q = torch.zeros(groups, dtype=torch.float64, device=deviation.device)
     q.index_add_(0, curvature.group, deviation.double())
     sizes = torch.bincount(curvature.group, minlength=groups).to(q)
-    start = torch.cat([common.tau.log().expand(groups), torch.tensor([math.log(common.c)]).double()])
-    theta = start.to(q.device).clone().requires_grad_()
+    start = [common.tau.log().expand(groups), _vector(math.log(common.c), q.device)]
+    theta = torch.cat(start).requires_grad_()
     optimizer = torch.optim.LBFGS(
         [theta], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )
@@ -152,5 +155,5 @@ def maximize_held_out(score: Callable[[Tensor], float], num_points: int = 25) ->
     return Tuned(grid[best].reshape(1), 1.0, best in (0, num_points - 1))
 
 
-def _vector(value: float) -> Tensor:
-    return torch.tensor([value], dtype=torch.float64)
+def _vector(value: float, device: torch.device) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64, device=device)
