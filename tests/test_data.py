@@ -126,59 +126,6 @@ def test_a_data_set_refuses_what_is_not_data(change, error, message):
         Dataset(**{**good, **change})
 
 
-class TestCsv:
-    def write(self, tmp_path, text):
-        path = tmp_path / "table.csv"
-        path.write_text(text)
-        return path
-
-    def test_regression(self, tmp_path):
-        dataset = data.from_csv(self.write(tmp_path, "a, b, price\n1, 2, 3.5\n4, 5, 6\n"), "price")
-        assert dataset.task == "regression" and dataset.feature_names == ("a", "b")
-        assert dataset.x.tolist() == [[1, 2], [4, 5]] and dataset.y.tolist() == [[3.5], [6]]
-
-    def test_text_targets_become_classes_in_sorted_order(self, tmp_path):
-        dataset = data.from_csv(self.write(tmp_path, "a,kind\n1,dog\n2,cat\n3,dog\n"), "kind")
-        assert dataset.task == "classification" and dataset.class_names == ("cat", "dog")
-        assert dataset.y.tolist() == [1, 0, 1]
-
-    def test_numbers_become_classes_on_request(self, tmp_path):
-        path = self.write(tmp_path, "a,kind\n1,7\n2,3\n3,7\n")
-        dataset = data.from_csv(path, "kind", task="classification")
-        assert dataset.y.tolist() == [1, 0, 1] and dataset.class_names == ("3", "7")
-
-    @pytest.mark.parametrize(
-        ("text", "target", "message"),
-        [
-            ("a,city,y\n1,Rome,2\n", "y", "column 'city' is not numeric: drop it, or encode"),
-            ("a,b\n1,2\n", "y", "no column 'y': its columns are a, b"),
-            ("a,b,y\n1,,2\n3,4,\n", "y", r"missing values in column 'b' \(1\), 'y' \(1\)"),
-            ("a,y\ninf,2\n", "y", "NaN or infinite"),
-            ("a,y\n", "y", "no rows"),
-            ("", "y", "not a CSV file with a header"),
-            ("y\n1\n", "y", "nothing to predict from"),
-            ("a,y\n1,dog\n2,dog\n", "y", "single class"),
-        ],
-    )
-    def test_a_bad_file_is_explained(self, tmp_path, text, target, message):
-        with pytest.raises(ValueError, match=message):
-            data.from_csv(self.write(tmp_path, text), target)
-
-    def test_a_target_that_does_not_fit_the_task(self, tmp_path):
-        path = self.write(tmp_path, "a,y,kind\n1,0.5,dog\n2,1.5,cat\n")
-        frame = pd.read_csv(path)
-        frame.drop(columns="kind").to_csv(path, index=False)
-        with pytest.raises(ValueError, match="fractions, which are no class labels"):
-            data.from_csv(path, "y", task="classification")
-        frame.drop(columns="y").to_csv(path, index=False)
-        with pytest.raises(ValueError, match="target 'kind' is not numeric"):
-            data.from_csv(path, "kind", task="regression")
-
-    def test_a_missing_file(self, tmp_path):
-        with pytest.raises(ValueError, match="there is no file"):
-            data.from_csv(tmp_path / "none.csv", "y")
-
-
 @pytest.fixture
 def uci_root(tmp_path):
     folder = tmp_path / "uci" / "tiny"
@@ -196,6 +143,11 @@ class TestUci:
         train, test = data.uci("tiny", 0, uci_root)
         assert train.x.tolist() == [[5, 6], [1, 2]] and train.y.tolist() == [[30], [10]]
         assert test.x.tolist() == [[3, 4]] and test.y.tolist() == [[20]]
+
+    def test_an_offset_keeps_every_value(self, uci_root):
+        assert data.uci_all("tiny", uci_root).x.dtype == torch.float32
+        (uci_root / "uci/tiny/data.txt").write_text("100000001 2 10\n100000002 4 20\n100000003 6 30\n")
+        assert data.uci_all("tiny", uci_root).x[:, 0].diff().tolist() == [1, 1]
 
     def test_root_by_variable_and_without_the_uci_folder(self, uci_root, monkeypatch):
         monkeypatch.setenv("PYROBNN_DATA", str(uci_root / "uci"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .csv_file import from_csv
 from .dataset import Dataset, Standardizer, train_test_split
-from .real import breast_cancer, diabetes, digits, from_csv
+from .real import breast_cancer, diabetes, digits
 from .registry import load, names
 from .synthetic import clusters, cubic_clusters, polynomial, sine, sinusoid, sinx3
 from .uci_sets import fetch_uci_openml, uci, uci_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from . import real, synthetic
+from . import csv_file, real, synthetic
 from .dataset import Dataset
 from .uci_sets import OPENML, uci_all
 
@@ -55,7 +55,7 @@ def load(name: str | Path, target: str | None = None, *, seed: int = 0) -> Datas
     if is_file and key not in names():
         if target is None:
             raise ValueError(f"{key!r} is a file: name its target column (command line: --target COLUMN)")
-        return real.from_csv(key, target)
+        return csv_file.from_csv(key, target)
     if key not in names():
         raise ValueError(
             f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a .csv file"

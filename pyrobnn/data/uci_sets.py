@@ -158,10 +158,18 @@ def _integers(path: Path) -> np.ndarray:
 
 def _dataset(name: str, x: np.ndarray, y: np.ndarray, features: tuple[str, ...], target: str) -> Dataset:
     return Dataset(
-        x=torch.tensor(x, dtype=torch.float32),
-        y=torch.tensor(y, dtype=torch.float32).unsqueeze(-1),
+        x=_tensor(x),
+        y=_tensor(y).unsqueeze(-1),
         name=name,
         task="regression",
         feature_names=features,
         target_name=target,
     )
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    """In float32, or in float64 where float32 would merge distinct values of a column."""
+    narrow = values.astype(np.float32)
+    columns = zip(values.reshape(len(values), -1).T, narrow.reshape(len(values), -1).T)
+    merged = any(len(np.unique(few)) < len(np.unique(many)) for many, few in columns)
+    return torch.tensor(values if merged else narrow)
