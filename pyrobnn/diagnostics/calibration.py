@@ -32,7 +32,7 @@ def pit(tree: xr.DataTree) -> np.ndarray | None:
     """
     draws = predictive_draws(tree)
     y = reading.values_of(tree, "predictions_constant_data", "y")
-    if draws is None or y is None or len(draws) < _MIN_DRAWS:
+    if draws is None or y is None or len(y) == 0 or len(draws) < _MIN_DRAWS:
         return None
     y = y.astype(np.float64).reshape(len(y), -1)
     return metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
@@ -95,7 +95,13 @@ def _replicates(tree: xr.DataTree) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     draws = reading.stored_draws(tree, "posterior_predictive", shared[0])
     y = reading.values_of(tree, "observed_data", shared[0])
-    if draws is None or y is None or y.ndim == 0 or draws.shape[0] * draws.shape[1] < _MIN_DRAWS:
+    if (
+        draws is None
+        or y is None
+        or y.ndim == 0
+        or len(y) == 0
+        or draws.shape[0] * draws.shape[1] < _MIN_DRAWS
+    ):
         return None
     if draws.shape[2:] != y.shape or not np.issubdtype(y.dtype, np.floating):
         return None

@@ -82,18 +82,17 @@ def fidelity(tree: xr.DataTree, reference: xr.DataTree) -> Fidelity:
 
 def cost_per_draw(tree: xr.DataTree) -> float | None:
     """Seconds of fitting per effective draw of f: the smallest bulk ESS for chains, the number of draws otherwise."""
-    timings = reading.json_attr(tree, "timings")
-    seconds = timings.get("fit") if isinstance(timings, dict) else None
-    if not isinstance(seconds, (int, float)) or reading.is_point(tree):
+    seconds = reading.seconds(tree, "fit")
+    if seconds is None or reading.is_point(tree):
         return None
     if reading.is_iid(tree):
-        return float(seconds) / reading.num_draws(tree)
+        return seconds / reading.num_draws(tree)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         found = convergence(tree)
     if found is None or not np.isfinite(found.table["ess_bulk"]).any():
         return None
-    return float(seconds) / max(1.0, float(found.table["ess_bulk"].min()))
+    return seconds / max(1.0, float(found.table["ess_bulk"].min()))
 
 
 def fidelity_checks(tree: xr.DataTree, reference: xr.DataTree) -> list[Check]:
@@ -242,7 +241,7 @@ def _per_point(tree: xr.DataTree, reference: xr.DataTree) -> tuple[xr.Dataset | 
 
 def _probabilities(tree: xr.DataTree) -> np.ndarray | None:
     probs = reading.values_of(tree, "predictions", "probs")
-    if probs is not None:
+    if probs is not None and len(probs):
         probs = np.asarray(probs, dtype=np.float64).reshape(len(probs), -1)
         return np.concatenate([1.0 - probs, probs], axis=1) if probs.shape[1] == 1 else probs
     f = reading.draws_of(tree, "predictions", "f")

@@ -45,8 +45,8 @@ def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pareto-smoothed log weights and k-hat of log ratios log p − log q.
 
     ArviZ's ``psislw`` takes the *negative* log ratio (it was made for the log-likelihood of leave-one-out);
-    this takes the ratio itself. A flat ratio (q is p) has k-hat 0 by definition; a ratio whose tail underflows
-    has k-hat infinity.
+    this takes the ratio itself. A flat ratio (q is p) has k-hat 0 by definition; a ratio whose tail underflows,
+    or consists of copies of one draw, has k-hat infinity.
 
     Args:
         log_ratio: (…, chain, draw).
@@ -63,7 +63,7 @@ def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         safe = np.where(flat[..., None, None], ramp, log_ratio)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        log_weights, k = array_stats.psislw(-safe, axis=(-2, -1))
+        log_weights, k = _psislw(safe)
     # where the tail underflows, psislw answers NaN weights with a small k-hat, the opposite of the truth
     degenerate = ~(np.isfinite(k) & np.isfinite(log_weights).all(axis=(-2, -1)))
     raw = log_ratio - logsumexp(log_ratio, axis=(-2, -1), keepdims=True)
@@ -71,6 +71,17 @@ def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     k = np.where(flat, 0.0, np.where(degenerate, np.inf, k))
     uniform = -np.log(log_ratio.shape[-2] * log_ratio.shape[-1])
     return np.where(flat[..., None, None], uniform, log_weights), k
+
+
+def _psislw(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """ArviZ's smoothing, with NaN for the rows whose largest ratios are all the same: it refuses them all for one."""
+    try:
+        return array_stats.psislw(-log_ratio, axis=(-2, -1))
+    except ValueError:
+        if log_ratio.ndim == 2:
+            return np.full(log_ratio.shape, np.nan), np.array(np.nan)
+        rows = [_psislw(row) for row in log_ratio]
+        return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
 
 
 def importance(tree: xr.DataTree, *, space: str = "full") -> Importance | None:

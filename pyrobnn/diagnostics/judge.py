@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +14,11 @@ from pyrobnn.diagnostics.calibration import calibration_checks
 from pyrobnn.diagnostics.convergence import convergence_checks
 from pyrobnn.diagnostics.fidelity import cost_per_draw, fidelity_checks
 from pyrobnn.diagnostics.importance import importance_checks
+from pyrobnn.diagnostics.integrity import hopeless, integrity_checks, interrupted
 from pyrobnn.diagnostics.loo import loo, loo_checks
 from pyrobnn.diagnostics.model_checks import model_checks
 from pyrobnn.diagnostics.sampler import sampler_checks
-from pyrobnn.diagnostics.verdict import Check, Verdict
+from pyrobnn.diagnostics.verdict import Check, Verdict, said
 
 
 def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verdict:
@@ -25,7 +28,7 @@ def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verd
     approximations with independent draws, for which R-hat is 1 by construction, by Pareto k-hat of p/q and LOO;
     every method by calibration, by checks
     of the model, and, where a reference is given, by its distance from it. What a tree does not hold is left out: a
-    missing check is never a pass.
+    missing check is never a pass. A check that raises becomes a check that says so.
 
     Args:
         tree: Draws as DataTree: from this library, NumPyro or PyMC; only ``posterior`` is required.
@@ -37,7 +40,7 @@ def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verd
 
     Raises:
         TypeError: If `tree` or `reference` is no DataTree.
-        ValueError: If it has no posterior draws with dims ``chain`` and ``draw``.
+        ValueError: If it has no posterior group with dims ``chain`` and ``draw``.
 
     Caveat:
         A pass means that no check found a fault, not that there is none: chains that all miss a mode agree with
@@ -60,29 +63,52 @@ def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verd
         reading.check_tree(reference, "reference")
     name = reading.method(tree)
     label = reading.text(tree, "label") or name
-    broken = _not_finite(tree)
-    if broken:
-        return Verdict.from_checks(name, label, broken)
+    broken = hopeless(tree)
+    if broken is not None:
+        stopped = interrupted(tree)
+        return Verdict.from_checks(name, label, [broken] if stopped is None else [broken, stopped])
     point = reading.is_point(tree)
-    checks: list[Check] = []
+    checks = _made("draws", integrity_checks, tree)
     if point:
         checks.append(_point_estimate(name))
     elif reading.is_iid(tree):
-        checks.extend(importance_checks(tree))
+        checks += _made("importance", importance_checks, tree)
     else:
-        checks.extend(convergence_checks(tree))
-        checks.extend(sampler_checks(tree))
+        checks += _made("convergence", convergence_checks, tree)
+        checks += _made("sampler", sampler_checks, tree)
     if not point:
-        checks.extend(loo_checks(tree, loo(tree)))
-    checks.extend(calibration_checks(tree))
-    checks.extend(model_checks(tree))
+        checks += _made("leave_one_out", lambda t: loo_checks(t, loo(t)), tree)
+    checks += _made("calibration", calibration_checks, tree)
+    checks += _made("model", model_checks, tree)
     if reference is not None and reference is not tree and not point:
-        checks.extend(fidelity_checks(tree, reference))
-    checks.extend(_cost(tree))
+        checks += _made("fidelity", fidelity_checks, tree, reference)
+    checks += _made("cost", _cost, tree)
     if point:
         checks = [replace(check, status="warn") if check.status == "fail" else check for check in checks]
     nothing = not any(check.status in ("pass", "warn", "fail") for check in checks)
     return Verdict.from_checks(name, label, checks, at_least="warn" if nothing else "pass")
+
+
+def _made(what: str, make: Callable[..., list[Check]], *trees: xr.DataTree) -> list[Check]:
+    """The checks that `make` makes; where it raises, one that says so: a check that failed to run is not a pass."""
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return make(*trees)
+    except (
+        Exception
+    ) as error:  # whatever a foreign tree holds, the other checks and trees are still worth having
+        return [
+            Check(
+                what,
+                "warn",
+                None,
+                "",
+                "numerical",
+                f"The {what.replace('_', ' ')} checks could not be made: {said(error)}.",
+                "Look at the draws and data that they rest on; until then this is unjudged.",
+            )
+        ]
 
 
 def _point_estimate(name: str) -> Check:
@@ -96,32 +122,6 @@ def _point_estimate(name: str) -> Check:
         f"{method} is a point estimate: no epistemic uncertainty.",
         "Use it as a baseline or a start; for uncertainty fit Laplace around it, SVI or NUTS.",
     )
-
-
-def _not_finite(tree: xr.DataTree) -> list[Check]:
-    """A failing check if draws hold NaN or infinity: nothing else can then be computed."""
-    bad, total = 0, 0
-    for group in ("posterior", "function"):
-        if group not in tree.children:
-            continue
-        for name in tree[group].data_vars:
-            draws = tree[group][name]
-            if set(reading.SAMPLE_DIMS) <= set(draws.dims) and np.issubdtype(draws.dtype, np.floating):
-                bad += int((~np.isfinite(draws.values)).sum())
-                total += draws.size
-    if bad == 0:
-        return []
-    return [
-        Check(
-            "finite",
-            "fail",
-            bad / total,
-            "0 values that are NaN or infinite",
-            "numerical",
-            f"{bad} of {total} draws are NaN or infinite.",
-            "Standardise x and y, lower the learning rate or step size, and fit again.",
-        )
-    ]
 
 
 def _cost(tree: xr.DataTree) -> list[Check]:

@@ -36,8 +36,9 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
 
     Returns:
         ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
-        computed: no log-likelihood, fewer than 25 draws, a datum whose likelihood is the same in all of them, or
-        an approximation without log_q (an ensemble's draws are no posterior draws).
+        computed: no log-likelihood, fewer than 25 draws, a datum whose likelihood is the same in all of them or in
+        all that decide its tail (copies of a draw), or an approximation without log_q (an ensemble's draws are no
+        posterior draws).
 
     Raises:
         ValueError: If `num_subsample` is not positive.
@@ -61,27 +62,35 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
     subsampled = num_subsample is not None and num_subsample < num_data
     if not subsampled:
         data["log_likelihood"] = data["log_likelihood"].to_dataset().astype(np.float64)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        if subsampled:
-            found = arviz_stats.loo_subsample(
-                data,
-                observations=num_subsample,
-                pointwise=True,
-                reff=1.0 if log_p is not None else _relative_efficiency(tree),
-                log_p=log_p,
-                log_q=log_q,
-                seed=seed,
-            )
-        elif log_p is not None:
-            found = arviz_stats.loo_approximate_posterior(data, log_p, log_q, pointwise=True)
-        else:
-            found = arviz_stats.loo(data, pointwise=True, reff=_relative_efficiency(tree))
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found = _estimate(tree, data, log_p, log_q, num_subsample if subsampled else None, seed)
+    except ValueError as error:
+        if "tail values are the same" not in str(error):
+            raise
+        return None
     if not subsampled:
         # an underflowing tail leaves NaN, in the weights or in k-hat depending on ArviZ's version
         found.pareto_k = found.pareto_k.fillna(np.inf)
     hopeless = not np.isfinite(found.elpd) or not np.isfinite(found.pareto_k).any()
     return None if hopeless else found
+
+
+def _estimate(tree, data, log_p, log_q, num_subsample: int | None, seed: int) -> ELPDData:
+    if num_subsample is not None:
+        return arviz_stats.loo_subsample(
+            data,
+            observations=num_subsample,
+            pointwise=True,
+            reff=1.0 if log_p is not None else _relative_efficiency(tree),
+            log_p=log_p,
+            log_q=log_q,
+            seed=seed,
+        )
+    if log_p is not None:
+        return arviz_stats.loo_approximate_posterior(data, log_p, log_q, pointwise=True)
+    return arviz_stats.loo(data, pointwise=True, reff=_relative_efficiency(tree))
 
 
 def compare(trees: Mapping[str, xr.DataTree]) -> pd.DataFrame:
@@ -185,7 +194,7 @@ def _degenerate(tree: xr.DataTree) -> list[Check]:
             None,
             "",
             thresholds.LOO_APPROXIMATE_SOURCE,
-            "Leave-one-out cannot be computed: the importance weights rest on a single draw.",
+            "Leave-one-out cannot be computed: the importance weights rest on a single draw or its copies.",
         )
     ]
 

@@ -59,6 +59,11 @@ def draws_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
     return None if draws is None else draws.astype(np.float64)
 
 
+def flattened(values: np.ndarray, keep: int) -> np.ndarray:
+    """The axes after the first `keep` as one, which NumPy's -1 cannot say of an empty array."""
+    return values.reshape(*values.shape[:keep], int(np.prod(values.shape[keep:])))
+
+
 def values_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
     """A variable without sample dims as array, or None where it is missing."""
     array = variable(tree, group, name)
@@ -66,21 +71,28 @@ def values_of(tree: xr.DataTree, group: str, name: str) -> np.ndarray | None:
 
 
 def number(tree: xr.DataTree, name: str, default: float) -> float:
-    """A numeric root attribute."""
-    value = tree.attrs.get(name, default)
-    return float(value) if value is not None else default
+    """A numeric root attribute; `default` where it is missing or no finite number."""
+    try:
+        value = float(np.asarray(tree.attrs.get(name, default), dtype=np.float64))
+    except (TypeError, ValueError):
+        return default
+    return value if np.isfinite(value) else default
 
 
 def text(tree: xr.DataTree, name: str, default: str = "") -> str:
-    """A string root attribute."""
-    return str(tree.attrs.get(name, default))
+    """A string root attribute; anything but a string is written as one."""
+    value = tree.attrs.get(name, default)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def json_attr(tree: xr.DataTree, name: str) -> object:
-    """A root attribute that holds JSON, decoded; None where it is missing or empty."""
+    """A root attribute that holds JSON, decoded; None where it is missing, empty or no JSON."""
     value = tree.attrs.get(name)
     if isinstance(value, str):
-        return json.loads(value) if value.strip() else None
+        try:
+            return json.loads(value)
+        except ValueError:  # a tree of another library may say "12 s"
+            return None
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
@@ -88,6 +100,13 @@ def settings(tree: xr.DataTree) -> dict[str, object]:
     """The settings of the run, empty where unknown."""
     found = json_attr(tree, "settings")
     return found if isinstance(found, dict) else {}
+
+
+def seconds(tree: xr.DataTree, stage: str) -> float | None:
+    """How long a stage ("compile", "fit", "predict") took, or None where the tree does not say."""
+    timings = json_attr(tree, "timings")
+    value = timings.get(stage) if isinstance(timings, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def method(tree: xr.DataTree) -> str:
@@ -117,9 +136,8 @@ def is_point(tree: xr.DataTree) -> bool:
 
 def is_iid(tree: xr.DataTree) -> bool:
     """Whether the draws are independent by construction, so that R-hat is no evidence for them."""
-    if "iid" in tree.attrs:
-        return bool(int(tree.attrs["iid"]))
-    return variable(tree, "sample_stats", "log_q") is not None
+    unsaid = float(variable(tree, "sample_stats", "log_q") is not None)
+    return number(tree, "iid", unsaid) != 0.0
 
 
 def log_likelihood(tree: xr.DataTree) -> np.ndarray | None:
@@ -133,7 +151,7 @@ def log_likelihood(tree: xr.DataTree) -> np.ndarray | None:
     for name in tree["log_likelihood"].data_vars:
         part = stored_draws(tree, "log_likelihood", str(name))
         if part is not None:
-            parts.append(part.reshape(*part.shape[:2], -1))
+            parts.append(flattened(part, 2))
     if len(parts) > 1:
         return np.concatenate(parts, axis=-1)
     return parts[0] if parts else None
@@ -143,7 +161,7 @@ def log_prior(tree: xr.DataTree) -> np.ndarray | None:
     """Log prior density (chain, draw), from the ``log_prior`` or ``function`` group; None where missing."""
     if "log_prior" in tree.children:
         parts = [draws_of(tree, "log_prior", str(name)) for name in tree["log_prior"].data_vars]
-        parts = [part.reshape(*part.shape[:2], -1).sum(-1) for part in parts if part is not None]
+        parts = [flattened(part, 2).sum(-1) for part in parts if part is not None]
         if parts:
             return np.sum(parts, axis=0)
     return draws_of(tree, "function", "log_prior")
@@ -170,7 +188,7 @@ def functions(tree: xr.DataTree) -> np.ndarray | None:
     f = draws_of(tree, "function", "f")
     if f is None:
         return None
-    f = f.reshape(*f.shape[:3], -1)
+    f = flattened(f, 3)
     if text(tree, "likelihood") == "categorical" and f.shape[-1] > 1:
         f = f - f.mean(axis=-1, keepdims=True)
     return f

@@ -91,11 +91,11 @@ def score(tree: xr.DataTree) -> Scores:
         Strictly proper scoring rules (Gneiting & Raftery, 2007) https://doi.org/10.1198/016214506000001437
     """
     y = reading.values_of(tree, "predictions_constant_data", "y")
-    if y is None:
+    if y is None or len(y) == 0:
         return Scores((), 0)
     found: list[Score] = []
     log_prob = reading.values_of(tree, "predictions", "log_prob")
-    if log_prob is not None and np.isfinite(log_prob).all():
+    if log_prob is not None:
         found.append(_mean_score("log_prob", log_prob, _log_prob_mc_se(tree, y, log_prob), "higher"))
     probs = reading.values_of(tree, "predictions", "probs")
     if probs is not None:

@@ -29,6 +29,8 @@ TREE_DEPTH_WARN = 0.05
 ACCEPTANCE_WARN = 0.6
 ACCEPTANCE_SOURCE = "Optimizing the integrator step size for HMC (Betancourt, Byrne & Girolami, 2014) https://arxiv.org/abs/1411.6669"
 
+STILL_WARN = 0.25
+
 PARETO_K = 0.7
 PARETO_SOURCE = (
     "Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html"

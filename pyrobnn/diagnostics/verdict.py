@@ -146,3 +146,9 @@ class Verdict:
     def to_json(self) -> str:
         """`to_dict` as strict JSON (no NaN, no infinity)."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def said(error: Exception) -> str:
+    """An error in one line: its type and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from pyrobnn.diagnostics.convergence import quantities
-from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, variable
+from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, num_draws, variable
 from pyrobnn.plots.reading import Trees, as_trees
 from pyrobnn.style import INK, MUTED, PALETTE, empty_panel, panels, style
 
@@ -50,7 +50,7 @@ def _disagreement(draws: np.ndarray) -> np.ndarray:
 
 def _mcmc(trees: Trees) -> dict[str, xr.DataTree]:
     """The trees whose draws come from chains: only there do trace, rank and energy say anything."""
-    return {label: tree for label, tree in as_trees(trees).items() if not is_iid(tree)}
+    return {label: tree for label, tree in as_trees(trees).items() if not is_iid(tree) and num_draws(tree)}
 
 
 def _rows(
@@ -154,12 +154,14 @@ def energy(trees: Trees) -> Figure:
     found = {
         label: values
         for label, tree in _mcmc(trees).items()
-        if (values := draws_of(tree, "sample_stats", "energy")) is not None and values.shape[1] > 2
+        if (values := draws_of(tree, "sample_stats", "energy")) is not None
+        and values.shape[1] > 2
+        and np.isfinite(values).all()
     }
     with style():
         figure, axes = panels(max(1, len(found)), size=(3.0, 2.1))
         if not found:
-            empty_panel(axes[0, 0], "no energies: only Hamiltonian samplers have them")
+            empty_panel(axes[0, 0], "no finite energies: only Hamiltonian samplers have them")
         for (label, values), (ax,) in zip(found.items(), axes, strict=False):
             ax.set_title(label)
             _energy_panel(ax, values)
@@ -172,7 +174,7 @@ def _energy_panel(ax: Axes, values: np.ndarray) -> None:
     edges = np.histogram_bin_edges(np.concatenate([marginal, change]), bins=36)
     ax.hist(marginal, bins=edges, density=True, color=PALETTE[0], alpha=0.35, linewidth=0, label="marginal")
     ax.hist(change, bins=edges, density=True, histtype="step", color=PALETTE[1], lw=1.3, label="transition")
-    if np.ptp(values) > 0:
+    if (np.ptp(values, axis=1) > 0).all():
         data = xr.Dataset({"energy": (("chain", "draw"), values)})
         worst = float(np.min(bfmi(data)["energy"].values))
         ax.text(0.02, 0.97, f"BFMI {worst:.2f}", transform=ax.transAxes, va="top", fontsize=8)
@@ -246,7 +248,7 @@ def weight_norms(trees: Trees) -> Figure:
     found = {
         label: (norms, variable(tree, "function", "layer_norm"))
         for label, tree in as_trees(trees).items()
-        if (norms := draws_of(tree, "function", "layer_norm")) is not None
+        if (norms := draws_of(tree, "function", "layer_norm")) is not None and norms.size
     }
     with style():
         if not found:

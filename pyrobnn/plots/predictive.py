@@ -67,13 +67,13 @@ def predictive_bands(
         )
         for (label, tree), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(label)
-            if variable(tree, "grid", "mean") is None:
+            if (grid := variable(tree, "grid", "mean")) is None or grid.size == 0:
                 empty_panel(main, "no grid of predictions (1-D input only)")
                 strip.set_axis_off()
                 continue
             _bands(main, strip, tree, output, num_functions)
         low, high = _outcome_range(trees, output) if ylim is None else ylim
-        if low < high:
+        if np.isfinite([low, high]).all() and low < high:
             axes[0, 0].set_ylim(low, high)
         if xlim is not None:
             axes[0, 0].set_xlim(*xlim)
@@ -135,13 +135,13 @@ def _outcome_range(trees: dict[str, xr.DataTree], output: int) -> tuple[float, f
             variable(tree, "grid", "mean"),
             [variable(tree, "grid", f"{k}_var") for k in ("aleatoric", "epistemic")],
         )
-        if mean is None:
+        if mean is None or mean.size == 0:
             continue
         sd = np.sqrt(sum(np.maximum(_output(v, output), 0) for v in variances if v is not None))
         low.append(np.quantile(_output(mean, output) - NORMAL_95 * sd, 0.02))
         high.append(np.quantile(_output(mean, output) + NORMAL_95 * sd, 0.98))
         for known in (variable(tree, "observed_data", "y"), variable(tree, "grid", "true_f")):
-            if known is not None:
+            if known is not None and known.size:
                 values = _output(known, output)
                 data += [float(values.min()), float(values.max())]
     if not low:

@@ -49,7 +49,7 @@ def draws_first(values: xr.DataArray) -> np.ndarray:
     """Chains and draws merged into one leading axis: shape (sample, ...)."""
     other = [dim for dim in values.dims if dim not in ("chain", "draw")]
     ordered = values.transpose("chain", "draw", *other).values
-    return ordered.reshape(-1, *ordered.shape[2:])
+    return ordered.reshape(ordered.shape[0] * ordered.shape[1], *ordered.shape[2:])
 
 
 def is_classification(tree: xr.DataTree) -> bool:
@@ -107,7 +107,7 @@ def regression_points(tree: xr.DataTree, output: int = 0) -> Points | None:
     draws = variable(tree, "predictions", "y_sample")
     if draws is None:
         draws = variable(tree, "predictions", "y")
-    if y is not None and mean is not None:
+    if y is not None and mean is not None and mean.size:
         aleatoric = variable(tree, "predictions", "aleatoric_var")
         epistemic = variable(tree, "predictions", "epistemic_var")
         sds = [
@@ -144,7 +144,7 @@ def outcome_draws(tree: xr.DataTree, output: int = 0) -> tuple[np.ndarray, np.nd
         return None
     samples = draws_first(draws.isel(output=output) if "output" in draws.dims else draws)
     outcomes = _column(y, output)
-    if samples.ndim != 2 or outcomes.ndim != 1 or outcomes.dtype.kind not in "fiu":
+    if samples.ndim != 2 or samples.size == 0 or outcomes.ndim != 1 or outcomes.dtype.kind not in "fiu":
         return None
     return outcomes, samples
 
@@ -185,7 +185,7 @@ class ClassPoints:
 def class_points(tree: xr.DataTree) -> ClassPoints | None:
     """Held-out class probabilities with labels, or None. One probability per point is read as P(y = 1)."""
     probs, y = variable(tree, "predictions", "probs"), variable(tree, "predictions_constant_data", "y")
-    if probs is None or y is None:
+    if probs is None or y is None or probs.size == 0:
         return None
     values = probs.values.reshape(len(probs), -1)
     if values.shape[1] == 1:
@@ -221,7 +221,13 @@ def widest_gap(tree: xr.DataTree, output: int = 0) -> Gap | None:
     """
     x, grid = variable(tree, "constant_data", "x"), variable(tree, "grid", "x")
     variance = variable(tree, "grid", "epistemic_var")
-    if x is None or grid is None or variance is None or x.values.reshape(len(x), -1).shape[1] != 1:
+    if (
+        x is None
+        or grid is None
+        or variance is None
+        or x.size == 0
+        or x.values.reshape(len(x), -1).shape[1] != 1
+    ):
         return None
     inputs = np.sort(x.values.reshape(-1))
     spacing = np.diff(inputs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy import stats
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics import reading as tree_reading
 from pyrobnn.diagnostics.scores import LEVELS, score
+from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.reading import class_points, regression_points, widest_gap
 
 MAX_POINTS = 200
@@ -62,11 +64,15 @@ class Row:
         label: the caller's name of the run.
         values: column key → number.
         errors: column key → standard error over the held-out data.
+        not_finite: column keys whose number came out NaN or infinite.
+        lost: what could not be computed, each with the reason, in a sentence.
     """
 
     label: str
     values: dict[str, float]
     errors: dict[str, float]
+    not_finite: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def reference_label(trees: Mapping[str, xr.DataTree]) -> str | None:
@@ -84,32 +90,57 @@ def compare_rows(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verdic
     of an approximation never get an R-hat.
     """
     reference = reference_label(trees)
-    rows = []
-    for label, tree in trees.items():
-        values: dict[str, float] = {}
-        errors: dict[str, float] = {}
-        scores = score(tree)
-        for found in scores.scores:
-            values[found.name] = found.value
-            if found.data_se is not None:
-                errors[found.name] = found.data_se
-        values |= _uncertainties(tree)
-        gap = widest_gap(tree)
-        if gap is not None and gap.ratio is not None:
-            values["gap_ratio"] = gap.ratio
-        if label in verdicts:
-            values |= _evidence(tree, verdicts[label])
-        if reference is not None and label != reference:
-            distance = predictive_distance(tree, trees[reference])
-            if distance is not None:
-                values["wasserstein"] = distance
-        timings = tree_reading.json_attr(tree, "timings")
-        for stage in ("compile", "fit", "predict"):
-            seconds = timings.get(stage) if isinstance(timings, dict) else None
-            if isinstance(seconds, int | float):
-                values[f"{stage}_seconds"] = float(seconds)
-        rows.append(Row(label, {k: float(v) for k, v in values.items() if np.isfinite(v)}, errors))
-    return rows
+    judges = None if reference is None else trees[reference]
+    return [
+        _row(label, tree, verdicts.get(label), None if label == reference else judges)
+        for label, tree in trees.items()
+    ]
+
+
+def _row(label: str, tree: xr.DataTree, verdict: Verdict | None, reference: xr.DataTree | None) -> Row:
+    """The numbers of one tree; what raises is left out and said, so that no tree loses the others' row."""
+    errors: dict[str, float] = {}
+
+    def scores() -> dict[str, float]:
+        found = score(tree).scores
+        errors.update({each.name: each.data_se for each in found if each.data_se is not None})
+        return {each.name: each.value for each in found}
+
+    sources: dict[str, Callable[[], dict[str, float]]] = {
+        "scores": scores,
+        "uncertainties": lambda: _uncertainties(tree),
+        "gap": lambda: _gap(tree),
+        "evidence": lambda: {} if verdict is None else _evidence(tree, verdict),
+        "distance": lambda: {} if reference is None else _distance(tree, reference),
+        "seconds": lambda: _seconds(tree),
+    }
+    values: dict[str, float] = {}
+    lost = []
+    for what, source in sources.items():
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                values |= source()
+        except Exception as error:
+            lost.append(f"{label}: no {what} ({said(error)})")
+    finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
+    not_finite = tuple(name for name in values if name not in finite)
+    return Row(label, finite, {k: v for k, v in errors.items() if np.isfinite(v)}, not_finite, tuple(lost))
+
+
+def _gap(tree: xr.DataTree) -> dict[str, float]:
+    gap = widest_gap(tree)
+    return {} if gap is None or gap.ratio is None else {"gap_ratio": gap.ratio}
+
+
+def _distance(tree: xr.DataTree, reference: xr.DataTree) -> dict[str, float]:
+    distance = predictive_distance(tree, reference)
+    return {} if distance is None else {"wasserstein": distance}
+
+
+def _seconds(tree: xr.DataTree) -> dict[str, float]:
+    found = {stage: tree_reading.seconds(tree, stage) for stage in ("compile", "fit", "predict")}
+    return {f"{stage}_seconds": seconds for stage, seconds in found.items() if seconds is not None}
 
 
 def _uncertainties(tree: xr.DataTree) -> dict[str, float]:

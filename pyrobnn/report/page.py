@@ -13,9 +13,10 @@ import xarray as xr
 from jinja2 import Environment
 from markupsafe import Markup
 
-from pyrobnn.diagnostics import Verdict, diagnose
+from pyrobnn.diagnostics import Check, Verdict, diagnose
 from pyrobnn.diagnostics import reading as tree_reading
 from pyrobnn.diagnostics.scores import LEVELS
+from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.reading import as_trees
 from pyrobnn.report.comparison import COLUMNS, Column, Row, best_labels, compare_rows, reference_label
 from pyrobnn.report.conclusion import conclude, recommended
@@ -43,6 +44,7 @@ def write_report(
     *,
     title: str | None = None,
     verdicts: Mapping[str, Verdict] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one HTML page that says which method to trust, on what evidence, and what to do next.
 
@@ -55,6 +57,7 @@ def write_report(
         title: heading of the page; None for "Can these posteriors be believed?".
         verdicts: label → verdict where `pyrobnn.diagnose` has run already; None to run it here, with the
             first NUTS run as the reference of the others.
+        left_out: methods that were asked for and gave no tree → the reason, for the reader to see.
 
     Returns:
         The path written to.
@@ -79,7 +82,11 @@ def write_report(
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
     best = recommended(rows, verdicts)
-    columns = [column for column in SHOWN if any(key in row.values for row in rows for key in parts(column))]
+    columns = [
+        column
+        for column in SHOWN
+        if any(key in (*row.values, *row.not_finite) for row in rows for key in parts(column))
+    ]
     folder = files("pyrobnn.report")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -91,9 +98,11 @@ def write_report(
         tone=verdicts[best].status,
         css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         verdicts=[_verdict_row(label, verdicts[label]) for label in trees],
+        left_out=dict(left_out or {}),
         columns=columns,
         rows=_cells(rows, columns),
         table_note=_table_note(trees, columns),
+        lost=[sentence for row in rows for sentence in row.lost],
         sections=[_marked(section) for section in build_sections(trees)],
         runs=[_run(label, tree) for label, tree in trees.items()],
         footer=_footer(trees),
@@ -105,12 +114,23 @@ def write_report(
 
 
 def judge_all(trees: Mapping[str, xr.DataTree]) -> dict[str, Verdict]:
-    """`diagnose` every tree, with the first NUTS run as the reference of the others."""
+    """`diagnose` every tree, with the first NUTS run as the reference of the others.
+
+    A tree that cannot be diagnosed at all gets a verdict that says so: the others are still judged.
+    """
     reference = reference_label(trees)
     return {
-        label: diagnose(tree, reference=None if reference in (None, label) else trees[reference])
+        label: _judged(label, tree, None if reference in (None, label) else trees[reference])
         for label, tree in trees.items()
     }
+
+
+def _judged(label: str, tree: xr.DataTree, reference: xr.DataTree | None) -> Verdict:
+    try:
+        return diagnose(tree, reference=reference)
+    except Exception as error:
+        check = Check("readable", "fail", None, "", "", f"The tree cannot be judged: {said(error)}.")
+        return Verdict.from_checks(tree_reading.method(tree), label, [check])
 
 
 def check_verdicts(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -184,14 +204,22 @@ def parts(column: Column) -> tuple[str, ...]:
 
 def _cell(row: Row, column: Column, best: bool) -> dict[str, object]:
     if column.key in MERGED:
-        have = [key in row.values for key in MERGED[column.key]]
-        texts = [format_number(row.values.get(key), key) or "–" for key in MERGED[column.key]]
-        return {"text": " / ".join(texts) if any(have) else "", "se": "", "best": False}
+        texts = [format_number(row.values.get(key), key) or _none(row, key) for key in MERGED[column.key]]
+        return {
+            "text": " / ".join(texts) if any(text != "–" for text in texts) else "",
+            "se": "",
+            "best": False,
+        }
     value, error = row.values.get(column.key), row.errors.get(column.key)
     if column.key == "log_prob" and value is not None and error is not None:
         text, said = with_error(value, error)
         return {"text": text, "se": said, "best": best}
-    return {"text": format_number(value, column.key), "se": "", "best": best}
+    missing = _none(row, column.key) if column.key in row.not_finite else ""
+    return {"text": format_number(value, column.key) or missing, "se": "", "best": best}
+
+
+def _none(row: Row, key: str) -> str:
+    return "not finite" if key in row.not_finite else "–"
 
 
 def format_number(value: float | None, key: str) -> str:
@@ -237,7 +265,7 @@ def _marked(section: Section) -> Section:
 
 
 def _run(label: str, tree: xr.DataTree) -> dict[str, object]:
-    sizes = tree["posterior"].sizes
+    sizes = tree["posterior"].sizes if "posterior" in tree.children else {}
     brief = [f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws"]
     if "seed" in tree.attrs:
         brief.append(f"seed {tree.attrs['seed']}")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
 from pyrobnn import plots
 from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, variable
+from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.importance import LeaveOneOut, leave_one_out
 from pyrobnn.plots.reading import class_points, regression_points
 from pyrobnn.report.svg import inline_panels, inline_svg
 from pyrobnn.style import ALEATORIC, EPISTEMIC, PALETTE
 
 Trees = Mapping[str, xr.DataTree]
+Fits = Mapping[str, LeaveOneOut | None]
 
 BAND_KEY = (
     (f"--fig-{PALETTE.index(EPISTEMIC)}", "line", "mean and single functions"),
@@ -34,6 +38,7 @@ class Block:
     Args:
         title: heading. how: one sentence on how to read it. svgs: inline SVG elements. key: legend entries,
             (CSS variable, "line" | "band" | "dot" | "dash", words). wide: whether each SVG needs a row of its own.
+        notes: what could not be drawn, and why.
     """
 
     title: str
@@ -41,6 +46,7 @@ class Block:
     svgs: tuple[str, ...]
     key: tuple[tuple[str, str, str], ...] = ()
     wide: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,56 @@ class Section:
     blocks: tuple[Block, ...]
 
 
+Blocks = Callable[[Trees, Fits], list[Block]]
+
+
 def build_sections(trees: Trees) -> list[Section]:
     """Every section that these trees have something for; a figure that no tree can fill is left out."""
-    fits = {label: leave_one_out(tree) for label, tree in trees.items()}
+    fits = {label: _fit(tree) for label, tree in trees.items()}
     sections = [
-        Section("What it predicts", "predictions", tuple(_predictions(trees))),
-        Section("Is the uncertainty honest?", "calibration", tuple(_calibration(trees, fits))),
-        Section("How the draws were made", "draws", tuple(_draws(trees, fits))),
+        Section(title, anchor, tuple(_drawn(blocks, trees, fits)))
+        for title, anchor, blocks in (
+            ("What it predicts", "predictions", _predictions),
+            ("Is the uncertainty honest?", "calibration", _calibration),
+            ("How the draws were made", "draws", _draws),
+        )
     ]
     return [section for section in sections if section.blocks]
+
+
+def _fit(tree: xr.DataTree) -> LeaveOneOut | None:
+    try:
+        return leave_one_out(tree)
+    except Exception:  # the verdict says that leave-one-out could not be computed
+        return None
+
+
+def _drawn(blocks: Blocks, trees: Trees, fits: Fits) -> list[Block]:
+    """The section's blocks; a tree that makes one raise is left out of the section, which says so."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            return blocks(trees, fits)
+        except Exception:
+            alone = {label: _why_not(blocks, label, tree, fits) for label, tree in trees.items()}
+        rest = {label: tree for label, tree in trees.items() if alone[label] is None}
+        notes = [f"{label} cannot be drawn: {why}." for label, why in alone.items() if why is not None]
+        try:
+            found = blocks(rest, fits) if rest else []
+        except Exception as error:
+            found, notes = [], [*notes, f"The others cannot be drawn together: {said(error)}."]
+    return [
+        Block("Not drawn", "What a tree holds did not allow these figures.", (), notes=tuple(notes)),
+        *found,
+    ]
+
+
+def _why_not(blocks: Blocks, label: str, tree: xr.DataTree, fits: Fits) -> str | None:
+    try:
+        blocks({label: tree}, fits)
+    except Exception as error:
+        return said(error)
+    return None
 
 
 def _panels(figure: Figure, prefix: str, what: str, *, stack: int = 1) -> tuple[str, ...]:
@@ -73,7 +120,7 @@ def _where(trees: Trees, test: Callable[[xr.DataTree], bool]) -> dict[str, xr.Da
     return {label: tree for label, tree in trees.items() if test(tree)}
 
 
-def _predictions(trees: Trees) -> list[Block]:
+def _predictions(trees: Trees, fits: Fits) -> list[Block]:
     blocks = []
     gridded = _where(trees, lambda t: variable(t, "grid", "mean") is not None)
     if gridded:
@@ -126,7 +173,7 @@ def _predictions(trees: Trees) -> list[Block]:
     return blocks
 
 
-def _calibration(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
+def _calibration(trees: Trees, fits: Fits) -> list[Block]:
     blocks = []
     observed = _where(trees, lambda t: (p := regression_points(t)) is not None and p.draws is not None)
     if observed:
@@ -184,7 +231,7 @@ def _calibration(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[B
     return blocks
 
 
-def _has_loo_pit(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> bool:
+def _has_loo_pit(trees: Trees, fits: Fits) -> bool:
     return any(
         fits[k] is not None and variable(t, "posterior_predictive", "y") is not None for k, t in trees.items()
     )
@@ -225,7 +272,7 @@ def _uncertainty(trees: Trees) -> list[Block]:
     return blocks
 
 
-def _draws(trees: Trees, fits: Mapping[str, LeaveOneOut | None]) -> list[Block]:
+def _draws(trees: Trees, fits: Fits) -> list[Block]:
     blocks = []
     chains = _where(trees, lambda t: not is_iid(t) and t["posterior"].sizes.get("draw", 1) > 1)
     for index, (label, tree) in enumerate(chains.items()):

@@ -20,17 +20,21 @@ def write_summary(
     trees: Mapping[str, xr.DataTree],
     verdicts: Mapping[str, Verdict] | None,
     path: str | os.PathLike[str],
+    *,
+    left_out: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
 
-    Keys: ``recommended``, ``conclusion`` (two sentences), ``reference``, and ``methods``: label → ``status``,
-    ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the held-out data, and
-    ``verdict`` with every check.
+    Keys: ``recommended``, ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of the table
+    are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), and ``methods``:
+    label → ``status``, ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the
+    held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check.
 
     Args:
         trees: label → DataTree.
         verdicts: label → verdict; None to diagnose here.
         path: where to write; missing parent folders are made.
+        left_out: methods that were asked for and gave no tree → the reason.
 
     Returns:
         The path written to.
@@ -46,11 +50,14 @@ def write_summary(
         "recommended": recommended(rows, verdicts),
         "conclusion": " ".join(sentence for sentence in conclude(trees, rows, verdicts) if sentence),
         "reference": reference_label(trees),
+        "not_finite": sum(len(row.not_finite) for row in rows),
+        "left_out": dict(left_out or {}),
         "methods": {
             row.label: {
                 "status": verdicts[row.label].status,
-                "scores": row.values,
+                "scores": row.values | dict.fromkeys(row.not_finite),
                 "standard_errors": row.errors,
+                "lost": list(row.lost),
                 "verdict": verdicts[row.label].to_dict(),
             }
             for row in rows

@@ -1,0 +1,160 @@
+"""Whether the draws themselves are whole: there at all, finite, moving, and of a run that was let finish."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics.verdict import Check
+
+_DRAWS = ("posterior", "function")
+#: what the other checks, scores and figures are made of; of a sampler's statistics only these are read
+_READ = (
+    "log_likelihood",
+    "log_prior",
+    "posterior_predictive",
+    "observed_data",
+    "predictions",
+    "predictions_constant_data",
+    "grid",
+)
+_STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
+_LISTED = 3
+
+
+def hopeless(tree: xr.DataTree) -> Check | None:
+    """A failing check if there are no draws, or draws that are NaN or infinite: nothing else can then be computed."""
+    if reading.num_draws(tree) == 0:
+        return Check(
+            "num_draws", "fail", 0.0, "≥ 1 draw", "numerical", "There are no draws.", "Fit again, for longer."
+        )
+    bad = {
+        (group, name): count
+        for group in _DRAWS
+        for name, count in _not_finite(tree, group).items()
+        if set(reading.SAMPLE_DIMS) <= set(tree[group][name].dims)
+    }
+    if not bad:
+        return None
+    total = sum(tree[group][name].size for group, name in bad)
+    return Check(
+        "finite",
+        "fail",
+        sum(bad.values()) / total,
+        "0 values that are NaN or infinite",
+        "numerical",
+        f"{sum(bad.values())} of {total} draws are NaN or infinite.",
+        "Standardise x and y, lower the learning rate or step size, and fit again.",
+    )
+
+
+def integrity_checks(tree: xr.DataTree) -> list[Check]:
+    """Only what is wrong: values that are not finite, draws that never move, a run that was stopped."""
+    found = (_others_finite(tree), _moving(tree), interrupted(tree))
+    return [check for check in found if check is not None]
+
+
+def interrupted(tree: xr.DataTree) -> Check | None:
+    """A warning if the fit was stopped from the keyboard, in which case the draws are what it had by then."""
+    if reading.number(tree, "interrupted", 0.0) == 0.0:
+        return None
+    return Check(
+        "interrupted",
+        "warn",
+        None,
+        "a fit that ran to its end",
+        "",
+        f"The fit was interrupted; these are the {reading.num_draws(tree)} draws that it had by then.",
+        "Run it again to the end before relying on it.",
+    )
+
+
+def _others_finite(tree: xr.DataTree) -> Check | None:
+    bad = {f"{group}/{name}": n for group in _READ for name, n in _not_finite(tree, group).items()}
+    bad |= {f"sample_stats/{k}": n for k, n in _not_finite(tree, "sample_stats").items() if k in _STATS}
+    if not bad:
+        return None
+    listed = ", ".join(f"{count} of {name}" for name, count in list(bad.items())[:_LISTED])
+    more = "" if len(bad) <= _LISTED else f" and of {len(bad) - _LISTED} more"
+    return Check(
+        "finite",
+        "warn",
+        float(sum(bad.values())),
+        "0 values that are NaN or infinite",
+        "numerical",
+        f"Values are NaN or infinite: {listed}{more}; what rests on them is not checked.",
+        "Look for draws or data that the model gives no density to, mend them and fit again.",
+    )
+
+
+def _moving(tree: xr.DataTree) -> Check | None:
+    """Whether each chain moves, and whether independent draws differ."""
+    draws = reading.num_draws(tree) // reading.num_chains(tree)
+    if draws < 2 or reading.is_point(tree):
+        return None
+    still = _stayed(tree)
+    frozen = [int(chain) for chain in np.flatnonzero(still.all(axis=1))]
+    share = float(still.mean())
+    if not frozen and share <= thresholds.STILL_WARN:
+        return None
+    independent = reading.is_iid(tree)
+    if frozen and not independent:
+        return Check(
+            "moving",
+            "fail",
+            float(len(frozen)),
+            "every chain moves",
+            thresholds.RHAT_SOURCE,
+            f"{'Chain' if len(frozen) == 1 else 'Chains'} {', '.join(map(str, frozen))} never moved: all "
+            f"{draws} draws of it are the same.",
+            "Lower the step size or raise num_warmup, start from a MAP, and fit again.",
+        )
+    what = (
+        "draws repeat the one before, though they ought to be independent"
+        if independent
+        else ("transitions did not move")
+    )
+    return Check(
+        "moving",
+        "warn",
+        share,
+        f"≤ {thresholds.STILL_WARN:.0%} repeat the draw before",
+        thresholds.ESS_SOURCE,
+        f"{share:.0%} of the {what}.",
+        "Raise num_draws, and look at how the draws were made: copies carry no information."
+        if independent
+        else "Lower the step size (raise target_accept): the sampler rejects most of its proposals.",
+    )
+
+
+def _stayed(tree: xr.DataTree) -> np.ndarray:
+    """Whether each draw but the first of its chain equals the one before, (chain, draw − 1).
+
+    In all weights, or in the function at all its probes.
+    """
+    sizes = tree["posterior"].sizes
+    weights = np.ones((sizes["chain"], sizes["draw"] - 1), dtype=bool)
+    for name in tree["posterior"].data_vars:
+        draws = reading.stored_draws(tree, "posterior", str(name))
+        if draws is not None:
+            weights &= _same(draws)
+    f = reading.stored_draws(tree, "function", "f")
+    return weights if f is None or f.shape[:2] != (sizes["chain"], sizes["draw"]) else weights | _same(f)
+
+
+def _same(draws: np.ndarray) -> np.ndarray:
+    flat = reading.flattened(draws, 2)
+    return (flat[:, 1:] == flat[:, :-1]).all(axis=2)
+
+
+def _not_finite(tree: xr.DataTree, group: str) -> dict[str, int]:
+    """Variable of a group → how many of its values are NaN or infinite, where any are."""
+    if group not in tree.children:
+        return {}
+    counts = {
+        str(name): int((~np.isfinite(values.values)).sum())
+        for name, values in tree[group].data_vars.items()
+        if np.issubdtype(values.dtype, np.floating)
+    }
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,182 @@
+"""The law: draws that are not finite, do not move or are not there are told, never raised and never passed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import trees as factory
+import xarray as xr
+from test_contract import METHODS, X, Y, fit
+
+import pyrobnn as pb
+from pyrobnn import plots
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
+SAMPLED = {"chain", "draw"}
+
+
+def changed(tree: xr.DataTree, edit, groups=None, sampled=True) -> xr.DataTree:
+    """A copy of ``tree`` whose float variables went through ``edit``, an in-place function of an array."""
+    found = {}
+    for group in tree.children:
+        data = tree[group].to_dataset().copy(deep=True)
+        for name, values in data.data_vars.items():
+            if values.dtype.kind != "f" or values.size == 0 or (groups is not None and group not in groups):
+                continue
+            if SAMPLED <= set(values.dims) if sampled else values.ndim and not SAMPLED & set(values.dims):
+                array = values.values.copy()
+                edit(array)
+                data[name] = (values.dims, array, values.attrs)
+        found[group] = data
+    out = xr.DataTree.from_dict(found)
+    out.attrs = dict(tree.attrs)
+    return out
+
+
+def sliced(tree: xr.DataTree, **index) -> xr.DataTree:
+    out = xr.DataTree.from_dict(
+        {
+            name: node.to_dataset().isel({dim: part for dim, part in index.items() if dim in node.dims})
+            for name, node in tree.children.items()
+        }
+    )
+    out.attrs = dict(tree.attrs)
+    return out
+
+
+def last(value):
+    def edit(array):
+        array[0, -1] = value
+
+    return edit
+
+
+def first(value):
+    def edit(array):
+        array[0] = value
+
+    return edit
+
+
+def freeze(array):
+    array[0] = array[0, :1]
+
+
+def hold(array):
+    array[:] = array[:1, :1]
+
+
+def tie(array):
+    even = array.shape[1] - array.shape[1] % 2
+    array[:, 1:even:2] = array[:, 0:even:2]
+
+
+BROKEN = {
+    "nan": lambda t: changed(t, last(np.nan)),
+    "inf": lambda t: changed(t, last(np.inf)),
+    "all nan": lambda t: changed(t, first(np.nan)),
+    "frozen": lambda t: changed(t, freeze),
+    "constant": lambda t: changed(t, hold),
+    "tied": lambda t: changed(t, tie),
+    "one draw": lambda t: sliced(t, draw=slice(1)),
+    "nan log-likelihood": lambda t: changed(t, last(np.nan), ["log_likelihood"]),
+    "no likelihood": lambda t: changed(t, first(-np.inf), ["log_likelihood"]),
+    "nan prediction": lambda t: changed(t, last(np.nan), ["predictions"]),
+    "nan replicate": lambda t: changed(t, last(np.nan), ["posterior_predictive"]),
+    "nan statistic": lambda t: changed(t, last(np.nan), ["sample_stats"]),
+    "nan summaries": lambda t: changed(t, first(np.nan), sampled=False),
+}
+EMPTY = {
+    "one chain": lambda t: sliced(t, chain=slice(1)),
+    "no test rows": lambda t: sliced(t, pred_point=slice(0)),
+    "no data": lambda t: sliced(t, obs=slice(0)),
+    "no draws": lambda t: sliced(t, draw=slice(0)),
+    "two draws": lambda t: sliced(t, draw=slice(2)),
+}
+FEW = ("nan", "frozen", "tied", "nan log-likelihood", "no test rows", "no draws")
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def told(verdict: pb.Verdict) -> set[tuple[str, str]]:
+    return {(check.name, check.status) for check in (*verdict.failed, *verdict.warned)}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize(
+    "make", [factory.regression_1d, lambda: factory.regression_1d("SVI", iid=True)], ids=["chains", "iid"]
+)
+def test_broken_draws_never_pass(make, how):
+    tree = make()
+    verdict = pb.diagnose(BROKEN[how](tree))
+    assert verdict.status != "pass" and verdict.summary
+    assert told(verdict) - told(pb.diagnose(tree))
+    json.loads(verdict.to_json(), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("how", BROKEN | EMPTY)
+def test_the_other_methods_keep_their_numbers(how, tmp_path):
+    whole = factory.regression_1d()
+    trees = {"broken": (BROKEN | EMPTY)[how](factory.regression_1d("SVI", iid=True)), "whole": whole}
+    content = json.loads(
+        pb.write_summary(trees, None, tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse
+    )
+    alone = json.loads(pb.write_summary({"whole": whole}, None, tmp_path / "alone.json").read_text("utf-8"))
+    assert content["methods"]["whole"]["scores"] == alone["methods"]["whole"]["scores"]
+    nulls = [value for value in content["methods"]["broken"]["scores"].values() if value is None]
+    assert content["not_finite"] == len(nulls)
+    if how == "nan summaries":
+        assert nulls
+
+
+def spoilt(name: str, ways) -> dict[str, xr.DataTree]:
+    tree = fit(name, "inferred").to_datatree(X, Y, test=(X[:5], Y[:5]))
+    return {how: (BROKEN | EMPTY)[how](tree) for how in ways}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_verdict_or_summary_raises(name, tmp_path):
+    trees = spoilt(name, FEW)
+    content = json.loads(
+        pb.write_summary(trees, None, tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse
+    )
+    assert set(content["methods"]) == set(trees)
+    assert all(entry["status"] != "pass" for entry in content["methods"].values())
+
+
+def test_a_page_of_broken_trees_says_so(tmp_path):
+    check_page(spoilt("NUTS", ("nan", "frozen", "no test rows", "no draws")), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_no_page_or_figure_raises(name, tmp_path):
+    check_page(spoilt(name, BROKEN | EMPTY), tmp_path)
+
+
+def check_page(trees: dict[str, xr.DataTree], tmp_path) -> None:
+    html = pb.write_report(trees, tmp_path / "report.html").read_text("utf-8")
+    assert all(f"<b>{how}</b>" in html for how in trees)
+    for plot in plots.__all__:
+        assert getattr(plots, plot)(trees).axes is not None
+
+
+ATTRIBUTES = ("timings", "settings", "versions", "iid", "temperature", "seed", "label", "point_sites")
+MORE = ("likelihood", "created_at", "num_data", "interrupted", "warnings", "method", "log_evidence")
+
+
+@pytest.mark.parametrize("value", ["12 s", "", "{", "[1]", b"raw", 12.5, np.nan, np.array([1, 2]), None])
+def test_attributes_of_any_type_are_read(value, tmp_path):
+    tree = factory.numpyro_like()
+    del tree["log_likelihood"]
+    tree.attrs = dict.fromkeys((*ATTRIBUTES, *MORE), value)
+    assert pb.diagnose(tree).checks
+    content = json.loads(pb.write_summary({"it": tree}, None, tmp_path / "s.json").read_text("utf-8"))
+    assert not content["methods"]["it"]["lost"]
+    assert pb.write_report({"it": tree}, tmp_path / "report.html").is_file()
