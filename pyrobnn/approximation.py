@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import pyro
@@ -10,7 +10,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density
+from pyrobnn.model import BNN
+from pyrobnn.point_sites import state_in_store
 
 FAMILIES = {
     "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
@@ -65,7 +68,8 @@ class FlatApproximation:
         return flat - self.layout.log_jacobian(z)
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The Pyro guide: one auxiliary flat site, and every model site as its deterministic image."""
+        """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
+        state_points(self.layout)
         z = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}).to(self.layout.dtype)
         values = self.layout.constrain(z)
         for site in self.layout.sites:
@@ -77,6 +81,37 @@ class FlatApproximation:
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors, enough to rebuild it."""
         return self.family, self._state
+
+
+def state_points(layout: Density) -> None:
+    """A guide's statements of the point parameters of ``layout``'s program, at the values that it holds.
+
+    A BNN reads them from the guide's trace. A plain program reads its ``pyro.param`` from Pyro's store and from nowhere
+    else, so for it they are ordinary ``pyro.param`` statements.
+
+    Raises:
+        ValueError: the store holds another value under the name of a plain program's parameter.
+        Refused: the BNN has layers in training mode, whose statistics belong to each draw.
+    """
+    model = _bnn(layout.program)
+    if model is None:
+        for name, value in layout.initial_points.items():
+            state_in_store(name, value, layout.constraints[name])
+        return
+    if layers := model.stochastic_layers():
+        raise Refused(
+            f"the layers {', '.join(layers)} are in training mode: every posterior draw has batch statistics of its "
+            "own, which a guide's draw has not. Use "
+            "pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them, or predict"
+        )
+    for name, value in layout.initial_points.items():
+        pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
+
+
+def _bnn(program: Callable[..., Any]) -> BNN | None:
+    """The BNN whose program this is."""
+    owner = getattr(getattr(program, "func", program), "__self__", None)
+    return owner if isinstance(owner, BNN) else None
 
 
 def log_importance(

@@ -20,7 +20,7 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform
 
 from pyrobnn.seeding import seeded
@@ -63,7 +63,8 @@ class Density:
         values: values of held or initial point parameters, by name; missing ones come from the program.
 
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
-    ``stochastic`` (name of a subsampling plate or None), ``initial_points`` (values of the point parameters).
+    ``stochastic`` (name of a subsampling plate or None), ``initial_points``,
+    ``constraints`` (of the point parameters, by name).
 
     Raises:
         ValueError: a discrete latent site, or a program without any site to infer.
@@ -242,6 +243,7 @@ class Density:
     def _layout(self, trace: pyro.poutine.Trace) -> Iterator[Site]:
         self.stochastic: str | None = None
         self.initial_points: dict[str, Tensor] = {}
+        self.constraints: dict[str, constraints.Constraint] = {}
         start = 0
         for node in trace.nodes.values():
             if _is_subsample(node):
@@ -257,9 +259,10 @@ class Density:
                 yield site
         for node in trace.nodes.values():
             if node["type"] == "param":
+                support = node["kwargs"].get("constraint", constraints.real)
                 self.initial_points[node["name"]] = node["value"].detach()
+                self.constraints[node["name"]] = support
                 if self.points == "free":
-                    support = node["kwargs"].get("constraint", torch.distributions.constraints.real)
                     site = _site(node, support, start, "point")
                     start = site.stop
                     yield site

@@ -23,7 +23,8 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.density import Density, _is_subsample, _total, _without_validation
+from pyrobnn.approximation import state_points
+from pyrobnn.density import Density, _is_subsample, _Supply, _total, _without_validation
 from pyrobnn.inference.families import Draw, Moments
 from pyrobnn.inference.swag_guide import AutoSWAG
 from pyrobnn.seeding import seeded
@@ -143,7 +144,8 @@ class GuideApproximation:
         return torch.func.vmap(one)(flat).reshape(batch)
 
     def guide(self, *args: Any, **kwargs: Any) -> Any:
-        """The Pyro guide with its fitted parameters; takes the model's arguments."""
+        """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
+        state_points(self.layout)
         # written into the module: a flow reads them once more when its draw's density is asked for
         with torch.no_grad():
             for name, parameter in self._guide.named_parameters():
@@ -235,7 +237,7 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
     if "init_scale" in accepted:
         options["init_scale"] = init_scale
     try:
-        guide = factory(density.program, **options)
+        guide = factory(_with_points_held(density), **options)
     except TypeError as error:
         raise TypeError(
             "'guide' must be a function of the model alone that makes a Pyro AutoGuide, such as AutoNormal (a "
@@ -253,6 +255,16 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
             f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()"
         )
     return guide
+
+
+def _with_points_held(density: Density) -> Callable[..., Any]:
+    """The program as a guide may run it: Pyro's modules of local parameters refuse a ``pyro.param`` of the model."""
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        with _Supply({}, density.initial_points):
+            return density.program(*args, **kwargs)
+
+    return program
 
 
 def _padded(loc: Tensor, density: Density) -> Tensor:

@@ -20,6 +20,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.checks import check_finite, check_number
+from pyrobnn.point_sites import point
 
 SCALE = "likelihood.scale"
 DATA = "likelihood.data"
@@ -61,9 +62,7 @@ class Likelihood:
     def sample_parameters(self) -> dict[str, Tensor]:
         """The Pyro statements of the likelihood's own parameters, by site."""
         inferred = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
-        learned = {
-            name: pyro.param(name, init, constraint=support) for name, (init, support) in self.points.items()
-        }
+        learned = {name: point(name, init, support) for name, (init, support) in self.points.items()}
         return inferred | learned
 
     def observe(

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
+from pyrobnn.point_sites import given, point
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
 
 if TYPE_CHECKING:
@@ -111,8 +112,11 @@ class BNN:
     def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """The generative program: weights, then the network, then the data.
 
+        Point parameters are ``pyro.param`` statements; draws (``posterior.stacked()``) or a guide (``posterior.guide``)
+        that name them give them their value, as they do for the weights.
+
         Args:
-            x: inputs (N, …).
+            x: inputs (N, …), in standard units where the model has a standardizer.
             y: targets, or None to sample them.
             num_data: size of the whole data set when (x, y) is a mini-batch of it.
         Returns:
@@ -121,7 +125,10 @@ class BNN:
         values = self.sample_parameters()
         params = {name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)}
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
-        f = torch.func.functional_call(self.net, params | buffers, (x,))
+        held = {name: value for name in buffers if (value := given(NET + name)) is not None}
+        # batch-norm statistics of a draw are to be used, not computed anew from this batch
+        net = self._eval_net if held else self.net
+        f = torch.func.functional_call(net, params | buffers | held, (x,))
         self.likelihood.observe(f, y, values, num_data)
         return f
 
@@ -135,7 +142,7 @@ class BNN:
             if site in self.priors:
                 values[site] = pyro.sample(site, self.priors[site])
             else:
-                values[site] = pyro.param(site, param.detach().clone())
+                values[site] = point(site, param.detach().clone())
         return values | self.likelihood.sample_parameters()
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:

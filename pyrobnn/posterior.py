@@ -62,7 +62,21 @@ class Posterior:
 
     @property
     def guide(self) -> Callable[..., Any] | None:
-        """SVI, Laplace, SWAG: a Pyro guide over the model's sites, as ``pyro.infer.Predictive`` takes it; else None."""
+        """SVI, Laplace, SWAG: a Pyro guide over the model's sites, as ``pyro.infer.Predictive`` takes it; else None.
+
+        A BNN replayed against it has the fitted point parameters, and nothing enters Pyro's param store by it. It lives
+        in standard units where it has a standardizer::
+
+            program = pyro.infer.Predictive(model, guide=posterior.guide, num_samples=1000)
+            y = model.standardizer.inverse_mean(program(model.standard_inputs(x))["likelihood.data"])
+
+        A plain program reads ``pyro.param`` from the store alone: there the guide states the fitted values by
+        ``pyro.param``, and refuses where the store holds others; ``with pyro.get_param_store().scope():`` around both
+        keeps the store as it was.
+
+        Caveat: Pyro runs the net itself. ``predict`` of a linearised Laplace posterior takes the net's linear part: the
+        draws of the weights agree, the predictions don't.
+        """
         return None if self.approximation is None else self.approximation.guide
 
     def log_q(self, draws: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -79,7 +93,11 @@ class Posterior:
         return self.approximation.log_prob(self.draws if draws is None else draws)
 
     def stacked(self) -> dict[str, Tensor]:
-        """Draws with chains joined, site → (chain·draw, \\*shape), as ``pyro.infer.Predictive`` takes them."""
+        """Draws with chains joined, site → (chain·draw, \\*shape), as ``pyro.infer.Predictive`` takes them.
+
+        A BNN takes its point parameters and batch statistics from them too. A plain program reads ``pyro.param`` from
+        Pyro's store: hand it those with ``pyro.poutine.substitute(program, data=...)``.
+        """
         return {name: value.flatten(0, 1) for name, value in self.draws.items()}
 
     def thin(self, num_draws: int) -> Posterior:

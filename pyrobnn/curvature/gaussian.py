@@ -13,6 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyrobnn.approximation import state_points
 from pyrobnn.curvature.blocks import KINDS, Block
 from pyrobnn.density import Density
 
@@ -97,7 +98,8 @@ class BlockGaussian:
         return total
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The Pyro guide: one auxiliary flat site, every model site as its deterministic image."""
+        """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
+        state_points(self.layout)
         z = self._filled(pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}))
         values = self.layout.constrain(z)
         for site in self.layout.sites:
