@@ -12,8 +12,10 @@ from helpers import assert_mean_within, seeded
 from models import diabetes_linear, diabetes_model, normal_prior, toy, toy_model
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
+from scipy import stats
 
 import pyrobnn as pb
+from pyrobnn.inference import evidence
 from pyrobnn.inference.base import prepare
 from pyrobnn.inference.elbo import Elbo, gradient_samples
 from pyrobnn.inference.svi import SVI, build_elbo
@@ -200,3 +202,42 @@ def test_particles_average():
     gradients = [gradient_samples(elbo, theta, 400) for elbo in (one, many)]
     ratio = gradients[0].var(0).sum() / gradients[1].var(0).sum()
     assert 5 < float(ratio) < 12
+
+
+def _pooled(x, y):
+    """Weights around a common mean of their own, as a hierarchy has them."""
+    centre = pyro.sample("centre", dist.Normal(0.0, 2.0))
+    weights = pyro.sample("weights", dist.Normal(centre, 0.2).expand([5]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x * weights.sum(), 0.5), obs=y)
+
+
+def _spread(x, y):
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    weights = pyro.sample("weights", dist.Normal(0.0, spread).expand([5]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x * weights.sum(), 0.5), obs=y)
+
+
+def _fixed(x, y):
+    weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x * weights.sum(), 0.5), obs=y)
+
+
+@pytest.mark.parametrize(("program", "exact"), [(_pooled, False), (_spread, False), (_fixed, True)])
+def test_the_stated_error_is_that_of_the_elbo(program, exact, monkeypatch):
+    monkeypatch.setattr(evidence, "_MAX_ELBO_DRAWS", 256)
+    x = torch.linspace(-1.0, 1.0, 12)
+    problem = prepare(program, x, 2 * x, points="free")
+    elbo, theta = build_elbo(SVI(init_scale=0.2), problem, None, 0)
+    assert elbo.exact_kl == exact
+    approximation = elbo.family.approximation(theta, problem.density)
+    found = []
+    for seed in range(30):
+        with seeded(seed):
+            found.append(evidence.evaluate_elbo(problem, problem.density, approximation, elbo, theta))
+    values, errors = torch.tensor(found, dtype=torch.float64).T
+    squares = float(((values - values.mean()) / errors).square().sum())
+    low, high = stats.chi2.ppf([3e-7, 1 - 3e-7], len(values) - 1)
+    assert low < squares < high

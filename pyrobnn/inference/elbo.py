@@ -55,7 +55,12 @@ class Elbo:
             gaussian = family.draw(family.initial()).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
             self.exact_entropy = wanted and gaussian
-            self.closed = self._closed_sites() if self.exact_entropy else frozenset()
+            self.closed, self.constant = self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
+
+    @property
+    def exact_kl(self) -> bool:
+        """Whether the KL has no noise: every site's cross entropy is closed, and given no other site's draw."""
+        return self.exact_entropy and len(self.constant) == len(self.latent)
 
     def __call__(self, theta: Tensor, kl_weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         log_likelihood, kl = self.parts(theta, *args)
@@ -123,20 +128,22 @@ class Elbo:
             self.estimator,
         )
 
-    def _closed_sites(self) -> frozenset[str]:
-        """Sites of normal prior under a Gaussian guide.
+    def _closed_sites(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Sites of normal prior under a Gaussian guide, and those among them whose prior is the same at every draw.
 
         A prior that depends on other sites (a hierarchy) has its closed form given *their* draw, which is right only
         when the guide's coordinates are independent.
         """
         first, second = (self._priors(z) for z in self.density.sample_prior(2, seed=0))
-        found = set()
+        closed, unmoved = set(), set()
         for site in self.latent:
             here, there = first[site.name], second[site.name]
             constant = here is not None and all(map(torch.equal, here, there))
             if here is not None and (constant or self.family.factorized):
-                found.add(site.name)
-        return frozenset(found)
+                closed.add(site.name)
+            if constant:
+                unmoved.add(site.name)
+        return frozenset(closed), frozenset(unmoved)
 
     def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor] | None]:
         """Location and scale of every site with a plain normal prior at ``z``."""

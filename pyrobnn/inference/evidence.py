@@ -28,13 +28,12 @@ def evaluate_elbo(
 ) -> tuple[float, float]:
     """The ELBO of weight one on the whole data, and its standard error, in nats.
 
-    The KL is taken in closed form where the guide has one, else at the same draws as the likelihood.
+    The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
     num_data = problem.num_data or 1
     budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
     most = max(16, min(_MAX_ELBO_DRAWS, budget))
-    # a closed KL needs every site's; parts() takes it without noise
-    exact = elbo.exact_entropy and len(elbo.closed) == len(elbo.latent)
+    exact = elbo.exact_kl
     terms: list[Tensor] = []
     kl = float(elbo.parts(theta)[1]) if exact else 0.0
     while sum(map(len, terms)) < most:
