@@ -246,7 +246,7 @@ def test_every_likelihood_and_structure(likelihood, out, y, structure):
     f, cov = posterior.network.output_moments(x[:5])
     joint = posterior.network.covariance(x[:5])
     torch.testing.assert_close(torch.stack([joint[i, :, i] for i in range(5)]), cov, rtol=1e-3, atol=1e-5)
-    draws = posterior.function(x[:5])
+    draws = posterior.standard_function(x[:5])
     assert_mean_within(draws, f)
     assert_var_within(draws, cov.diagonal(dim1=1, dim2=2))
     if likelihood.task != "gaussian":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from pyrobnn.curvature.jacobian import NetworkJacobian
 from pyrobnn.curvature.linearized import Linearized, SubsetNetwork
 from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
-from pyrobnn.inference.laplace_mode import Centre, check_memory, find_centre, subset_sites
+from pyrobnn.inference.laplace_mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
 from pyrobnn.inference.laplace_precision import Precision, ggn_precision, hessian_precision
 from pyrobnn.inference.map import MAP
 from pyrobnn.model import BNN
@@ -195,7 +194,8 @@ class Laplace:
             approximation=approximation,
             point_values=precision.centre.points,
             log_evidence=_log_evidence(precision),
-            meta=_record(precision, remarks),
+            meta=_record(precision, remarks, given=init is not None),
+            notes=remarks,
             importance=self.importance,
             network=network,
             moments=moments,
@@ -253,18 +253,21 @@ def _log_evidence(precision: Precision) -> float:
     return float(log_joint) + 0.5 * size * math.log(2 * math.pi) - 0.5 * log_det
 
 
-def _record(precision: Precision, remarks: list[str]) -> dict[str, Any]:
-    """What the fit says about itself; warns of what the user must know."""
+def _record(precision: Precision, remarks: list[str], given: bool) -> dict[str, Any]:
+    """What the fit says about itself; adds to the remarks that the centre (``given`` by the user?) is not a mode."""
     gradient = precision.centre.gradient
     distance = _newton_distance(precision.blocks, gradient)
     size = sum(len(block.index) for block in precision.blocks)
     if not distance <= _NEWTON_LIMIT * math.sqrt(size):
+        remedy = "train longer, or leave out 'init': what is given is not moved"
+        if not given:
+            remedy = (
+                f"train longer (num_steps): {POLISH_STEPS} L-BFGS steps on all of the data did not reach it"
+            )
         remarks.append(
             f"the centre is not a mode: gradient norm {float(_norm(precision.blocks, gradient)):.3g}, "
-            f"{distance:.3g} posterior standard deviations from it: train longer (num_steps), or leave out 'init'"
+            f"{distance:.3g} posterior standard deviations from it: {remedy}"
         )
-    for remark in remarks:
-        warnings.warn(remark, UserWarning, stacklevel=4)
     return {
         "gradient_norm": float(_norm(precision.blocks, gradient)),
         "newton_distance": distance,
@@ -272,7 +275,6 @@ def _record(precision: Precision, remarks: list[str]) -> dict[str, Any]:
         "tuned": precision.tuned,
         "log_evidence_kind": "laplace",
         "layer_products": precision.jacobian is not None and bool(precision.jacobian.layers),
-        "warnings": remarks,
     }
 
 

@@ -20,7 +20,7 @@ from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
-_POLISH_STEPS = 200
+POLISH_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def find_centre(
             moving[site.start : site.stop] = not given
     known = all(site.name in values for site in density.sites)
     theta = density.unconstrain(values) if known else density.initial(values, seed)
-    if init is None and problem.is_bnn and _is_at_mode(search, problem, theta):
+    if init is None and problem.is_bnn and _is_at_mode(search, mode, problem, theta):
         moving[:] = False
     theta = _polished(problem, theta, moving)
     constrained = density.constrain(theta)
@@ -145,10 +145,11 @@ def find_centre(
     return _centre_at(problem, theta, points, names)
 
 
-def _is_at_mode(search: MAP, problem: Problem, theta: Tensor) -> bool:
-    """Whether MAP has polished, and its constrained space is the unconstrained one."""
+def _is_at_mode(search: MAP, mode: Posterior, problem: Problem, theta: Tensor) -> bool:
+    """Whether MAP has polished on all of the data, and its constrained space is the unconstrained one."""
     names = [site.name for site in problem.density.sites if site.kind == "latent"]
-    polished = search.batch_size is None and search.polish_steps > 0
+    # from mini-batches, its own or a loader's, MAP knows no gradient on all of the data
+    polished = search.polish_steps > 0 and "gradient_norm" in mode.meta
     return polished and set(names) <= _net_sites(problem) and not bool(problem.density.log_jacobian(theta))
 
 
@@ -191,7 +192,7 @@ def _polished(problem: Problem, theta: Tensor, moving: Tensor) -> Tensor:
 
     # the few coordinates of the noise are worth float64
     start = theta[index] if log_joint == density.log_joint else theta[index].double()
-    part, _ = polish(Slice, start, _POLISH_STEPS, jacobian=True)
+    part, _ = polish(Slice, start, POLISH_STEPS, jacobian=True)
     return theta.index_copy(0, index, part.to(theta))
 
 
