@@ -87,10 +87,11 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     log_prior, log_likelihood = log_densities(few, x, y)
     shared = ("chain", "draw")
     groups = {
-        "log_likelihood": xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
         "log_prior": xr.Dataset({"log_prior": (shared, _array(log_prior))}),
         "observed_data": xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
     }
+    if log_likelihood.shape[-1]:  # a program may hold its data in factors that cannot be told apart
+        groups["log_likelihood"] = xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))})
     x = torch.as_tensor(x)
     groups["constant_data"] = xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))})
     if isinstance(posterior.model, BNN):
@@ -100,14 +101,16 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
 
 
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y."""
+    """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y.
+
+    Of a program: :meth:`pyrobnn.density.Density.log_likelihood` says what is a datum and what it contributes; factors
+    that belong to no datum are counted with the prior.
+    """
     if not isinstance(posterior.model, BNN):
         density = Density(posterior.model, (x, y), points="held", values=_fixed(posterior))
         z = density.unconstrain(posterior.draws)
         flat = z.reshape(-1, density.dim)
-        prior = torch.cat(
-            [torch.func.vmap(lambda one: density.log_parts(one)[0])(part) for part in flat.split(64)]
-        )
+        prior = torch.cat([torch.func.vmap(density.log_base)(part) for part in flat.split(64)])
         data = torch.cat([torch.func.vmap(density.log_likelihood)(part) for part in flat.split(64)])
         return prior.reshape(z.shape[:-1]), data.reshape(*z.shape[:-1], -1)
     model = posterior.model

@@ -8,6 +8,7 @@ log-Jacobian; point parameters (``pyro.param``) take slices too when they are fr
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +17,23 @@ from typing import Any, Literal
 from unittest import mock
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform
 
+from pyrobnn.checks import Refused
+from pyrobnn.nodes import (
+    datum_terms,
+    is_datum,
+    is_masked,
+    is_observed,
+    is_subsample,
+    log_prob_sum,
+    without_validation,
+)
 from pyrobnn.seeding import seeded
 
 Program = Callable[..., Any]
@@ -63,11 +74,15 @@ class Density:
         values: values of held or initial point parameters, by name; missing ones come from the program.
 
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
-    ``stochastic`` (name of a subsampling plate or None), ``initial_points``,
-    ``constraints`` (of the point parameters, by name).
+    ``masked`` (names of the latent sites that a mask touches), ``plate_sizes`` (of the plates that draw a subsample, by
+    name), ``initial_points`` and ``constraints`` (of the point parameters, by name).
+
+    A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
+    that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
 
     Raises:
         ValueError: a discrete latent site, or a program without any site to infer.
+        Refused: a program that subsamples and cannot be run with all rows, or has latent sites for every row.
 
     Example:
         >>> def program(x, y):
@@ -94,6 +109,8 @@ class Density:
         self.args = args
         self.points = points
         self._held: dict[str, Tensor] = dict(values or {})
+        self.plate_sizes: dict[str, int] = {}
+        self._all_rows = True
         trace = self._first_trace()
         self.sites = tuple(self._layout(trace))
         if not self.sites:
@@ -104,8 +121,27 @@ class Density:
         ]
         self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
         self.device = latent[0].device
-        self.observed = tuple(n for n, node in trace.nodes.items() if _is_datum(node))
+        self.observed = tuple(n for n, node in trace.nodes.items() if is_datum(node))
+        self.masked = tuple(
+            s.name for s in self.sites if s.kind == "latent" and is_masked(trace.nodes[s.name])
+        )
         self._by_name = {site.name: site for site in self.sites}
+
+    @property
+    def stochastic(self) -> str | None:
+        """Name of the plate that draws a subsample, the first if there are several; None if there is none."""
+        return next(iter(self.plate_sizes), None)
+
+    def subsampled(self) -> Density:
+        """The density as the program has it: another random subsample at every call, scaled to all rows by Pyro.
+
+        Unbiased, value and gradient. Itself where no plate draws a subsample.
+        """
+        if self.stochastic is None:
+            return self
+        noisy = copy.copy(self)
+        noisy._all_rows = False
+        return noisy
 
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
 
@@ -174,12 +210,12 @@ class Density:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
         for node in self._trace(self.constrain(z), args).nodes.values():
-            if node["type"] != "sample" or _is_subsample(node):
+            if node["type"] != "sample" or is_subsample(node):
                 continue
-            if _is_observed(node):
-                likelihood = likelihood + _total(node)
+            if is_observed(node):
+                likelihood = likelihood + log_prob_sum(node)
             else:
-                prior = prior + _total(node)
+                prior = prior + log_prob_sum(node)
         return prior, likelihood
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
@@ -187,17 +223,29 @@ class Density:
         nodes = self._trace(self.constrain(z), ()).nodes
         total = torch.zeros((), dtype=torch.float64, device=z.device)
         for name in names:
-            total = total + _total(nodes[name]) + self.log_jacobian(z, self._by_name[name]).double()
+            total = total + log_prob_sum(nodes[name]) + self.log_jacobian(z, self._by_name[name]).double()
         return total
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
-        """Log likelihood of each datum at ``z`` (dim,), unscaled, (N,); observed sites are concatenated."""
+        """What each datum contributes to the log joint at ``z`` (dim,), (data,); observed sites are concatenated.
+
+        Not scaled to the rows that a plate leaves out; with the weight that ``poutine.scale`` gives a datum; without
+        the data that are masked. The sum is the log likelihood of :meth:`log_parts` where no row is left out and no
+        ``pyro.factor`` stands outside of the plates.
+        """
         parts = []
         for node in self._trace(self.constrain(z), args).nodes.values():
-            if _is_datum(node):
-                with _without_validation():
-                    parts.append(node["fn"].log_prob(node["value"]).reshape(-1))
+            if is_datum(node):
+                parts.append(datum_terms(node))
         return torch.cat(parts) if parts else z.new_zeros(0)
+
+    def log_base(self, z: Tensor) -> Tensor:
+        """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
+        total = torch.zeros((), dtype=torch.float64, device=z.device)
+        for node in self._trace(self.constrain(z), ()).nodes.values():
+            if node["type"] == "sample" and not is_subsample(node) and not is_datum(node):
+                total = total + log_prob_sum(node)
+        return total
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -233,26 +281,41 @@ class Density:
     # -- running the program ---------------------------------------------------------------------------------------
 
     def _trace(self, values: Mapping[str, Tensor], args: tuple[Any, ...]) -> pyro.poutine.Trace:
-        with _without_validation(), pyro.poutine.block(), _Supply(values, self._held):
+        rows = _all_rows({}) if self._all_rows and self.plate_sizes else contextlib.nullcontext()
+        with without_validation(), pyro.poutine.block(), _Supply(values, self._held), rows:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
 
     def _first_trace(self) -> pyro.poutine.Trace:
         with seeded(0), torch.no_grad():
-            return self._trace({}, ())
+            try:
+                with _all_rows(self.plate_sizes):
+                    return self._trace({}, ())
+            except (RuntimeError, ValueError, IndexError) as error:
+                if not self.plate_sizes:
+                    raise
+                raise Refused(
+                    f"the plate {self.stochastic!r} draws a subsample, and the program cannot be run with all of its "
+                    f"rows ({type(error).__name__}: {str(error).splitlines()[0]}): take every size and value inside "
+                    "from the rows the plate gives (with pyro.plate(…) as rows: … x[rows] …), or take out "
+                    "subsample_size"
+                ) from error
 
     def _layout(self, trace: pyro.poutine.Trace) -> Iterator[Site]:
-        self.stochastic: str | None = None
         self.initial_points: dict[str, Tensor] = {}
         self.constraints: dict[str, constraints.Constraint] = {}
         start = 0
         for node in trace.nodes.values():
-            if _is_subsample(node):
-                if node["infer"].get("_random_subsample", False):
-                    self.stochastic = node["name"]
-            elif node["type"] == "sample" and not _is_observed(node):
+            if node["type"] == "sample" and not is_observed(node) and not is_subsample(node):
                 if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
                     raise ValueError(
                         f"the latent site {node['name']!r} is discrete: sum it out, gradients need continuous sites"
+                    )
+                if plate := next(
+                    (p.name for p in node["cond_indep_stack"] if p.name in self.plate_sizes), None
+                ):
+                    raise Refused(
+                        f"the latent site {node['name']!r} has a value for every row of the plate {plate!r}, which "
+                        "draws a subsample: take out subsample_size, and fit all rows at once"
                     )
                 site = _site(node, node["fn"].support, start, "latent")
                 start = site.stop
@@ -276,13 +339,7 @@ class _Supply(Messenger):
         self.values, self.held = values, held
 
     def _pyro_sample(self, msg) -> None:
-        if _is_subsample(msg):
-            # remember whether the plate drew its indices or was given them
-            msg["infer"]["_random_subsample"] = msg["value"] is None and msg["fn"].subsample_size not in (
-                None,
-                msg["fn"].size,
-            )
-        elif msg["name"] in self.values and not msg["is_observed"]:
+        if msg["name"] in self.values and not msg["is_observed"]:
             msg["value"], msg["done"] = self.values[msg["name"]], True
 
     def _pyro_param(self, msg) -> None:
@@ -302,47 +359,24 @@ class _Supply(Messenger):
 
 
 @contextlib.contextmanager
-def _without_validation() -> Iterator[None]:
-    """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
-    # instances expanded while validation was on carry their own flag, hence the second switch
-    skip = mock.patch.object(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)
-    with pyro.validation_enabled(False), skip:
+def _all_rows(found: dict[str, int]) -> Iterator[None]:
+    """Plates that would draw a subsample take all their rows; their names and sizes are added to ``found``."""
+    subsample = SubsampleMessenger._subsample
+
+    def whole(name, size=None, subsample_size=None, given=None, *rest):
+        if given is None and subsample_size is not None and subsample_size < size:
+            found[name] = int(size)
+            subsample_size = None
+        return subsample(name, size, subsample_size, given, *rest)
+
+    with mock.patch.object(SubsampleMessenger, "_subsample", staticmethod(whole)):
         yield
-
-
-def _total(node: Mapping[str, Any]) -> Tensor:
-    """The node's scaled log probability, elementwise in its own dtype and summed in float64."""
-    fn, value, scale, mask = node["fn"], node["value"], node["scale"], node["mask"]
-    with _without_validation():
-        if mask is None:
-            # the elements of an event are summed here, in float64, not inside the distribution
-            while isinstance(fn, dist.Independent) or type(fn) is torch.distributions.Independent:
-                fn = fn.base_dist
-        log_prob = fn.log_prob(value)
-    if mask is not None and mask is not True:
-        log_prob = torch.where(torch.as_tensor(mask), log_prob, torch.zeros_like(log_prob))
-    if isinstance(scale, Tensor) and scale.dim():
-        log_prob, scale = log_prob * scale, 1.0
-    return log_prob.sum(dtype=torch.float64) * scale
 
 
 def _site(node: Mapping[str, Any], support, start: int, kind: Literal["latent", "point"]) -> Site:
     transform = biject_to(support)
     shape = node["value"].shape
     return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
-
-
-def _is_observed(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and node["is_observed"] and not _is_subsample(node)
-
-
-def _is_datum(node: Mapping[str, Any]) -> bool:
-    # pyro.deterministic records its value as an observed site of density one
-    return _is_observed(node) and not node["infer"].get("_deterministic", False)
-
-
-def _is_subsample(node: Mapping[str, Any]) -> bool:
-    return type(node.get("fn")).__name__ == "_Subsample"
 
 
 def _is_identity(transform: Transform) -> bool:

@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.approximation import state_points
-from pyrobnn.density import Density, _is_subsample, _Supply, _total, _without_validation
+from pyrobnn.density import Density, _Supply
 from pyrobnn.inference.families import Draw, Moments
 from pyrobnn.inference.swag_guide import AutoSWAG
+from pyrobnn.nodes import is_subsample, log_prob_sum, without_validation
 from pyrobnn.seeding import seeded
 
 __all__ = ["AutoSWAG", "GuideApproximation", "GuideFactory", "GuideFamily"]
@@ -205,13 +206,13 @@ class _Traced(torch.nn.Module):
         self.guide, self.density = guide, density
 
     def forward(self, values: Mapping[str, Tensor]) -> tuple[pyro.poutine.Trace, Tensor]:
-        quiet = _own_params(), _without_validation(), pyro.poutine.block()
+        quiet = _own_params(), without_validation(), pyro.poutine.block()
         with contextlib.ExitStack() as stack:
             for context in (*quiet, _Given(values, self.density, self.guide), _FunctionalNoise()):
                 stack.enter_context(context)
             trace = pyro.poutine.trace(self.guide).get_trace(*self.density.args)
-            nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not _is_subsample(n)]
-            return trace, sum(_total(node) for node in nodes)
+            nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not is_subsample(n)]
+            return trace, sum(log_prob_sum(node) for node in nodes)
 
 
 def _trace_guide(

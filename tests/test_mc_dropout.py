@@ -8,6 +8,7 @@ import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 from torch import nn
 
+from pyrobnn.checks import Refused
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
@@ -205,7 +206,7 @@ def test_settings_are_checked():
     x, y = data()
     with pytest.raises(ValueError, match="pass it as init="):
         MCDropout(p=0.1, num_steps=0).fit(bnn(linear()), x, y)
-    with pytest.raises(TypeError, match="must be a pyrobnn.BNN"):
+    with pytest.raises(Refused, match="must be a pyrobnn.BNN"):
         MCDropout(p=0.1).fit(lambda x, y: None, x, y)
     with pytest.raises(ValueError, match="two or more inputs"):
         MCDropout(p=0.1).fit(bnn(linear(1)), x[:, :1], y)

@@ -12,6 +12,7 @@ from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyrobnn.approximation import FlatApproximation
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgd_rate import constant_rate
@@ -277,7 +278,7 @@ def test_what_cannot_work_is_refused_beforehand():
     x, y = data()
     with pytest.raises(ValueError, match="takes 1 iterates, but at least 2"):
         SWAG(**(QUICK | {"collect_every": 30, "burn_in": 0.5})).fit(model(), x, y)
-    with pytest.raises(TypeError, match="must be a pyrobnn.BNN"):
+    with pytest.raises(Refused, match="must be a pyrobnn.BNN"):
         SWAG(**QUICK).fit(flat_program(), x, y)
     net = torch.nn.Sequential(mlp(2, (), 4, seed=0), torch.nn.Dropout(0.1), mlp(4, (), 1, seed=1))
     with pytest.raises(ValueError, match="its layers 1 are random"):

@@ -18,6 +18,7 @@ from pyrobnn.approximation import Approximation, log_importance
 from pyrobnn.checks import as_tensor, check_cast, check_count, check_device, check_finite
 from pyrobnn.density import Density
 from pyrobnn.inference import batches
+from pyrobnn.inference.program import check_gaps
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -264,11 +265,12 @@ def _program_problem(program, x, y, points, device, values) -> Problem:
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
     device = device or (tensors[0].device if tensors else torch.device("cpu"))
     x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
-    for name, value in (("x", x), ("y", y)):
-        if isinstance(value, Tensor):
-            check_finite(name, value)
-    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else None
-    return Problem(program, Density(program, (x, y), points=points, values=values), x, y, num_data, device)
+    density = Density(program, (x, y), points=points, values=values)
+    check_gaps(density, {"x": x, "y": y})
+    # data that the program closes over are counted by the plate that subsamples them
+    num_data = max(density.plate_sizes.values(), default=None)
+    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else num_data
+    return Problem(program, density, x, y, num_data, device)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.approximation import FlatApproximation
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.families import Draw
 
@@ -45,7 +46,7 @@ class CouplingFlow:
         self.loc, self.init_scale, self.seed = loc, init_scale, seed
         self.dim = len(loc)
         if self.dim < 2:
-            raise ValueError("guide='flow' needs at least two weights to couple: use guide='mean_field'")
+            raise Refused("guide='flow' needs at least two weights to couple: use guide='mean_field'")
         self.shapes: dict[str, tuple[int, ...]] = {"loc": (self.dim,), "raw_scale": (self.dim,)}
         for k, (given, moved) in enumerate(_halves(self.dim, num_layers)):
             self.shapes |= {

@@ -17,9 +17,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn.density import Density, Site, _is_identity, _is_observed, _is_subsample, _total
+from pyrobnn.density import Density, Site, _is_identity
 from pyrobnn.inference.families import Draw, Family, Moments
 from pyrobnn.inference.local_noise import Estimator, LocalNoise
+from pyrobnn.nodes import is_observed, is_subsample, log_prob_sum
 from pyrobnn.seeding import seeded
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
@@ -48,7 +49,8 @@ class Elbo:
         estimator: Estimator | None = None,
         num_particles: int = 1,
     ):
-        self.density, self.family = density, family
+        # the objective is noisy where the program subsamples; the sites' layout is the same
+        self.density, self.family = density.subsampled(), family
         self.estimator, self.num_particles = estimator, num_particles
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
         with seeded(0, density.device), torch.no_grad():
@@ -90,15 +92,15 @@ class Elbo:
             nodes = self.density._trace(values, args).nodes
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
-            if node["type"] != "sample" or _is_subsample(node):
+            if node["type"] != "sample" or is_subsample(node):
                 continue
-            if _is_observed(node):
-                log_likelihood = log_likelihood + _total(node)
+            if is_observed(node):
+                log_likelihood = log_likelihood + log_prob_sum(node)
             elif name in self.closed:
                 cross = cross + _normal_cross_entropy(node, *moments[name])
             else:
                 jacobian = self.density.log_jacobian(z, self.density._by_name[name])
-                cross = cross - _total(node) - jacobian
+                cross = cross - log_prob_sum(node) - jacobian
         entropy = draw.moments.entropy if self.exact_entropy else -_path_log_q(draw)
         return log_likelihood, cross - entropy
 
@@ -174,6 +176,8 @@ def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) ->
     prior = _base(node["fn"])
     terms = ((mean - prior.loc).square() + var) / (2 * prior.scale.square()) + prior.scale.log()
     total = (terms + 0.5 * math.log(2 * math.pi)).expand(node["value"].shape)
+    if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event
+        total = total.flatten(total.dim() - node["fn"].event_dim).sum(-1) if node["fn"].event_dim else total
     return (total * node["scale"]).sum(dtype=torch.float64)
 
 

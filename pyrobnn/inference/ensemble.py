@@ -98,14 +98,17 @@ class DeepEnsemble:
                 f"'num_draws' must be num_members={self.num_members}, got {num_draws}: set num_members"
             )
         problem = prepare(model, x, y, points="free", device=device, stream=True)
-        density = problem.density
+        density = problem.density.subsampled()
+        # each member draws a subsample of its own
+        randomness = "error" if density.stochastic is None else "different"
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
             prior, likelihood = density.log_parts(theta, *batch)
             return -(likelihood + prior if self.objective == "map" else likelihood) / (problem.num_data or 1)
 
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
-            return torch.func.vmap(loss, in_dims=(0, *(None for _ in batch)))(thetas, *batch)
+            in_dims = (0, *(None for _ in batch))
+            return torch.func.vmap(loss, in_dims=in_dims, randomness=randomness)(thetas, *batch)
 
         with seeded(seed, problem.device):
             start = torch.stack([density.initial(*member) for member in self._starts(problem, seed)])

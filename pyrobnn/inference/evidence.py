@@ -50,12 +50,18 @@ def evaluate_elbo(
 
 
 def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
-    """Log likelihood of the whole data set at each flat vector, (draws,), streamed where the data are."""
+    """Log likelihood of the whole data set at each flat vector, (draws,), streamed where the data are.
+
+    With the masks, scales and factors of a program, as in its log joint.
+    """
     # one block holds about 2^24 outputs of the widest layer
     per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
     block = max(1, min(len(z), 2**24 // per_draw))
 
     def one(vector: Tensor, *batch: Tensor) -> Tensor:
+        if not batch:
+            return layout.log_parts(vector)[1]
+        # log_parts would scale every batch to the whole data set
         return layout.log_likelihood(vector, *batch).sum(dtype=torch.float64)
 
     def total(*batch: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.curvature.blocks import Block
 from pyrobnn.curvature.gaussian import FAMILY, BlockGaussian
 from pyrobnn.curvature.jacobian import NetworkJacobian
@@ -21,6 +21,7 @@ from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.laplace_mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
 from pyrobnn.inference.laplace_precision import Precision, ggn_precision, hessian_precision
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.program import check_proper
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -157,8 +158,9 @@ class Laplace:
         """
         check_fit(num_draws, seed)
         problem = prepare(model, x, y, points="free", device=device)
+        check_proper(problem.density)
         if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
-            raise ValueError(
+            raise Refused(
                 "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
                 "use Laplace(curvature='hessian')"
             )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import check_count, check_number
-from pyrobnn.density import Density, _without_validation
+from pyrobnn.checks import Refused, check_count, check_number
+from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.batches import scaled_program
@@ -20,6 +20,7 @@ from pyrobnn.inference.dropout_masks import Mask, drop_inputs, inserted_masks, l
 from pyrobnn.inference.optimize import OptimizerFactory, check_optimizer, minimize
 from pyrobnn.inference.point import start_values
 from pyrobnn.model import BNN
+from pyrobnn.nodes import without_validation
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -177,8 +178,9 @@ class MCDropout:
     def _check(self, model: Any, init: Any) -> None:
         """Refuse what cannot be trained with dropout."""
         if not isinstance(model, BNN):
-            raise TypeError(
-                f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}"
+            raise (Refused if callable(model) else TypeError)(
+                f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}: "
+                "use SVI, NUTS or Laplace(curvature='hessian')"
             )
         if norms := training_norms(model):
             raise ValueError(
@@ -225,7 +227,7 @@ class _Loss:
             if site not in self.model.priors:
                 continue
             prior, weight = self.model.priors[site], values[site]
-            with _without_validation():
+            with without_validation():
                 scaled, zero = prior.log_prob(weight / kept), prior.log_prob(torch.zeros_like(weight))
                 total = total + kept * scaled + (1 - kept) * zero - prior.log_prob(weight)
         return total

@@ -91,7 +91,7 @@ class MLE:
         """
         check_point_fit(num_draws, seed)
         problem = prepare(model, x, y, points="free", device=device, stream=True)
-        density = problem.density
+        density = problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
             return -density.log_parts(theta, *batch)[1] / (problem.num_data or 1)

@@ -25,7 +25,9 @@ from pyrobnn.inference.hmc_machine import STATS, Machine
 from pyrobnn.inference.hmc_run import Draws, Look, Run
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import start_values
+from pyrobnn.inference.program import check_proper, refuse_subsampling
 from pyrobnn.inference.sgmcmc_plan import start_chains
+from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -143,7 +145,8 @@ class NUTS:
             diverging, tree_depth, n_steps, acceptance_rate, step_size, each (num_chains, num_draws).
 
         Raises:
-            ValueError: bad data; a program that subsamples; no start with a finite density; not enough memory or
+            Refused: a program that subsamples, or has latent values without a density.
+            ValueError: bad data; no start with a finite density; not enough memory or
                 disk; a checkpoint or file of draws that is damaged or of another run.
         """
         check_fit(num_draws, seed)
@@ -187,18 +190,16 @@ class NUTS:
         return posterior
 
     def _prepare(self, model, x, y, init, seed, device) -> tuple[Problem, Any]:
+        if not isinstance(model, BNN):
+            density = prepare(model, x, y, points="held", device=device).density
+            refuse_subsampling(density, "NUTS")
+            check_proper(density)
         if init is None and self.init == "map":
             init = MAP(num_steps=500, polish_steps=0, compile=self.compile).fit(
                 model, x, y, seed=seed, device=device
             )
         held = None if init is None else start_values(model, init)
-        problem = prepare(model, x, y, points="held", device=device, values=held)
-        if problem.density.stochastic is not None:
-            raise ValueError(
-                f"the plate {problem.density.stochastic!r} subsamples, so the density is random and NUTS is not "
-                "defined: take out subsample_size, or use SVI or SGLD"
-            )
-        return problem, init
+        return prepare(model, x, y, points="held", device=device, values=held), init
 
     def _starts(self, problem: Problem, init: Any, seed: int) -> tuple[Tensor, Tensor | None]:
         """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""

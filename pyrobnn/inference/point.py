@@ -138,6 +138,7 @@ def point_posterior(
     timings: Mapping[str, float],
     result: Result | None = None,
     meta: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> Posterior:
     """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
     draws = problem.density.constrain(theta.reshape(1, -1, problem.density.dim))
@@ -151,5 +152,6 @@ def point_posterior(
         **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
     }
     return make_posterior(
-        problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {})
-    )
+        problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
+        notes=notes,
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
 from pyrobnn.inference.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.point import start_values
+from pyrobnn.inference.program import check_proper
 from pyrobnn.inference.sgmcmc_plan import Plan, lay_out, start_chains
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -105,6 +106,7 @@ class _StochasticGradientMCMC:
         held = None if init is None else start_values(model, init)
         problem = prepare(model, x, y, points="held", device=device, values=held, stream=True)
         check_batch_size(problem, self.batch_size)
+        check_proper(problem.density)
         plan = lay_out(self, num_draws, problem.num_data or 1)
         with seeded(seed, problem.device):
             state = _State(problem, start_chains(model, problem.density, init, self.num_chains))
@@ -156,6 +158,9 @@ class _StochasticGradientMCMC:
         """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""
         num_data = problem.num_data or 1
         precondition = self.preconditioner is not None
+        density = problem.density.subsampled()
+        # each chain draws a subsample of its own
+        randomness = "error" if density.stochastic is None else "different"
 
         def transition(z, v, second, control, rows, *data):
             epsilon, forget, heat = control[0], control[1], control[2]
@@ -163,11 +168,11 @@ class _StochasticGradientMCMC:
             def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
                 def log_joint(one: Tensor, index: Tensor) -> Tensor:
                     batch = tuple(part[index] for part in data) if per_chain else data
-                    return problem.density.log_joint(one, *batch)
+                    return density.log_joint(one, *batch)
 
                 in_dims = (0, 0 if per_chain else None)
-                grad, lp = torch.func.vmap(torch.func.grad_and_value(log_joint), in_dims=in_dims)(z, rows)
-                return grad, lp
+                slope = torch.func.grad_and_value(log_joint)
+                return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
 
             metric = _metric(second) if precondition else torch.ones_like(second)
             z, v, grad, lp = self._move(z, v, gradient, epsilon, heat, metric)

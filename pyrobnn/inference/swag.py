@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.approximation import FlatApproximation
-from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
@@ -186,7 +186,7 @@ class SWAG:
             Posterior (1, num_draws, …) with log_p and log_q; ``meta`` has num_collected and the rank reached.
 
         Raises:
-            TypeError: a plain Pyro program, which cannot be sub-sampled.
+            Refused: a plain Pyro program.
             ValueError: bad data, random layers in training mode, fewer than two iterates.
             FloatingPointError: the loss diverged; names step and loss.
         """
@@ -217,9 +217,9 @@ class _Run:
 
     def __init__(self, method: SWA | SWAG, model: Any, x: Any, y: Any, *, seed: int, init: Any, device: Any):
         if not isinstance(model, BNN):
-            raise TypeError(
-                f"{type(method).__name__} needs mini-batches, so 'model' must be a pyrobnn.BNN, got {model!r}: "
-                "use SVI, NUTS or Laplace"
+            raise (Refused if callable(model) else TypeError)(
+                f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
+                "use SVI, NUTS or Laplace(curvature='hessian')"
             )
         others = set(model.stochastic_layers()) - set(training_norms(model))
         if others:

@@ -1,0 +1,67 @@
+"""What a plain Pyro program may ask of a method, and what has to be refused before any compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import transforms
+
+from pyrobnn.checks import Refused, check_finite
+from pyrobnn.density import Density
+
+
+def check_gaps(density: Density, data: dict[str, Any]) -> None:
+    """Data of a program may hold NaN where the program masks them.
+
+    Raises:
+        ValueError: a NaN or infinite value reaches the log joint or its gradient, naming the argument.
+    """
+    tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
+    if all(bool(torch.isfinite(value).all()) for value in tensors.values()):
+        return
+    gradient, value = torch.func.grad_and_value(density.log_joint)(density.sample_prior(1, seed=0)[0])
+    if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
+        for name, value in tensors.items():
+            check_finite(name, value)
+
+
+def check_proper(density: Density) -> None:
+    """Every latent value needs a density for there to be a posterior of it.
+
+    A prior may be masked out (an improper one) as long as something else depends on the value.
+
+    Raises:
+        Refused: nothing does, as for the values that ``pyro.sample(…, obs_mask=)`` adds beside the observed ones.
+    """
+    if not density.masked:
+        return
+    slope = torch.func.grad(lambda z: density.log_joint(z, jacobian=False))
+    flat = torch.stack([slope(z) == 0 for z in density.sample_prior(2, seed=0)]).all(0)
+    for site in (site for site in density.sites if site.name in density.masked):
+        count = int(flat[site.start : site.stop].sum())
+        if count and _is_unbounded(site.transform):
+            raise Refused(
+                f"{count} of the {site.size} values of {site.name!r} are masked out and nothing else depends on them, "
+                "so they have no posterior (obs_mask= adds such values beside the observed ones): sample the missing "
+                "values alone, as a site of their own, and observe the others; MAP can be used as it is"
+            )
+
+
+def refuse_subsampling(density: Density, method: str) -> None:
+    """For methods that need the same density at every step.
+
+    Raises:
+        Refused: a plate of the program draws a subsample.
+    """
+    if density.stochastic is not None:
+        raise Refused(
+            f"the plate {density.stochastic!r} subsamples, so the density is another one at every step and {method} "
+            "is not defined: take out subsample_size, or use SVI, SGLD, SGHMC, MAP or Laplace(curvature='hessian')"
+        )
+
+
+def _is_unbounded(transform: Any) -> bool:
+    base = getattr(transform, "base_transform", transform)
+    return base == transforms.identity_transform or isinstance(base, transforms.ExpTransform)

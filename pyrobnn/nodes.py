@@ -1,0 +1,155 @@
+"""One site of a Pyro trace: what kind it is, and its log probability under masks and scales, as Pyro counts it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import biject_to
+
+Node = Mapping[str, Any]
+Mask = Tensor | bool | None
+
+
+def is_observed(node: Node) -> bool:
+    """Whether the site has a value of its own: data, ``pyro.factor`` and ``pyro.deterministic``."""
+    return node["type"] == "sample" and node["is_observed"] and not is_subsample(node)
+
+
+def is_datum(node: Node) -> bool:
+    """Whether the site holds data.
+
+    A factor does inside a plate, one term per index (how a censored datum is written); outside it belongs to all data
+    or to none.
+    """
+    # pyro.deterministic records its value as an observed site of density one
+    if not is_observed(node) or node["infer"].get("_deterministic", False):
+        return False
+    return not isinstance(node["fn"], dist.Unit) or bool(node["cond_indep_stack"])
+
+
+def is_subsample(node: Node) -> bool:
+    """Whether it is the choice of rows of a ``pyro.plate``."""
+    return type(node.get("fn")).__name__ == "_Subsample"
+
+
+def is_masked(node: Node) -> bool:
+    """Whether a mask may take away some of its log probability."""
+    fn = node["fn"]
+    while isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    return not (node["mask"] is None or node["mask"] is True) or isinstance(fn, dist.MaskedDistribution)
+
+
+@contextlib.contextmanager
+def without_validation() -> Iterator[None]:
+    """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
+    # instances expanded while validation was on carry their own flag, hence the second switch
+    skip = mock.patch.object(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)
+    with pyro.validation_enabled(False), skip:
+        yield
+
+
+def log_prob_sum(node: Node) -> Tensor:
+    """The site's log probability, scaled and masked: a float64 scalar, summed from elements in their own dtype."""
+    fn, scale = node["fn"], node["scale"]
+    with without_validation():
+        if not is_masked(node) and not (isinstance(scale, Tensor) and scale.dim()):
+            while isinstance(fn, torch.distributions.Independent):
+                # the elements of an event are summed here, in float64, not inside the distribution
+                fn = fn.base_dist
+            return fn.log_prob(node["value"]).sum(dtype=torch.float64) * scale
+        log_prob, _ = _log_prob(fn, node["value"], node["mask"])
+    return (log_prob * scale).sum(dtype=torch.float64)
+
+
+def datum_terms(node: Node) -> Tensor:
+    """What each datum of the site contributes to the log joint density, (data,).
+
+    With the scale the program gives a datum (``poutine.scale``: a datum of weight 3 is three data that are left out
+    together), but without the one by which a plate makes up for the rows it leaves out. A masked datum is not there:
+    it has no term, rather than one of zero, which would be a datum of density one.
+
+    Raises:
+        ValueError: which data are masked depends on a latent site.
+    """
+    with without_validation():
+        log_prob, kept = _log_prob(node["fn"], node["value"], node["mask"])
+    scale = _own_scale(node)
+    if isinstance(scale, Tensor) or not math.isclose(scale, 1.0, rel_tol=1e-12):
+        log_prob = log_prob * scale
+    log_prob = log_prob.to(node["value"].dtype) if node["value"].is_floating_point() else log_prob
+    if kept is None:
+        return log_prob.reshape(-1)
+    try:
+        rows = kept.expand(log_prob.shape).reshape(-1).nonzero()[:, 0]
+    except RuntimeError as error:  # raised by vmap, for a mask that is batched
+        raise ValueError(
+            f"the mask of {node['name']!r} depends on a latent site, so the number of data varies from draw to draw: "
+            "there is no log likelihood of each datum"
+        ) from error
+    return log_prob.reshape(-1)[rows]
+
+
+def _own_scale(node: Node) -> Any:
+    """The scale without that of subsampling plates."""
+    scale = node["scale"]
+    for plate in node["cond_indep_stack"]:
+        if plate.full_size != plate.size:
+            scale = scale * plate.size / plate.full_size
+    return scale
+
+
+def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None]:
+    """Log probabilities, zero where masked, and the mask (None: nothing is), which broadcasts to their shape.
+
+    What is masked may be NaN or outside of the support: it reaches neither the value nor the gradient.
+    """
+    if isinstance(fn, dist.MaskedDistribution):
+        return _log_prob(fn.base_dist, value, _both(mask, fn._mask))
+    if isinstance(fn, torch.distributions.Independent):
+        dims = tuple(range(-fn.reinterpreted_batch_ndims, 0))
+        inner = mask.reshape(mask.shape + (1,) * len(dims)) if isinstance(mask, Tensor) else mask
+        log_prob, kept = _log_prob(fn.base_dist, value, inner)
+        if not dims:
+            return log_prob, kept
+        # an event counts as soon as one of its elements does
+        kept = None if kept is None else kept.expand(log_prob.shape).any(dims)
+        return log_prob.sum(dims, dtype=torch.float64), kept
+    if mask is None or mask is True:
+        return fn.log_prob(value), None
+    if mask is False:
+        batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
+        return value.new_zeros(batch), torch.zeros(batch, dtype=torch.bool, device=value.device)
+    # where() alone would keep the value clean, but the gradient of what it drops is zero times NaN
+    harmless = torch.where(mask.reshape(mask.shape + (1,) * fn.event_dim), value, _in_support(fn, value))
+    log_prob = fn.log_prob(harmless)
+    return torch.where(mask, log_prob, torch.zeros_like(log_prob)), mask
+
+
+def _both(first: Mask, second: Mask) -> Mask:
+    if first is None or first is True:
+        return second
+    if first is False or second is True:
+        return first
+    return second if second is False else first & second
+
+
+def _in_support(fn: Any, value: Tensor) -> Tensor:
+    """A value of the distribution, of the shape of ``value``: the image of zero; zero itself for a discrete one."""
+    zero = torch.zeros_like(value)
+    try:
+        support = fn.support
+        if support.is_discrete:
+            return zero
+        transform = biject_to(support)
+        return transform(zero.new_zeros(transform.inverse_shape(value.shape))).detach()
+    except (NotImplementedError, AttributeError):  # a distribution that does not say its support
+        return zero

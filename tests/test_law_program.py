@@ -1,0 +1,502 @@
+"""The law of programs: whatever a program masks, scales, adds or leaves out, the density fitted is Pyro's own.
+
+Every program has one real latent site and a Gaussian posterior, so that its evidence is an integral over a line of
+``trace.log_prob_sum()``. A method either fits with that density or refuses with a remedy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import assert_mean_within, seeded
+from pyro.infer.autoguide import AutoNormal
+from test_contract import METHODS, ONE_DRAW
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import pyrobnn as pb
+from pyrobnn.density import Density
+from pyrobnn.inference.elbo import Elbo
+from pyrobnn.inference.families import MeanField
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
+
+N = 12
+X = torch.linspace(-1.5, 2.0, N, dtype=torch.float64)[:, None]
+with seeded(3):
+    Y = 0.8 * X + 0.4 * torch.randn(N, 1, dtype=torch.float64)
+KEEP = X[:, 0] > -0.5
+WEIGHTS = torch.linspace(0.2, 3.0, N, dtype=torch.float64)
+PAIRS = torch.cat([X, 1 - X], 1)  # (N, 2): two outputs for every datum
+KEEP_EACH = torch.arange(2 * N).reshape(N, 2) % 3 > 0
+GAPS = torch.where(KEEP, Y[:, 0], math.nan)
+LABELS = torch.where(KEEP, (Y[:, 0] > 0).long(), -1)
+
+
+def slope():
+    zero = torch.zeros((), dtype=torch.float64)
+    return pyro.sample("slope", dist.Normal(zero, 1.0))
+
+
+def plate(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def mask(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def mask_of_the_distribution(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5).mask(KEEP), obs=y[:, 0])
+
+
+def mask_over_nan(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5).mask(KEEP), obs=GAPS)
+
+
+def mask_of_events(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
+        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
+
+
+def mask_inside_events(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
+        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).mask(KEEP_EACH).to_event(1), obs=y.expand(N, 2))
+
+
+def mask_over_nested_plates(x, y):
+    s = slope()
+    with pyro.plate("data", len(x), dim=-2), pyro.plate("outputs", 2, dim=-1):
+        with pyro.poutine.mask(mask=KEEP[:, None]):
+            pyro.sample("y", dist.Normal(s * PAIRS, 0.5), obs=y.expand(N, 2))
+
+
+def mask_of_a_whole_site(x, y):
+    s = slope()
+    pyro.sample("aside", dist.Normal(s, 0.1).mask(False), obs=torch.tensor(math.nan))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def scale(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=0.3):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def scale_of_each(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=WEIGHTS):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def scale_of_events(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=WEIGHTS):
+        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
+
+
+def scale_and_mask_of_events(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=WEIGHTS), pyro.poutine.mask(mask=KEEP):
+        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
+
+
+def scale_of_the_prior(x, y):
+    with pyro.poutine.scale(scale=2.5):
+        s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def mask_of_the_prior(x, y):
+    with pyro.poutine.mask(mask=False):
+        s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def deterministic(x, y):
+    mean = pyro.deterministic("mean", slope() * x[:, 0])
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y[:, 0])
+
+
+def factor(x, y):
+    s = slope()
+    pyro.factor("penalty", -2.0 * (s - 0.3).square())
+    with pyro.plate("data", len(x)):
+        pyro.factor("y", dist.Normal(s * x[:, 0], 0.5).log_prob(y[:, 0]))
+
+
+def subsample(x, y):
+    s = slope()
+    with pyro.plate("data", len(x), subsample_size=5) as rows:
+        pyro.sample("y", dist.Normal(s * x[rows, 0], 0.5), obs=y[rows, 0])
+
+
+def subsample_nested(x, y):
+    s = slope()
+    outer = pyro.plate("data", len(x), subsample_size=4, dim=-2)
+    inner = pyro.plate("outputs", 2, subsample_size=1, dim=-1)
+    with outer as rows, inner as columns, pyro.poutine.mask(mask=KEEP[rows][:, None]):
+        obs = y.expand(N, 2)[rows][:, columns]
+        with pyro.poutine.scale(scale=WEIGHTS[rows][:, None]):
+            pyro.sample("y", dist.Normal(s * PAIRS[rows][:, columns], 0.5), obs=obs)
+
+
+def subsample_nested_whole(x, y):
+    s = slope()
+    with pyro.plate("data", len(x), dim=-2), pyro.plate("outputs", 2, dim=-1):
+        with pyro.poutine.mask(mask=KEEP[:, None]), pyro.poutine.scale(scale=WEIGHTS[:, None]):
+            pyro.sample("y", dist.Normal(s * PAIRS, 0.5), obs=y.expand(N, 2))
+
+
+KEPT = int(KEEP.sum())
+#: the program, the same without subsampling, and how many data it has
+PROGRAMS = {
+    program.__name__: (program, whole, count)
+    for program, whole, count in [
+        (plate, plate, N),
+        (mask, mask, KEPT),
+        (mask_of_the_distribution, mask_of_the_distribution, KEPT),
+        (mask_over_nan, mask_over_nan, KEPT),
+        (mask_of_events, mask_of_events, KEPT),
+        (mask_inside_events, mask_inside_events, int((KEEP & KEEP_EACH.any(1)).sum())),
+        (mask_over_nested_plates, mask_over_nested_plates, 2 * KEPT),
+        (mask_of_a_whole_site, mask_of_a_whole_site, N),
+        (scale, scale, N),
+        (scale_of_each, scale_of_each, N),
+        (scale_of_events, scale_of_events, N),
+        (scale_and_mask_of_events, scale_and_mask_of_events, KEPT),
+        (scale_of_the_prior, scale_of_the_prior, N),
+        (mask_of_the_prior, mask_of_the_prior, N),
+        (deterministic, deterministic, N),
+        (factor, factor, N),
+        (subsample, plate, N),
+        (subsample_nested, subsample_nested_whole, 2 * KEPT),
+    ]
+}
+FAST = ("scale_and_mask_of_events", "subsample")
+SUBSAMPLED = ("subsample", "subsample_nested")
+
+
+def pyro_log_joint(program, value) -> torch.Tensor:
+    """Pyro's own log joint density at values (…) of the slope, in float64."""
+    whole = PROGRAMS[program][1]
+    values = torch.as_tensor(value, dtype=torch.float64)
+    parts = []
+    for one in values.reshape(-1):
+        conditioned = pyro.poutine.condition(whole, {"slope": one})
+        with pyro.validation_enabled(False):  # it warns of the NaN that is masked
+            parts.append(pyro.poutine.trace(conditioned).get_trace(X, Y).log_prob_sum())
+    return torch.stack([torch.as_tensor(part, dtype=torch.float64) for part in parts]).reshape(values.shape)
+
+
+def exact(program) -> tuple[float, float, float]:
+    """Mean, standard deviation and log evidence, by quadrature: exact to rounding for a Gaussian on this grid."""
+    grid = torch.linspace(-4.0, 5.0, 181, dtype=torch.float64)
+    log_joint = pyro_log_joint(program, grid)
+    log_evidence = log_joint.logsumexp(0) + math.log(float(grid[1] - grid[0]))
+    weight = log_joint.softmax(0)
+    mean = (weight * grid).sum()
+    return float(mean), float((weight * (grid - mean).square()).sum().sqrt()), float(log_evidence)
+
+
+# -- the density -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_density_is_pyros_own(name):
+    density = Density(PROGRAMS[name][0], (X, Y))
+    z = torch.tensor([[-0.7], [0.4], [1.9]], dtype=torch.float64)
+    expected = pyro_log_joint(name, z[:, 0])
+    torch.testing.assert_close(torch.func.vmap(density.log_joint)(z), expected)
+    slopes = torch.func.vmap(torch.func.grad(density.log_joint))(z)[:, 0]
+    step = 1e-4  # of a quadratic: exact to rounding
+    differences = pyro_log_joint(name, z[:, 0] + step) - pyro_log_joint(name, z[:, 0] - step)
+    torch.testing.assert_close(slopes, differences / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_datum_is_told_without_the_masked(name):
+    program, _, count = PROGRAMS[name]
+    density = Density(program, (X, Y))
+    z = torch.tensor([[-0.7], [0.4]], dtype=torch.float64)
+    pointwise = torch.func.vmap(density.log_likelihood)(z)
+    assert pointwise.shape == (2, count) and bool(torch.isfinite(pointwise).all()) and bool(pointwise.all())
+    penalty = -2.0 * (z[:, 0] - 0.3).square() if name == "factor" else 0.0
+    whole = torch.func.vmap(lambda one: density.log_parts(one)[1])(z)
+    torch.testing.assert_close(pointwise.sum(1) + penalty, whole)
+
+
+def test_a_label_outside_of_the_classes_may_be_masked():
+    def program(x, y):
+        s = slope()
+        with pyro.plate("data", N), pyro.poutine.mask(mask=KEEP):
+            pyro.sample(
+                "y", dist.Categorical(logits=torch.stack([torch.zeros(N), s * X[:, 0]], -1)), obs=LABELS
+            )
+
+    density, z = Density(program, (X, Y)), torch.tensor([0.6], dtype=torch.float64)
+    logits = torch.stack([torch.zeros(N), 0.6 * X[:, 0]], -1)
+    expected = logits.log_softmax(-1).gather(1, LABELS.clamp_min(0)[:, None])[KEEP, 0]
+    torch.testing.assert_close(density.log_likelihood(z), expected)
+    torch.testing.assert_close(density.log_parts(z)[1], expected.sum())
+
+
+def test_the_closed_form_of_a_prior_counts_scales_once():
+    """A normal prior of two events, each with its own scale: cross entropy in closed form."""
+
+    def program(x, y):
+        with pyro.plate("two", 2), pyro.poutine.scale(scale=torch.tensor([0.5, 3.0])):
+            w = pyro.sample("w", dist.Normal(torch.zeros(2, 3), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=torch.zeros(()))
+
+    density = Density(program, (None, None))
+    family = MeanField(torch.linspace(-1, 1, 6), 0.3)
+    closed, noisy = (Elbo(density, family, kl=kl) for kl in ("closed_form", "monte_carlo"))
+    assert closed.closed == {"w"}
+    with seeded(0):
+        _, kl = closed.parts(family.initial())
+        estimates = [noisy.parts(family.initial())[1] for _ in range(2000)]
+    assert_mean_within(torch.stack(estimates)[None], float(kl))
+
+
+# -- every method ------------------------------------------------------------------------------------------------------
+
+GUIDES = {
+    f"SVI-{getattr(guide, '__name__', guide)}": pb.SVI(guide=guide, num_steps=20, compile=False)
+    for guide in ("full_rank", "flow", AutoNormal)
+}
+LAPLACE = {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)}
+ALL = METHODS | GUIDES | LAPLACE
+NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
+CASES = [
+    pytest.param(method, name, marks=() if name in FAST else pytest.mark.slow)
+    for name in PROGRAMS
+    for method in ALL
+]
+
+
+def refuses(method, name) -> bool:
+    if method.startswith("NUTS") and name in SUBSAMPLED:
+        return True
+    if method == "SVI-flow":  # couples two values or more
+        return True
+    return method.startswith(NOT_FOR_PROGRAMS) and method not in LAPLACE
+
+
+@pytest.mark.parametrize("method, name", CASES)
+def test_every_method_fits_that_density_or_refuses(method, name):
+    config, program = ALL[method], PROGRAMS[name][0]
+    if method.startswith(("MAP", "MLE", "DeepEnsemble")):
+        config = dataclasses.replace(config, num_steps=400, lr=0.03)
+    draws = {} if method in ONE_DRAW or method == "DeepEnsemble" else {"num_draws": 10}
+    if refuses(method, name):
+        with pytest.raises(pb.Refused, match="use |take out"):
+            config.fit(program, X, Y, **draws)
+        return
+    posterior = config.fit(program, X, Y, seed=1, **draws)
+    mean, sd, log_evidence = exact(name)
+    values, stats = posterior.draws["slope"], posterior.sample_stats
+    for stat in {"lp", "log_p"} & set(stats):  # real site: no Jacobian
+        expected = pyro_log_joint(name, values)
+        torch.testing.assert_close(stats[stat].double(), expected, rtol=1e-6, atol=1e-5)
+    if method == "MAP":
+        assert values.item() == pytest.approx(mean, abs=1e-5)
+    if method == "DeepEnsemble":  # its steps are as noisy as the subsamples
+        assert (values - mean).abs().max() < (sd if name in SUBSAMPLED else 0.02 * sd)
+    if method in LAPLACE:
+        assert posterior.log_evidence == pytest.approx(log_evidence, abs=1e-4)
+    if method.startswith("SVI"):
+        gap = (stats["log_p"] - stats["log_q"]).double()
+        error = math.hypot(posterior.meta["elbo_error"], float(gap.std()) / math.sqrt(gap.numel()))
+        assert posterior.log_evidence == pytest.approx(float(gap.mean()), abs=5 * error + 1e-6)
+        assert posterior.log_evidence < log_evidence + 5 * posterior.meta["elbo_error"]
+
+
+def two_sites(x, y, size=5):
+    s, noise = slope(), pyro.sample("noise", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+    with pyro.plate("data", N, subsample_size=size) as rows, pyro.poutine.mask(mask=KEEP[rows]):
+        with pyro.poutine.scale(scale=WEIGHTS[rows]):
+            pyro.sample("y", dist.Normal(s * PAIRS[rows], noise).to_event(1), obs=y.expand(N, 2)[rows])
+
+
+TWO = [name for name in ALL if name.startswith(("SVI", "SG")) or name in LAPLACE]
+
+
+@pytest.mark.parametrize("method", TWO)
+def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
+    posterior = ALL[method].fit(two_sites, X, Y, num_draws=20)
+    for chain in range(posterior.num_chains):
+        for draw in range(0, 20, 7):
+            values = {name: value[chain, draw] for name, value in posterior.draws.items()}
+            trace = pyro.poutine.trace(pyro.poutine.condition(two_sites, values)).get_trace(X, Y, N)
+            expected = trace.log_prob_sum() + (
+                values["noise"].log() if "lp" in posterior.sample_stats else 0.0
+            )
+            found = posterior.sample_stats.get("lp", posterior.sample_stats.get("log_p"))[chain, draw]
+            assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["scale_and_mask_of_events"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("subsample", "factor", "mask_over_nan")],
+)
+def test_the_elbo_of_the_exact_posterior_is_the_evidence(name):
+    posterior = pb.SVI(num_steps=800, lr=0.05, lr_schedule="cosine", compile=False).fit(
+        PROGRAMS[name][0], X, Y
+    )
+    mean, sd, log_evidence = exact(name)
+    # at the optimum log p - log q is constant; what is left is the noise of the last steps
+    slack = 0.1 if name in SUBSAMPLED else 0.01
+    assert posterior.log_evidence == pytest.approx(log_evidence, abs=slack + 5 * posterior.meta["elbo_error"])
+    assert posterior.draws["slope"].mean().item() == pytest.approx(mean, abs=0.5 * sd)
+
+
+def test_trees_of_programs_hold_the_data_that_count():
+    posterior = pb.SVI(num_steps=20, compile=False).fit(mask_over_nan, X, Y, num_draws=100)
+    tree = posterior.to_datatree(X, Y)
+    assert tree["log_likelihood"]["y"].shape == (1, 100, KEPT)
+    joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("obs")
+    torch.testing.assert_close(torch.tensor(joint.values), posterior.sample_stats["log_p"])
+    assert pb.diagnose(tree).status in ("pass", "warn", "fail")
+
+
+def test_a_factor_outside_of_the_plates_is_in_the_log_prior_of_the_tree():
+    posterior = pb.SVI(num_steps=20, compile=False).fit(factor, X, Y, num_draws=100)
+    tree = posterior.to_datatree(X, Y)
+    joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("obs")
+    torch.testing.assert_close(torch.tensor(joint.values), posterior.sample_stats["log_p"])
+
+
+def test_a_program_of_factors_alone_has_no_data_to_leave_out():
+    def program(x, y):
+        pyro.factor("all", dist.Normal(slope() * x[:, 0], 0.5).log_prob(y[:, 0]).sum())
+
+    tree = pb.SVI(num_steps=20, compile=False).fit(program, X, Y, num_draws=100).to_datatree(X, Y)
+    assert "log_likelihood" not in tree.children
+    assert pb.diagnose(tree).status in ("pass", "warn", "fail")
+
+
+# -- data with gaps ----------------------------------------------------------------------------------------------------
+
+
+def test_nan_data_are_taken_where_the_program_masks_them():
+    def program(x, y):
+        s = slope()
+        known = ~torch.isnan(y[:, 0])
+        with pyro.plate("data", len(x)), pyro.poutine.mask(mask=known):
+            pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+
+    posterior = pb.MAP(num_steps=20, compile=False).fit(program, X, GAPS[:, None])
+    assert posterior.draws["slope"].item() == pytest.approx(exact("mask")[0], abs=1e-6)
+    with pytest.raises(ValueError, match="'y' holds .* NaN"):
+        pb.MAP(num_steps=20, compile=False).fit(plate, X, GAPS[:, None])
+
+
+def missing(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=GAPS, obs_mask=KEEP)
+
+
+IMPROPER = [name for name in ALL if name.startswith(("SVI", "NUTS", "SG")) or name in LAPLACE]
+
+
+@pytest.mark.parametrize("method", IMPROPER)
+def test_values_without_any_density_are_refused(method):
+    """``obs_mask=`` gives the data that are there a latent twin which nothing depends on."""
+    with pytest.raises(pb.Refused, match="'y_unobserved'.*the missing values alone"):
+        ALL[method].fit(missing, X, Y)
+
+
+def test_map_fits_beside_values_without_density():
+    posterior = pb.MAP(num_steps=100, compile=False).fit(missing, X, Y)
+    # the missing values are at their mean, where they say nothing
+    assert posterior.draws["slope"].item() == pytest.approx(exact("mask")[0], abs=1e-4)
+
+
+# -- subsamples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SUBSAMPLED)
+def test_subsamples_are_fresh_and_unbiased(name):
+    density = Density(PROGRAMS[name][0], (X, Y))
+    noisy, z = density.subsampled(), torch.tensor([0.3], dtype=torch.float64)
+    slopes = torch.func.grad_and_value(density.log_joint)
+    gradient, value = slopes(z)
+    sampled = torch.func.vmap(torch.func.grad_and_value(noisy.log_joint), randomness="different")
+    with seeded(0):
+        gradients, values = sampled(z.expand(4000, 1))
+    assert_mean_within(gradients[None], gradient)
+    assert_mean_within(values[None], value)
+    assert values.unique().numel() > 10
+    assert density.subsampled().subsampled().stochastic == density.stochastic == "data"
+
+
+def test_a_traced_graph_draws_another_subsample_at_every_call():
+    noisy = Density(subsample, (X, Y)).subsampled()
+    z = torch.tensor([0.3], dtype=torch.float64)
+    with seeded(0):
+        graph = make_fx(noisy.log_joint)(z)
+        assert len({float(graph(z)) for _ in range(10)}) > 5
+
+
+def test_the_mode_of_a_subsampling_program_is_that_of_all_data():
+    posterior = pb.MAP(num_steps=50, compile=False).fit(subsample, X, Y)
+    assert posterior.draws["slope"].item() == pytest.approx(exact("subsample")[0], abs=1e-7)
+    with pytest.warns(UserWarning, match="'data' draws a subsample.*polish_steps"):
+        rough = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(subsample, X, Y)
+    assert "polish_steps" in rough.meta["warnings"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [pb.SGLD(step_size=2e-3, thinning=50), pb.SGHMC(step_size=2e-5, thinning=20)]
+)
+def test_stochastic_gradient_chains_of_a_subsampling_program(method):
+    config = dataclasses.replace(method, num_chains=16, num_warmup=2000, compile=False)
+    posterior = config.fit(subsample, X, Y, num_draws=150)
+    mean, sd, _ = exact("subsample")
+    draws = posterior.draws["slope"]
+    assert_mean_within(draws, mean, min_ess=100)
+    assert float(draws.std()) == pytest.approx(sd, rel=0.15)  # heated by the subsamples, O(step_size)
+
+
+def test_a_program_that_cannot_run_with_all_rows_is_refused():
+    def fixed(x, y):
+        s = slope()
+        with pyro.plate("data", N, subsample_size=5) as rows:
+            pyro.sample("y", dist.Normal(s * x[rows, 0], torch.ones(5)), obs=y[rows, 0])
+
+    def local(x, y):
+        with pyro.plate("data", N, subsample_size=5) as rows:
+            s = slope()
+            pyro.sample("y", dist.Normal(s * x[rows, 0], 0.5), obs=y[rows, 0])
+
+    for program, words in (
+        (fixed, "cannot be run with all of its rows"),
+        (local, "'slope' has a value for every row"),
+    ):
+        for method in (pb.MAP(), pb.SVI(), pb.SGLD(), pb.NUTS(), pb.DeepEnsemble()):
+            with pytest.raises(pb.Refused, match=words):
+                method.fit(program, X, Y)
