@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import pandas as pd
 from xarray import DataTree
 
 from pyrobnn import data
-from pyrobnn.checks import check_choice, check_device
+from pyrobnn.checks import Refused, check_choice, check_device
 from pyrobnn.compare import DEFAULT_METHODS, METHODS, describe, make_study, run_study
-from pyrobnn.diagnostics import Verdict, diagnose
+from pyrobnn.diagnostics import Verdict, reading
+from pyrobnn.diagnostics.verdict import said
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import COLUMNS, compare_rows, reference_label
-from pyrobnn.storage import read
+from pyrobnn.report.comparison import COLUMNS, compare_rows
+from pyrobnn.report.page import judge_all
+from pyrobnn.storage import check_writable, read
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -24,11 +29,35 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status 0 done, 1 a method or verdict failed, 2 bad input, 130 stopped."""
     arguments = _parser().parse_args(argv)
+    with _printable():
+        try:
+            return arguments.run(arguments)
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            _say(f"pyrobnn: {' '.join(str(error).split())}", sys.stderr)
+            return USAGE_ERROR
+        except KeyboardInterrupt:
+            _say("\nstopped", sys.stderr)
+            return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _printable() -> Iterator[None]:
+    """Characters that a terminal does not have are written as escapes meanwhile, instead of ending the run."""
+    streams = [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]
+    errors = [each.errors for each in streams]
     try:
-        return arguments.run(arguments)
-    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
-        print(f"pyrobnn: {' '.join(str(error).split())}", file=sys.stderr)
-        return USAGE_ERROR
+        for stream in streams:
+            stream.reconfigure(errors="backslashreplace")
+        yield
+    finally:
+        for stream, before in zip(streams, errors):
+            stream.reconfigure(errors=before)
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """Print; a reader that has gone (``| head``, a closed terminal) must not cost the results."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,59 +120,73 @@ def _compare(arguments: argparse.Namespace) -> int:
         test_fraction=arguments.test_fraction,
         seed=arguments.seed,
     )
-    print(describe(study))
+    _say(describe(study))
+    methods = tuple(dict.fromkeys(arguments.methods))
     trees: dict[str, DataTree] = {}
+    left_out: dict[str, str] = {}
     stopped = False
     try:
-        finished = run_study(
+        for name, found in run_study(
             study,
-            tuple(dict.fromkeys(arguments.methods)),
+            methods,
             arguments.out,
             quick=arguments.quick,
             compile=not arguments.no_compile,
             device=arguments.device,
             seed=arguments.seed,
             progress=not arguments.no_progress,
-            announce=print,
-        )
-        for name, tree in finished:
-            trees[name] = tree
+            announce=_say,
+        ):
+            if isinstance(found, DataTree):
+                trees[name] = found
+                stopped = bool(reading.number(found, "interrupted", 0.0))
+            else:
+                left_out[name] = str(found) if isinstance(found, Refused) else said(found)
     except KeyboardInterrupt:
         stopped = True
-        print(
-            f"\nstopped: {len(trees)} of {len(arguments.methods)} methods are finished and kept",
-            file=sys.stderr,
+    if stopped:
+        left_out |= dict.fromkeys(
+            (m for m in methods if m not in (*trees, *left_out)), "stopped before it was done"
         )
-    if not trees:
-        return INTERRUPTED if stopped else 1
-    _write(trees, arguments.out / "report.html", arguments.out / "summary.json")
+        _say(
+            f"\nstopped: {len(trees)} of {len(methods)} methods are finished or cut short, and kept",
+            sys.stderr,
+        )
+    if trees:
+        try:
+            _write(trees, arguments.out / "report.html", arguments.out / "summary.json", left_out)
+        except KeyboardInterrupt:
+            files = " ".join(str(arguments.out / f"{name}.nc") for name in trees)
+            _say(f"\nstopped; the draws are kept, judge them with: pyrobnn report {files}", sys.stderr)
+            return INTERRUPTED
     if stopped:
         return INTERRUPTED
-    return 0 if len(trees) == len(set(arguments.methods)) else 1
+    return 1 if left_out else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    check_writable(arguments.out.parent)
     trees = {path.stem: read(path) for path in arguments.files}
     if len(trees) < len(arguments.files):
         raise ValueError("two files have the same name: rename one, names label the methods in the report")
-    verdicts = _write(trees, arguments.out, arguments.out.with_suffix(".json"))
+    verdicts = _write(trees, arguments.out, arguments.out.with_suffix(".json"), {})
     failed = [label for label, verdict in verdicts.items() if verdict.status == "fail"]
     return 1 if arguments.strict and failed else 0
 
 
-def _write(trees: Mapping[str, DataTree], report: Path, summary: Path) -> dict[str, Verdict]:
-    reference = reference_label(trees)
-    verdicts = {
-        label: diagnose(tree, reference=trees[reference] if reference not in (None, label) else None)
-        for label, tree in trees.items()
-    }
-    print()
-    print(_table(trees, verdicts))
-    print()
+def _write(
+    trees: Mapping[str, DataTree], report: Path, summary: Path, left_out: Mapping[str, str]
+) -> dict[str, Verdict]:
+    """Judge, write both files, and only then print."""
+    verdicts = judge_all(trees)
+    write_summary(trees, verdicts, summary, left_out=left_out)
+    write_report(trees, report, verdicts=verdicts, left_out=left_out)
+    _say(f"\n{_table(trees, verdicts)}\n")
     for verdict in verdicts.values():
-        print(verdict.summary)
-    write_summary(trees, verdicts, summary)
-    print(f"\nreport: {write_report(trees, report, verdicts=verdicts)}\nsummary: {summary}")
+        _say(verdict.summary)
+    for name, reason in left_out.items():
+        _say(f"{name}: left out — {reason}")
+    _say(f"\nreport: {report}\nsummary: {summary}")
     return verdicts
 
 

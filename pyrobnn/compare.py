@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ import pyro.distributions as dist
 from xarray import DataTree
 
 from pyrobnn import likelihoods, networks, priors
-from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.checks import Refused, check_choice, check_count, check_device, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.diagnostics.verdict import said
+from pyrobnn.memory import NotEnoughMemory
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.storage import write_atomically
+from pyrobnn.preflight import preflight
+from pyrobnn.storage import check_writable, write_atomically
 
 #: name on the command line → class, and the options of a full and of a quick run (num_draws is given to fit);
 #: in a quick run a few hundred cheap steps are over before a compiler would be
@@ -39,6 +43,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sgld": ("SGLD", {"num_draws": 500}, {"num_draws": 200}),
     "sghmc": ("SGHMC", {"num_draws": 500}, {"num_draws": 200}),
 }
+#: estimates of memory are right within a factor of about 1.5
+CLEARLY = 2.0
 DEFAULT_METHODS = ("svi", "nuts", "map", "ensemble")
 
 
@@ -121,41 +127,82 @@ def run_study(
     seed: int = 0,
     progress: bool = True,
     announce: Callable[[str], None] = lambda text: None,
-) -> Iterator[tuple[str, DataTree]]:
+) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
-    A method that fails is announced and left out; the others go on.
+    A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
+    refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends.
+
+    Raises:
+        ValueError: an unknown method, or a folder that cannot be written to; before any fit.
     """
     check_count("seed", seed, minimum=0)
     prepared = {name: make_method(name, quick, compile) for name in methods}
+    check_writable(out)
     for name, (method, arguments) in prepared.items():
         announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", UserWarning)
-                posterior = method.fit(
-                    study.model,
-                    study.train.x,
-                    study.train.y,
-                    seed=seed,
-                    device=device,
-                    progress=progress,
-                    **arguments,
-                )
-        except (FloatingPointError, MemoryError, RuntimeError) as error:
-            announce(f"{name} failed and is left out: {error}")
+            check_memory(method, study, arguments, device)
+            posterior = _fitted(name, method, study, announce, arguments, seed, device, progress)
+            tree = to_tree(posterior, study, name)
+            write_atomically(tree, out / f"{name}.nc")
+        except Refused as error:
+            announce(f"{name} is left out: {error}")
+            yield name, error
             continue
-        told = list(dict.fromkeys(str(warning.message) for warning in caught))
-        for text in told:
-            announce(f"{name}: {text}")
-        told = [
-            *posterior.meta["warnings"],
-            *(text for text in told if text not in posterior.meta["warnings"]),
-        ]
-        posterior = dataclasses.replace(posterior, meta=posterior.meta | {"warnings": told})
-        tree = to_tree(posterior, study, name)
-        write_atomically(tree, out / f"{name}.nc")
+        except Exception as error:
+            announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
+            (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            yield name, error
+            continue
         yield name, tree
+        if posterior.meta["interrupted"]:
+            return
+
+
+def _fitted(
+    name: str,
+    method: Any,
+    study: Study,
+    announce: Callable[[str], None],
+    arguments: dict[str, Any],
+    seed: int,
+    device: str | None,
+    progress: bool,
+) -> Posterior:
+    """The posterior, whose warnings are announced and kept in its ``meta``."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        posterior = method.fit(
+            study.model,
+            study.train.x,
+            study.train.y,
+            seed=seed,
+            device=device,
+            progress=progress,
+            **arguments,
+        )
+    told = list(dict.fromkeys(str(warning.message) for warning in caught))
+    for text in told:
+        announce(f"{name}: {text}")
+    kept = posterior.meta["warnings"]
+    meta = posterior.meta | {"warnings": [*kept, *(text for text in told if text not in kept)]}
+    return dataclasses.replace(posterior, meta=meta)
+
+
+def check_memory(method: Any, study: Study, arguments: dict[str, Any], device: str | None = None) -> None:
+    """Refuse a fit whose estimate exceeds the free memory by more than the estimate's own error, before it starts.
+
+    Raises:
+        NotEnoughMemory: naming both.
+    """
+    model = study.model if device is None else study.model.to(check_device(device))
+    estimate = preflight(method, model, study.train.x, study.train.y, **arguments)
+    if estimate.peak > CLEARLY * estimate.available:
+        raise NotEnoughMemory(
+            f"it would need about {estimate.peak / 2**20:,.0f} MB but {estimate.available / 2**20:,.0f} MB are free: "
+            "use a smaller network, fewer draws or another method"
+        )
 
 
 def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:

@@ -307,7 +307,7 @@ class Density:
         for node in trace.nodes.values():
             if node["type"] == "sample" and not is_observed(node) and not is_subsample(node):
                 if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
-                    raise ValueError(
+                    raise Refused(
                         f"the latent site {node['name']!r} is discrete: sum it out, gradients need continuous sites"
                     )
                 if plate := next(

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.approximation import state_points
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density, _Supply
 from pyrobnn.inference.families import Draw, Moments
 from pyrobnn.inference.swag_guide import AutoSWAG
@@ -252,9 +253,7 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
         )
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
         better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
-        raise ValueError(
-            f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()"
-        )
+        raise Refused(f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()")
     return guide
 
 

@@ -1,4 +1,4 @@
-"""How much memory a device has left: what refusals and predictions are measured against."""
+"""How much memory a device has left, and the one place that refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ import sys
 from pathlib import Path
 
 import torch
+
+from pyrobnn.checks import Refused
+
+
+class NotEnoughMemory(Refused, MemoryError):
+    """More memory than the device has free; the message has the bytes and what to change."""
+
+
+def require(needed: int, device: torch.device, what: str, remedies: str) -> None:
+    """Refuse what does not fit, before any compute.
+
+    Args:
+        needed: bytes. device: where. what: the thing that needs them. remedies: what to do instead, in words.
+
+    Raises:
+        NotEnoughMemory: more is needed than is free.
+    """
+    free = free_bytes(device)
+    if needed > free:
+        raise NotEnoughMemory(f"{what} needs {needed:,} bytes but {free:,} are free: {remedies}")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.inference.evidence import draws_together
 from pyrobnn.inference.hmc_checks import needed_bytes
+from pyrobnn.inference.laplace_mode import precision_bytes
 from pyrobnn.inference.nuts import DEFAULT_WARMUP
 from pyrobnn.memory import free_bytes
 from pyrobnn.model import BNN
@@ -69,6 +70,7 @@ class _Sizes:
     datum: int  # saved by autograd for one datum
     data: int  # inputs and targets the fit holds a copy of, whole
     num_data: int
+    rows: int  # data × outputs, a number
     num_draws: int
     streamed: bool  # the data come from a loader
     to_file: bool  # the draws go to a file
@@ -153,9 +155,10 @@ def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int, to_file: boo
     weights = max(model.num_weights, latent)
     inputs = model.cast_inputs(model.standard_inputs(first[:2].to(model.device)))
     datum = _saved_by_autograd(model, inputs)
+    rows = num_data * model.forward({}, inputs).shape[-1]
     compiled = bool(getattr(method, "compile", False))
     return _Sizes(
-        weights * item, weights, batch, datum, data, num_data, num_draws, streamed, to_file, compiled
+        weights * item, weights, batch, datum, data, num_data, rows, num_draws, streamed, to_file, compiled
     )
 
 
@@ -251,7 +254,7 @@ def _laplace(method: Any, model: BNN, s: _Sizes) -> tuple[dict[str, int], dict[s
         last = next(i for i in range(len(shapes) - 1, -1, -1) if len(shapes[i]) > 1)
         size = sum(torch.Size(shape).numel() for shape in shapes[last:])
     if method.structure == "full":
-        curvature = 4 * 8 * size * size
+        curvature = precision_bytes(size, s.rows if method.curvature == "ggn" else 0, s.flat // s.weights)
     elif method.structure == "kron":
         curvature = 4 * 8 * sum(shape[0] ** 2 + torch.Size(shape[1:]).numel() ** 2 for shape in shapes[last:])
     else:

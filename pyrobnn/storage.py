@@ -32,6 +32,9 @@ def save(posterior: Posterior, path: str | Path) -> Path:
 
     Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, and the tensors of the
     approximation. The model itself is code and is not stored: :func:`load` takes it.
+
+    Raises:
+        ValueError: ``path`` is a folder, or lies in one that cannot be written to.
     """
     path = Path(path)
     approximation = posterior.approximation
@@ -54,9 +57,15 @@ def save(posterior: Posterior, path: str | Path) -> Path:
 
 
 def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
-    """Write a DataTree as netCDF beside ``path`` and move it there, so that ``path`` is never half a file."""
+    """Write a DataTree as netCDF beside ``path`` and move it there, so that ``path`` is never half a file.
+
+    Raises:
+        ValueError: ``path`` is a folder, or lies in one that cannot be written to.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder: name a file in it")
+    check_writable(path.parent)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         tree.to_netcdf(beside, engine=ENGINE)
@@ -64,6 +73,23 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+def check_writable(folder: str | Path) -> None:
+    """Make ``folder`` and write to it, so that an hour of fitting does not end with nowhere to go.
+
+    Raises:
+        ValueError: it cannot be made, is a file, or cannot be written to.
+    """
+    folder = Path(folder)
+    probe = folder / f".{os.getpid()}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ValueError(f"cannot write to the folder {str(folder)!r} ({reason}): choose another") from error
 
 
 def load(path: str | Path, model: Any) -> Posterior:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import sys
 
 import pandas as pd
 import pytest
 import torch
 
 import pyrobnn as pb
-from pyrobnn import cli
+from pyrobnn import cli, compare, preflight, storage
 
 FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "5"]
 
@@ -96,15 +99,95 @@ def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsy
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map", "ensemble"]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
     assert "1 of 2 methods are finished" in capsys.readouterr().err
-    assert (tmp_path / "out" / "report.html").is_file()
+    assert "stopped before it was done" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
-def test_a_method_that_fails_is_left_out(table, tmp_path, monkeypatch, capsys):
-    def diverges(*args, **kwargs):
-        raise FloatingPointError("the loss is nan at step 3")
+def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeypatch, capsys):
+    whole = pb.MAP.fit
 
-    monkeypatch.setattr(pb.DeepEnsemble, "fit", diverges)
+    def stopped(*args, **kwargs):
+        posterior = whole(*args, **kwargs)
+        return dataclasses.replace(posterior, meta=posterior.meta | {"interrupted": True})
+
+    monkeypatch.setattr(pb.MAP, "fit", stopped)
+    out = tmp_path / "out"
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "mle", "map", "ensemble"]
+    assert cli.main([*argv, "--out", str(out), *FAST]) == 130
+    content = json.loads((out / "summary.json").read_text("utf-8"))
+    assert set(content["methods"]) == {"mle", "map"} and set(content["left_out"]) == {"ensemble"}
+    checks = {check["name"]: check for check in content["methods"]["map"]["verdict"]["checks"]}
+    assert checks["interrupted"]["status"] == "warn"
+    assert "was interrupted" in (out / "report.html").read_text("utf-8")
+    assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"
+
+
+def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "judge_all", interrupted)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
+    assert f"pyrobnn report {tmp_path / 'out' / 'map.nc'}" in capsys.readouterr().err
+    assert (tmp_path / "out" / "map.nc").is_file()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FloatingPointError("the loss is nan at step 3"),
+        ValueError("an odd value"),
+        IndexError("index 3 is out of bounds"),
+        pb.Refused("this net has no dropout layer: pass p=0.05"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_method_that_fails_is_left_out_and_named(error, table, tmp_path, monkeypatch, capsys):
+    def fails(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(pb.DeepEnsemble, "fit", fails)
+    out = tmp_path / "out"
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "ensemble", "map"]
+    assert cli.main([*argv, "--out", str(out), *FAST]) == 1
+    assert str(error) in capsys.readouterr().out
+    content = json.loads((out / "summary.json").read_text("utf-8"))
+    assert set(content["methods"]) == {"map"} and str(error) in content["left_out"]["ensemble"]
+    assert str(error) in (out / "report.html").read_text("utf-8")
+    assert (out / "ensemble.error.txt").is_file() != isinstance(error, pb.Refused)
+
+
+def test_more_memory_than_there_is_is_refused_before_any_fit(table, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "free_bytes", lambda device: 1000)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", *compare.METHODS]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 1
-    assert "ensemble failed and is left out: the loss is nan at step 3" in capsys.readouterr().out
-    assert set(json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]) == {"map"}
+    printed = capsys.readouterr().out
+    assert all(f"{name} is left out: it would need about" in printed for name in compare.METHODS)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(
+    place, table, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pb.MAP, "fit", None)
+    (tmp_path / "file").write_text("in the way")
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / place), *FAST]) == 2
+    assert "cannot write to the folder" in capsys.readouterr().err
+    assert cli.main(["report", str(table), "--out", str(tmp_path / place / "r.html")]) == 2
+
+
+class Gone(io.TextIOWrapper):
+    """A stream whose reader has left."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("kind", [io.TextIOWrapper, Gone])
+def test_nothing_that_is_printed_costs_the_page(kind, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", kind(io.BytesIO(), encoding="ascii"))
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert sys.stdout.errors == "strict"

@@ -107,12 +107,12 @@ def test_a_refused_run_is_told_of_the_file(monkeypatch):
     config = NUTS(num_chains=4, num_warmup=10, max_tree_depth=3, compile=False)
     dim = prepare(program, points="held").density.dim
     streamed = hmc_checks.needed_bytes(dim, torch.float32, config, 5000, 10, True)
-    monkeypatch.setattr(hmc_checks, "free_bytes", lambda device: streamed)
+    monkeypatch.setattr(hmc_checks.memory, "free_bytes", lambda device: streamed)
     with pytest.raises(
         ValueError, match=r"needs [\d,]+ bytes .* or write the draws to disk with fit\(stream_to"
     ):
         config.fit(program, num_draws=5000)
-    monkeypatch.setattr(hmc_checks, "free_bytes", lambda device: streamed - 1)
+    monkeypatch.setattr(hmc_checks.memory, "free_bytes", lambda device: streamed - 1)
     with pytest.raises(ValueError, match="are free: lower num_draws or num_chains$"):
         config.fit(program, num_draws=5000)
 

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
 from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
 
@@ -198,7 +199,7 @@ class KronCurvature:
 
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: Root, prior_prec: Tensor):
         if not jacobian.layers:
-            raise ValueError(
+            raise Refused(
                 f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; supported are Linear, Conv1d, Conv2d "
                 "(ungrouped) and Embedding, each called once: use structure='diag' or 'full', or leave these "
                 "parameters out with subset="

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.checks import Refused
 from pyrobnn.model import NET
 
 SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
@@ -140,7 +141,7 @@ class Capture:
                 handle.remove()
         for name, count in calls.items():
             if count != 1:
-                raise ValueError(
+                raise Refused(
                     f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
                 )
         names = [layer.name for layer in self.layers]

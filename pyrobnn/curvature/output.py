@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
 from pyrobnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -57,6 +58,6 @@ def output_root(likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor])
     if isinstance(likelihood, Bernoulli):
         p = f.sigmoid()
         return torch.diag_embed((p * (1 - p)).sqrt())
-    raise TypeError(
+    raise Refused(
         f"the Gauss-Newton matrix of {type(likelihood).__name__} is not known: use curvature='hessian'"
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
+from pyrobnn.checks import Refused
 from pyrobnn.curvature.jacobian import NetworkJacobian
 from pyrobnn.seeding import seeded
 
@@ -48,7 +49,7 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
         prior = jacobian.model.priors[site.name]
         base = elementwise(prior)
         if base.event_shape:
-            raise ValueError(
+            raise Refused(
                 f"the prior of {site.name!r} is {type(base).__name__}, whose elements depend on each other: "
                 "use curvature='hessian'"
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.approximation import Approximation, log_importance
-from pyrobnn.checks import as_tensor, check_cast, check_count, check_device, check_finite
+from pyrobnn.checks import Refused, as_tensor, check_cast, check_count, check_device, check_finite
 from pyrobnn.density import Density
 from pyrobnn.inference import batches
 from pyrobnn.inference.program import check_gaps
@@ -97,7 +97,7 @@ def prepare(
             raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
         return _program_problem(model, x, y, points, device, values)
     if deterministic and (layers := model.stochastic_layers()):
-        raise ValueError(
+        raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
             "so it has no fixed density: call net.eval() before building the BNN"
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.checks import Refused
 from pyrobnn.model import BNN, NET
 
 Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -65,7 +66,7 @@ def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
     columns = {name: _columns(name, module) for name, module in layers.items()}
     masks = [Mask(name, None, 0, count, 1, p) for name, count in columns.items() if count > 1]
     if not masks:
-        raise ValueError(
+        raise Refused(
             "the net has no linear or convolution layer with two or more inputs, so there is nothing to drop"
         )
     return masks
@@ -87,7 +88,7 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
     occasions: dict[str, int] = {}
     for name, module, value in _calls(net, x):
         if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise ValueError(
+            raise Refused(
                 f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout"
             )
         if isinstance(module, (*ELEMENTS, *CHANNELS)):
@@ -99,11 +100,11 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             masks += [_mask(entry, name, module) for entry in waiting]
             waiting = []
     if waiting:
-        raise ValueError(
+        raise Refused(
             f"no linear or convolution layer follows the dropout layer {waiting[0][0]!r}: outputs cannot be dropped"
         )
     if not masks:
-        raise ValueError(
+        raise Refused(
             "the net has no dropout layer (nn.Dropout with p > 0): add some, or pass p=0.05 to insert dropout before "
             "every weight layer"
         )
@@ -186,7 +187,7 @@ def _mask(entry: tuple[str, nn.Module, Tensor, int], layer: str, module: nn.Modu
             if isinstance(module, Conv)
             else "move it next to a linear layer"
         )
-        raise ValueError(
+        raise Refused(
             f"the dropout layer {source!r} drops {units} units of each datum, but the next weight layer {layer!r} has "
             f"{columns} input columns, so no mask of its weights does the same: {advice}"
         )
@@ -197,7 +198,7 @@ def _columns(name: str, module: nn.Module) -> int:
     if isinstance(module, nn.Linear):
         return module.in_features
     if module.groups != 1:
-        raise ValueError(f"the convolution {name!r} has groups={module.groups}: dropout masks need groups=1")
+        raise Refused(f"the convolution {name!r} has groups={module.groups}: dropout masks need groups=1")
     return module.in_channels
 
 
@@ -232,7 +233,7 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
     weight = net.get_parameter(mask.weight)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):
-        raise ValueError(
+        raise Refused(
             f"the dropout layer {mask.source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
             "(an activation such as tanh, or a shortcut, lies between): put the dropout right before the weight layer"
         )

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from pyrobnn.approximation import Approximation, FlatApproximation
 from pyrobnn.density import Density
+from pyrobnn.memory import require
 
 _LOG_2PI = math.log(2 * math.pi)
-#: the largest full covariance that is attempted: five copies of its factor live during a fit
-_MAX_FULL_BYTES = 2 * 2**30
 
 
 class Moments(NamedTuple):
@@ -126,12 +125,10 @@ class FullRank:
         self.loc, self.init_scale = loc, init_scale
         self.dim = len(loc)
         self.size = 2 * self.dim + self.dim * (self.dim - 1) // 2
-        needed = 5 * self.size * loc.element_size()
-        if needed > _MAX_FULL_BYTES:
-            raise ValueError(
-                f"guide='full_rank' of {self.dim} weights needs {needed / 2**30:.1f} GiB: "
-                "use guide='low_rank' or 'mean_field'"
-            )
+        # as preflight counts: the optimiser's copies of the matrix, and those of a step
+        needed = 11 * (self.dim + 1) * self.dim * loc.element_size()
+        what = f"guide='full_rank' of {self.dim} weights"
+        require(needed, loc.device, what, "use guide='low_rank' or 'mean_field'")
         row, column = torch.tril_indices(self.dim, self.dim, -1, device=loc.device)
         # where each entry of the matrix is read from: the strict lower triangle, else a slot that is masked
         self._source = torch.zeros(self.dim, self.dim, dtype=torch.long, device=loc.device)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyrobnn import memory
 from pyrobnn.inference import checkpoint as checkpoints
 from pyrobnn.inference.base import Problem, settings
 from pyrobnn.inference.hmc_machine import STATS
 from pyrobnn.inference.hmc_run import kept_in_warmup
-from pyrobnn.memory import free_bytes
 
 if TYPE_CHECKING:
     from pyrobnn.inference.nuts import NUTS
@@ -42,22 +42,18 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
     """Refuse a run whose buffers do not fit before it starts.
 
     Raises:
-        ValueError: naming the bytes and the options to change.
+        NotEnoughMemory: naming the bytes and the options to change.
     """
     dim, dtype = problem.density.dim, problem.density.dtype
     need = needed_bytes(dim, dtype, config, num_draws, num_warmup, streamed)
-    free = free_bytes(problem.device)
-    if need <= free:
-        return
     options = ["lower num_chains" if streamed else "lower num_draws or num_chains"]
+    free = memory.free_bytes(problem.device)
     if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
         options.append("write the draws to disk with fit(stream_to=PATH)")
     if config.mass_matrix == "dense":
         options.append("use mass_matrix='diag'")
-    raise ValueError(
-        f"the run needs {need:,} bytes for {config.num_chains} chains × {num_draws} draws × {dim} "
-        f"parameters but {free:,} are free: {', or '.join(options)}"
-    )
+    what = f"a run of {config.num_chains} chains × {num_draws} draws × {dim} parameters"
+    memory.require(need, problem.device, what, ", or ".join(options))
 
 
 def run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool) -> str:

@@ -10,12 +10,13 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.checks import Refused
 from pyrobnn.curvature.hessian import gradient
 from pyrobnn.density import Density, Site
 from pyrobnn.inference.base import Callback, Problem
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import polish, start_values
-from pyrobnn.memory import free_bytes
+from pyrobnn.memory import require
 from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 
@@ -52,7 +53,7 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
         layer = _last_layer(problem)
         chosen = [name for name in latent if name.rpartition(".")[0] == layer]
         if not chosen:
-            raise ValueError(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
+            raise Refused(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
         return tuple(chosen)
     if unknown := [name for name in subset if name not in latent] or not subset:
         raise ValueError(
@@ -83,24 +84,27 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     """Refuse a full precision that does not fit, before any compute.
 
     Raises:
-        MemoryError: with the bytes and the alternatives.
+        NotEnoughMemory: with the bytes and the alternatives.
     """
     if method.structure != "full":
         return
     size = sum(site.size for site in problem.density.sites if site.name in set(names))
-    needed = 3 * size * size * 8  # the matrix, its factor, and one to work in, in float64
+    rows = 0
     if method.curvature == "ggn":
-        width = problem.model.forward({}, problem.x[:1]).shape[1]
-        rows = problem.num_data * width
-        item = torch.finfo(problem.density.dtype).bits // 8
-        if rows < size:  # the rows, their float64 copy or basis, and the Gram matrix
-            needed = rows * size * (item + 8) + 3 * rows * rows * 8
-    available = free_bytes(problem.device)
-    if needed > available:
-        raise MemoryError(
-            f"the full precision of {size} parameters needs {needed:,} bytes, {available:,} are free: "
-            "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites"
-        )
+        rows = problem.num_data * problem.model.forward({}, problem.x[:1]).shape[1]
+    require(
+        precision_bytes(size, rows, torch.finfo(problem.density.dtype).bits // 8),
+        problem.device,
+        f"the full precision of {size} parameters",
+        "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites",
+    )
+
+
+def precision_bytes(size: int, rows: int, item: int) -> int:
+    """Bytes of a full precision of ``size`` parameters; for GGN from ``rows`` data × outputs, else ``rows`` = 0."""
+    if 0 < rows < size:  # the rows, their basis, and the Gram matrix
+        return 2 * rows * size * item + 3 * rows * rows * 8
+    return 4 * size * size * 8  # the matrix, its factor, and two to work in, in float64
 
 
 def find_centre(

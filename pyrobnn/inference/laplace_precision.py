@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from pyrobnn.checks import Refused
 from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock
 from pyrobnn.curvature.ggn import KronCurvature, ggn
 from pyrobnn.curvature.hessian import hessian, hessian_diagonal
@@ -60,9 +61,7 @@ def ggn_precision(method: Any, centre: Centre, seed: int, remarks: list[str]) ->
     """
     weights = [name for name in centre.names if name.startswith(NET)]
     if not weights:
-        raise ValueError(
-            f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'"
-        )
+        raise Refused(f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'")
     jacobian = _jacobian(centre, weights)
     prior = prior_precision(jacobian)
     damping = max(method.damping, prior.raised)
@@ -80,7 +79,7 @@ def ggn_precision(method: Any, centre: Centre, seed: int, remarks: list[str]) ->
     tuned = Tuned(torch.ones(1, dtype=torch.float64), 1.0)
     if method.tune is not None:
         if prior.mean is None:
-            raise ValueError("'tune' scales normal priors: leave it None for the other prior families")
+            raise Refused("'tune' scales normal priors: leave it None for the other prior families")
         tuned = _tune(method, centre, jacobian, prior, curvature, root, seed)
         if tuned.at_bound:
             remarks.append(

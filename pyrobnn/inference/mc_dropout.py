@@ -183,7 +183,7 @@ class MCDropout:
                 "use SVI, NUTS or Laplace(curvature='hessian')"
             )
         if norms := training_norms(model):
-            raise ValueError(
+            raise Refused(
                 f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
                 "call .eval() on them before building the BNN"
             )

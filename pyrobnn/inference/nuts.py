@@ -14,7 +14,7 @@ from arviz_stats.base import array_stats
 from torch import Tensor, nn
 
 from pyrobnn.callbacks import ProgressBar
-from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.inference import checkpoint as checkpoints
 from pyrobnn.inference import pyro_engine
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
@@ -220,7 +220,7 @@ class NUTS:
                         break
                     z[chain] = density.sample_prior(1, seed=int(torch.randint(2**31, ())))[0]
                 else:
-                    raise ValueError(no_start(problem, z[chain], gradient, value))
+                    raise Refused(no_start(problem, z[chain], gradient, value))
         return z.detach().contiguous(), scale
 
     def _machine(

@@ -223,7 +223,7 @@ class _Run:
             )
         others = set(model.stochastic_layers()) - set(training_norms(model))
         if others:
-            raise ValueError(
+            raise Refused(
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
                 "call .eval() on them before building the BNN"
             )
@@ -239,7 +239,7 @@ class _Run:
         self.notes: list[str] = []
         planned = self.num_planned()
         if planned < 2:
-            raise ValueError(
+            raise Refused(
                 f"num_steps={method.num_steps} with burn_in={method.burn_in:g} and one iterate every {self.every} "
                 f"steps takes {planned} iterates, but at least 2 are needed: raise num_steps or lower collect_every"
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrobnn.approximation import FAMILIES
-from pyrobnn.checks import check_count, check_number
+from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.seeding import seeded
 
 #: smallest variance of a weight, relative to the median one: a density needs a positive one
@@ -88,12 +88,12 @@ class SWAGMoments:
             ValueError: fewer than two iterates, or iterates that do not move.
         """
         if self.count < 2:
-            raise ValueError(
+            raise Refused(
                 f"SWAG needs at least 2 iterates for a covariance, got {self.count}: train longer or collect more often"
             )
         floor = self._floor()
         if not bool(floor > 0):
-            raise ValueError(
+            raise Refused(
                 "the iterates do not move, so they have no covariance: use mini-batches and a larger lr"
             )
         variance = self.variance.clamp_min(floor) * self.scale**2
