@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyrobnn.checks import as_tensor, check_count
 from pyrobnn.likelihoods import Likelihood
+from pyrobnn.mixture import mixture_quantile
 from pyrobnn.seeding import seeded
 
 
@@ -121,7 +122,9 @@ class Prediction:
         return self.aleatoric_var + self.epistemic_var
 
     def quantile(self, q: float | Tensor) -> Tensor:
-        """Quantiles of the mixture by bisection of its distribution function.
+        """Quantiles of the mixture of draws, each output by itself, to 1e-6 standard deviations of it.
+
+        Of the draws, as ``log_prob`` and ``sample`` are, also where ``mean`` and ``var`` are known exactly.
 
         Args:
             q: probabilities in (0, 1), scalar or (k,).
@@ -134,9 +137,10 @@ class Prediction:
         levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
-        loc, scale = self.loc.flatten(0, 1), self.scale.flatten(0, 1)
-        found = torch.stack([_mixture_quantile(level, loc, scale) for level in levels.reshape(-1)])
-        return found.reshape(levels.shape + found.shape[1:]).to(self.f.dtype)
+        shape = self.loc.shape[2:]
+        loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
+        found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
+        return torch.stack(found).reshape(levels.shape + shape).to(self.f.dtype)
 
     # -- classification ---------------------------------------------------------------------------------------------
 
@@ -225,14 +229,3 @@ def _entropy(probs: Tensor, task: str) -> Tensor:
     if task == "bernoulli":
         return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1)
     return torch.special.entr(probs).sum(-1)
-
-
-def _mixture_quantile(level: Tensor, loc: Tensor, scale: Tensor, num_steps: int = 50) -> Tensor:
-    loc, scale = loc.double(), scale.double()
-    reach = 9.0 * scale  # no float64 probability lies further out
-    low, high = (loc - reach).amin(0), (loc + reach).amax(0)
-    for _ in range(num_steps):
-        middle = (low + high) / 2
-        below = torch.special.ndtr((middle - loc) / scale).mean(0) < level
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (low + high) / 2

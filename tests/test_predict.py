@@ -12,6 +12,7 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.likelihoods import SCALE, Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.mixture import mixture_quantile
 from pyrobnn.predict import Prediction
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -65,6 +66,50 @@ def test_quantiles_invert_the_mixture():
     torch.testing.assert_close(single.quantile(0.975), single.mean + 0.5 * stats.norm.ppf(0.975))
     with pytest.raises(ValueError, match="'q' must lie"):
         p.quantile(1.0)
+
+
+def rows(*shape: int, uniform: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(shape) + sum(shape))
+    return (torch.rand if uniform else torch.randn)(*shape, generator=generator, dtype=torch.float64)
+
+
+MIXTURES = {
+    "smooth": (rows(9, 300), 0.3 + 0.1 * rows(9, 300, uniform=True)),
+    "one draw": (rows(9, 1), 0.1 + rows(9, 1, uniform=True)),
+    "noise alone": (rows(9, 1).expand(9, 50), torch.full((9, 50), 0.5).double()),
+    "far apart": (
+        torch.where(torch.arange(301) % 3 == 0, -1000.0, 10.0) + rows(9, 301),
+        0.1 + 0 * rows(9, 301),
+    ),
+    "tiny noise": (rows(9, 301), torch.full((9, 301), 1e-6).double()),
+    "wild noise": (rows(9, 301), (3 * rows(9, 301)).exp()),
+    "heavy tails": (rows(9, 500) / rows(9, 500, uniform=True), torch.full((9, 500), 0.3).double()),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_quantiles_equal_a_bisection_of_every_mixture(name):
+    loc, scale = MIXTURES[name]
+    sd = (scale.square().mean(1) + loc.var(1, correction=0)).sqrt()
+    # 0.31: on no flat stretch between these components, where any point would do
+    for q in (1e-6, 0.024, 0.31, 0.9764, 1 - 1e-6):
+        low, high = (loc - 9 * scale).amin(1), (loc + 9 * scale).amax(1)
+        for _ in range(100):
+            middle = (low + high) / 2
+            z = (middle[:, None] - loc) / scale
+            # the smaller tail keeps its digits
+            tail = torch.special.erfc((-z if q < 0.5 else z) / math.sqrt(2)).mean(1) / 2
+            below = tail < q if q < 0.5 else tail > 1 - q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        error = ((mixture_quantile(q, loc, scale) - low) / sd).abs()
+        assert float(error.max()) < 1e-6, q
+
+
+def test_quantiles_between_two_groups_end_and_keep_their_order():
+    loc = torch.tensor([-10.0, 10.0]).repeat_interleave(50)[None, :, None, None].expand(1, 100, 4, 2)
+    q = Prediction(loc, HomoskedasticGaussian(0.01), {}).quantile(torch.tensor([0.49, 0.5, 0.51]))
+    assert q.shape == (3, 4, 2) and q.dtype == torch.float32
+    assert bool((q[0] < -9.9).all() and (q[2] > 9.9).all() and (q[1] >= q[0]).all() and (q[1] <= q[2]).all())
 
 
 def test_one_draw_has_no_epistemic_uncertainty():
