@@ -36,6 +36,16 @@ class Callback(Protocol):
     def __call__(self, step: int, metrics: Mapping[str, object]) -> bool | None: ...
 
 
+#: what a bar that is not full says, by the word for the reason in ``meta["stopped"]``
+_ENDINGS = {
+    "plateau": "stopped early: the loss no longer falls",
+    "callback": "stopped early by a callback",
+    "until_ess": "stopped early: enough effective draws",
+    "interrupt": "interrupted",
+    "error": "ended by an error",
+}
+
+
 class ProgressBar:
     """A progress bar in the terminal or the notebook, with the latest value of every scalar metric.
 
@@ -83,18 +93,27 @@ class ProgressBar:
         if step == self.total:
             self.close()
 
-    def close(self) -> None:
-        """Leave the bar as it stands; a run that ends before ``total`` needs this (or a ``with`` block)."""
+    def close(self, why: str = "") -> None:
+        """Leave the bar as it stands; a run that ends before ``total`` needs this (or a ``with`` block).
+
+        Args:
+            why: why it ends before ``total``, written behind the bar: a text, or the word in ``meta["stopped"]``.
+        """
         if self._bar is not None:
+            if why and self.step != self.total:
+                self._bar.set_postfix_str(_ENDINGS.get(why, why))
             self._bar.close()
+            self._bar = None
 
     def __enter__(self) -> ProgressBar:
+        self._open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.close("" if kind is None else "interrupt" if interrupted else "error")
 
     def _open(self) -> None:
         self.close()

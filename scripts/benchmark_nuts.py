@@ -113,7 +113,7 @@ class Ours:
 
     def fit(self, num_draws):
         """Seconds, ESS of the slowest quantity, leapfrogs per draw."""
-        from pyrobnn.inference.nuts import slowest_ess
+        from pyrobnn.inference.hmc_hooks import slowest_ess
 
         start = self.clock()
         draws = self.run.sample(num_draws)

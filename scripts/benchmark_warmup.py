@@ -33,7 +33,7 @@ def cost(name, num_chains, num_warmup, num_draws, seed):
 
     import pyrobnn as pb
     from pyrobnn.inference.base import prepare
-    from pyrobnn.inference.nuts import slowest_ess
+    from pyrobnn.inference.hmc_hooks import slowest_ess
 
     program = correlated if name == "correlated" else torch_program(CASES[name])
     x, y = (torch.from_numpy(part) for part in data(CASES["hierarchical" if name == "correlated" else name]))

@@ -154,7 +154,7 @@ def test_stops_when_the_ess_is_reached_with_the_same_draws():
     config = NUTS(num_chains=8, num_warmup=50, compile=False)
     short = config.fit(simple, num_draws=400, until_ess=300)
     assert 100 <= short.num_draws < 400
-    assert "until_ess" in short.meta["stopped_by"]
+    assert short.meta["stopped"] == "until_ess"
 
 
 def test_callbacks_see_the_run_and_may_stop_it():

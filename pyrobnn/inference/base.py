@@ -23,6 +23,7 @@ from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
+_INTERRUPTED = "was interrupted by Ctrl-C"
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,20 @@ def make_posterior(
     for name, value in fixed.items():
         if name not in draws:
             draws[name] = value.expand(num_chains, num_draws, *value.shape)
-    stats = dict(sample_stats or {})
+    stats, notes = dict(sample_stats or {}), list(notes)
     if approximation is not None and importance:
         held = Density(problem.density.program, problem.density.args, points="held", values=fixed)
-        stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
+        try:
+            # who has asked to stop does not wait for a pass over the data per draw
+            if not interrupted:
+                stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
+        except KeyboardInterrupt:
+            interrupted = True
+            notes.append(
+                f"{type(method).__name__} {_INTERRUPTED} when it was fitted and its draws were weighed"
+            )
+        if interrupted:
+            notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
     record = {
         "method": type(method).__name__,
         "settings": settings(method),
@@ -227,8 +238,32 @@ def make_posterior(
         network=network,
         moments=moments,
         history=dict(history or {}),
-        meta=record | {name: value for name, value in (meta or {}).items() if name != "warnings"},
+        meta=record
+        | {name: value for name, value in (meta or {}).items() if name != "warnings"}
+        | ({"stopped": "interrupt"} if interrupted else {}),
     )
+
+
+def interruption(method: Any, done: int, asked: int, what: str) -> str:
+    """The note of a fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``)."""
+    name = type(method).__name__
+    return f"{name} {_INTERRUPTED} after {done} of {asked} {what}: it is what there was by then, not a finished fit"
+
+
+def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
+    """The result of a fit that another one begins with.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; of the fit that called for it nothing exists yet.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{_INTERRUPTED}")
+        found = search()
+    if found.meta["interrupted"]:
+        raise KeyboardInterrupt(
+            f"the search {_INTERRUPTED} while {owner} looked for its start: there is nothing to return yet"
+        )
+    return found
 
 
 def settings(method: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _KEPT_SCALARS = 2**28  # over all chains
 class Draws(NamedTuple):
     """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
 
-    ``z`` is None where the draws went to a file.
+    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them.
     """
 
     z: Tensor | None
@@ -45,6 +45,7 @@ class Draws(NamedTuple):
     num_gradients: int
     scale: Tensor
     history: dict[str, Tensor]
+    interrupted: bool = False
 
 
 class Look(NamedTuple):
@@ -96,6 +97,7 @@ class Run:
         self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
         self.phase = self.steps = self.total_steps = 0
+        self.ready = 0  # draws that every chain had at the last look
         self.kept = min(machine.num_slots, kept_in_warmup(num_warmup, machine.num_chains, machine.dim))
         self.file = file
         # draws that are in the file already, by chain, and their statistics
@@ -161,8 +163,20 @@ class Run:
             look: called now and then with a :class:`Look`; True stops the run at the draws that every chain has.
             enough: called with the draws so far at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C before every chain had a draw; later it ends the run with the draws it has.
         """
         self.prepare()
+        try:
+            return self._sample(num_draws, look, enough, save)
+        except KeyboardInterrupt:
+            # the step may have been cut in two: what every chain had at the last look is whole
+            if self.ready == 0:
+                raise
+            return self._finish(self.ready, num_draws)._replace(interrupted=True)
+
+    def _sample(self, num_draws: int, look, enough, save) -> Draws:
         written, next_check = time.monotonic(), 100
         while True:
             warming = self.phase < len(self.plan)
@@ -174,6 +188,7 @@ class Run:
             slots = self.state.scalars[_SLOT] + self.spilled
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
+            self.ready = 0 if warming else min(count, num_draws)
             stop = look is not None and look(self._look(warming, count, wanted))
             if count >= wanted and warming:
                 self._next_phase()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import Refused
 from pyrobnn.curvature.hessian import gradient
 from pyrobnn.density import Density, Site
-from pyrobnn.inference.base import Callback, Problem
+from pyrobnn.inference.base import Callback, Problem, whole
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import polish, start_values
 from pyrobnn.memory import require
@@ -125,15 +125,15 @@ def find_centre(
 
     Raises:
         FloatingPointError: the log joint is not finite there.
+        KeyboardInterrupt: Ctrl-C: without the mode there is nothing to return.
     """
     density = problem.density
     values = start_values(problem.model, init)
     moving = torch.ones(density.dim, dtype=torch.bool, device=problem.device)
     if init is None:
         model, x, y = source
-        mode = search.fit(
-            model, x, y, seed=seed, device=str(problem.device), callbacks=callbacks, progress=progress
-        )
+        options = {"device": str(problem.device), "callbacks": callbacks, "progress": progress}
+        mode = whole(lambda: search.fit(model, x, y, seed=seed, **options), "Laplace")
         values = {name: value[0, 0] for name, value in mode.draws.items()}
     elif problem.is_bnn:
         for site in density.sites:

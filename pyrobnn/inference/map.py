@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -115,13 +115,16 @@ class MAP:
                 self, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress
             )
             theta, meta, notes = result.params, {}, []
-            if problem.loader is None and self.batch_size is None:
-                theta, norm = polish(density, theta, self.polish_steps)
-                meta["gradient_norm"] = norm
-                if density.stochastic is not None and self.polish_steps == 0:
+            if problem.loader is None and self.batch_size is None and not result.interrupted:
+                try:
+                    theta, meta["gradient_norm"] = polish(density, theta, self.polish_steps)
+                except KeyboardInterrupt:
+                    result = replace(result, stopped="interrupt")
+                if density.stochastic is not None and self.polish_steps == 0 and not result.interrupted:
                     notes.append(
                         f"the plate {density.stochastic!r} draws a subsample, so this point is where noisy steps ended "
-                        f"and not the mode of all data (gradient norm {norm:.3g} there): leave polish_steps at 200"
+                        f"and not the mode of all data (gradient norm {meta['gradient_norm']:.3g} "
+                        "there): leave polish_steps at 200"
                     )
         return point_posterior(
             self, problem, theta, seed=seed, timings=result.timings, result=result, meta=meta, notes=notes

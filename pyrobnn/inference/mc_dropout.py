@@ -172,7 +172,10 @@ class MCDropout:
                 "iid": True,
                 "dropout_p": _by_layer(masks, rates),
                 "warnings": [CAVEAT],
+                **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
             },
+            notes=[] if result is None else result.notes(self),
+            interrupted=result is not None and result.interrupted,
         )
 
     def _check(self, model: Any, init: Any) -> None:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from arviz_stats.base import array_stats
 from torch import Tensor, nn
 
-from pyrobnn.callbacks import ProgressBar
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.inference import checkpoint as checkpoints
 from pyrobnn.inference import pyro_engine
-from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
+from pyrobnn.inference.base import (
+    Callback,
+    Problem,
+    check_fit,
+    interruption,
+    make_posterior,
+    prepare,
+    whole,
+)
 from pyrobnn.inference.draw_file import DrawFile
 from pyrobnn.inference.hmc_checks import check_memory, no_start, num_slots, run_name, verdicts
 from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
+from pyrobnn.inference.hmc_hooks import Hooks, by_site
 from pyrobnn.inference.hmc_machine import STATS, Machine
-from pyrobnn.inference.hmc_run import Draws, Look, Run
+from pyrobnn.inference.hmc_run import Draws, Run
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.program import check_proper, refuse_subsampling
@@ -33,7 +40,6 @@ from pyrobnn.seeding import seeded
 
 #: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
 DEFAULT_WARMUP = 200
-_NUM_PROBES = 16
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,8 @@ class NUTS:
             stream_to: a file for the draws, for models or runs too large for memory: memory holds a block of them, and
                 ``posterior.draws`` are views of the memory-mapped file, on the CPU; keep it as long as the posterior
                 (``posterior.save`` makes a file of its own). The draws are the same with and without.
-            callbacks: called with the number of steps and step_size, tree_depth, divergences, draws; True stops.
+            callbacks: called with the number of steps and phase, step_size, tree_depth, divergences and draws (of the
+                slowest chain in this phase); True stops, once there is a draw.
             progress: show a progress bar.
 
         Returns:
@@ -148,13 +155,16 @@ class NUTS:
             Refused: a program that subsamples, or has latent values without a density.
             ValueError: bad data; no start with a finite density; not enough memory or
                 disk; a checkpoint or file of draws that is damaged or of another run.
+            KeyboardInterrupt: Ctrl-C in the warm-up; later it returns the draws there are, marked.
         """
         check_fit(num_draws, seed)
         if until_ess is not None:
             check_number("until_ess", until_ess, above=0.0)
-        if self.engine == "pyro" and any(option is not None for option in (checkpoint, until_ess, stream_to)):
+        if self.engine == "pyro" and any(
+            option is not None for option in (checkpoint, until_ess, stream_to, *callbacks)
+        ):
             raise ValueError(
-                "'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
+                "'callbacks', 'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
             )
         problem, init = self._prepare(model, x, y, init, seed, device)
         num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
@@ -163,16 +173,17 @@ class NUTS:
         z, scale = self._starts(problem, init, seed)
         if self.engine == "pyro":
             result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
+            stopped = "interrupt" if result.interrupted else "num_draws"
         else:
             watch = until_ess, callbacks, progress
             sizes = num_draws, num_warmup, seed
-            result, file = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
+            result, file, stopped = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
         seconds = time.perf_counter() - started - result.compile_seconds
-        done = result.stats.shape[1]
-        posterior = make_posterior(
+        notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
+        return make_posterior(
             problem if file is None else _on_cpu(problem),
             self,
-            _by_site(problem, file, result),
+            by_site(problem, file, result),
             seed=seed,
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=_named(result.stats),
@@ -181,13 +192,21 @@ class NUTS:
             meta={
                 "num_warmup": num_warmup,
                 "num_gradients": result.num_gradients,
-                "stopped_by": "num_draws" if done == num_draws else "until_ess or a callback",
-                "warnings": verdicts(result.stats, self),
+                "stopped": stopped,
             },
+            notes=notes + verdicts(result.stats, self),
+            interrupted=result.interrupted,
         )
-        for message in posterior.meta["warnings"]:
-            warnings.warn(message, UserWarning, stacklevel=2)
-        return posterior
+
+    def _interruption(self, stats: Tensor, num_draws: int, checkpoint: str | Path | None) -> str:
+        """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""
+        chains, draws = stats.shape[:2]
+        if draws == num_draws and chains < self.num_chains:
+            return interruption(self, chains, self.num_chains, "chains")
+        which = "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
+        note = interruption(self, draws, num_draws, f"draws of {which}")
+        resume = checkpoint is not None and Path(checkpoint).exists()
+        return note + (f" (the same fit with checkpoint={str(checkpoint)!r} goes on)" if resume else "")
 
     def _prepare(self, model, x, y, init, seed, device) -> tuple[Problem, Any]:
         if not isinstance(model, BNN):
@@ -195,9 +214,8 @@ class NUTS:
             refuse_subsampling(density, "NUTS")
             check_proper(density)
         if init is None and self.init == "map":
-            init = MAP(num_steps=500, polish_steps=0, compile=self.compile).fit(
-                model, x, y, seed=seed, device=device
-            )
+            search = MAP(num_steps=500, polish_steps=0, compile=self.compile)
+            init = whole(lambda: search.fit(model, x, y, seed=seed, device=device), "NUTS")
         held = None if init is None else start_values(model, init)
         return prepare(model, x, y, points="held", device=device, values=held), init
 
@@ -225,7 +243,7 @@ class NUTS:
 
     def _machine(
         self, problem, z, scale, num_draws, num_warmup, seed, watch, checkpoint, stream_to
-    ) -> tuple[Draws, DrawFile | None]:
+    ) -> tuple[Draws, DrawFile | None, str]:
         earlier, save, file = None, None, None
         if checkpoint is not None or stream_to is not None:
             name = run_name(self, problem, num_draws, seed, z, stream_to is not None)
@@ -234,14 +252,15 @@ class NUTS:
             if stream_to is not None:
                 sizes = self.num_chains, num_draws
                 file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
-        hooks = _Hooks(problem, file, *watch, num_draws + num_warmup)
+        hooks = Hooks(problem, file, *watch, num_draws, num_warmup)
         run = self._run(problem, z, num_draws, num_warmup, seed, file)
         with torch.no_grad(), hooks:
             if earlier is None:
                 run.begin(z, scale)
             else:
                 run.restore(earlier)
-            return run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save), file
+            result = run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save)
+            return result, file, hooks.end(result)
 
     def _run(self, problem, z, num_draws, num_warmup, seed, file: DrawFile | None) -> Run:
         gradient, batched = batched_gradient(problem.density.log_joint, z)
@@ -275,7 +294,7 @@ class NUTS:
         )
 
     def _pyro(self, problem, z, num_draws, num_warmup, seed, progress) -> Draws:
-        draws, stats, gradients = pyro_engine.sample(
+        draws, stats, gradients, interrupted = pyro_engine.sample(
             problem.density.log_joint,
             z,
             num_draws=num_draws,
@@ -288,76 +307,7 @@ class NUTS:
             trajectory=self.trajectory,
             progress=progress,
         )
-        return Draws(draws, stats, 0.0, gradients, torch.ones(0), {})
-
-
-class _Hooks:
-    """What happens at the host's looks: progress, callbacks, and the test for enough draws."""
-
-    def __init__(
-        self, problem: Problem, file: DrawFile | None, until_ess, callbacks, progress: bool, total: int
-    ) -> None:
-        self._problem, self._file, self._until, self._callbacks = problem, file, until_ess, tuple(callbacks)
-        self._bar = ProgressBar(total, "NUTS") if progress else None
-        self._told, self._total = -1, total
-        self.enough: Callable[[Draws], bool] | None = None if until_ess is None else self._enough
-        self.look = self._look if self._bar or self._callbacks else None
-
-    def __enter__(self) -> _Hooks:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def _look(self, look: Look) -> bool:
-        done = look.draws
-        if done <= self._told:
-            return False
-        self._told = done
-        metrics = {
-            "step_size": look.step_size,
-            "tree_depth": look.tree_depth,
-            "divergences": look.divergences,
-            "draws": done,
-        }
-        if self._bar is not None:
-            self._bar(min(done, self._total), metrics)
-        return notify(self._callbacks, look.steps, metrics | {"phase": look.phase})
-
-    def _enough(self, draws: Draws) -> bool:
-        return slowest_ess(self._problem, _by_site(self._problem, self._file, draws)) >= self._until
-
-
-def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float:
-    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value).
-
-    Args:
-        problem: what was fitted.
-        draws: site → (chain, draw, …), or unconstrained draws (chain, draw, dim).
-    """
-    if isinstance(draws, Tensor):
-        draws = problem.density.constrain(draws)
-    if problem.is_bnn:
-        rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
-        x = problem.x[rows.to(problem.x.device)]
-        function = torch.func.vmap(lambda params: problem.model.forward(params, x))
-        num_chains, num_draws = next(iter(draws.values())).shape[:2]
-        blocks = [  # a block at a time: the draws may be on disk
-            function({name: value[chain, start : start + 256].to(x.device) for name, value in draws.items()})
-            for chain in range(num_chains)
-            for start in range(0, num_draws, 256)
-        ]
-        values = torch.cat(blocks).reshape(num_chains, num_draws, -1)
-    else:
-        values = torch.cat([value.reshape(*value.shape[:2], -1) for value in draws.values()], -1)
-    values = values.detach().double().cpu().numpy()
-    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
-
-
-def _by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:
-    """Constrained draws, site → (chain, draw, …)."""
-    return problem.density.constrain(draws.z) if file is None else file.draws(draws.stats.shape[1])
+        return Draws(draws, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
 
 
 def _on_cpu(what: Any) -> Any:

@@ -6,7 +6,6 @@ averaging and the record of the losses are one graph (see :mod:`pyrobnn.compile`
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import time
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from pyrobnn.checks import check_count, check_number
 from pyrobnn.compile import Compiled, compiled
-from pyrobnn.inference.base import notify
+from pyrobnn.inference.base import interruption, notify
 from pyrobnn.inference.learning_rate import Schedule, check_schedule, is_scheduler, learning_rate_factors
 
 Objective = Callable[..., Any]
@@ -33,9 +32,9 @@ class Result:
 
     Attributes:
         params: the final parameters (P,) or (members, P); the average of the last iterates where one was asked for.
-        losses: (step,) or (step, members), float64, on the CPU.
+        losses: (step,) or (step, members), float64, on the CPU; all finite.
         tracked: further scalars of the objective by name, each shaped like ``losses``.
-        num_steps: updates done.
+        num_steps: updates done, of ``asked``.
         stopped: ``"num_steps"``, ``"plateau"``, ``"callback"`` or ``"interrupt"``.
         grad_norm: norm of the last gradient, () or (members,).
         timings: seconds of ``compile`` and ``fit``.
@@ -47,7 +46,17 @@ class Result:
     stopped: str
     grad_norm: Tensor
     timings: dict[str, float]
+    asked: int
     tracked: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.stopped == "interrupt"
+
+    def notes(self, method: Any) -> list[str]:
+        """What the user of ``method`` has to know of how it ended."""
+        return [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
 
 
 def check_optimizer(
@@ -125,6 +134,8 @@ def minimize(
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
+        KeyboardInterrupt: Ctrl-C before the first update, or when the losses are not finite; later it ends the run,
+            and ``stopped`` says so.
 
     Caveat: the plateau rule compares noisy means: a ``patience`` of a few epochs averages the noise of mini-batches.
 
@@ -156,7 +167,7 @@ def minimize(
 def _run(stepper: _Step, batches: Iterator, log: _Log, num_steps: int, log_every: int) -> Result:
     started, stopped, step = time.perf_counter(), "num_steps", 0
     try:
-        with log.bar:
+        with log:
             while step < num_steps:
                 block = min(log_every - step % log_every, num_steps - step)
                 with torch.no_grad():
@@ -166,17 +177,17 @@ def _run(stepper: _Step, batches: Iterator, log: _Log, num_steps: int, log_every
                 if reason := log.look(step):
                     stopped = reason
                     break
+            log.end(stopped)
     except KeyboardInterrupt:
         # what is trained so far is worth keeping, if anything is
-        step = int(stepper.step)
-        if step == 0:
+        step, stopped = int(stepper.step), "interrupt"
+        if step == 0 or not bool(torch.isfinite(log.recorder.read(step)[0]).all()):
             raise
-        stopped = "interrupt"
     elapsed = time.perf_counter() - started
     losses, tracked = log.recorder.read(step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
     return Result(
-        stepper.final(), losses, step, stopped, log.recorder.grad_norm.cpu(), timings, tracked
+        stepper.final(), losses, step, stopped, log.recorder.grad_norm.cpu(), timings, num_steps, tracked
     )  # fmt: skip
 
 
@@ -319,12 +330,26 @@ class _Log:
         self.callbacks = tuple(callbacks)
         self.patience, self.min_delta, self.lr, self.name = patience, min_delta, lr, name
         self.seen = 0
-        self.bar: Any = contextlib.nullcontext()
+        self.bar: Any = None
         if progress:
             from pyrobnn.callbacks import ProgressBar  # imported late: it brings matplotlib
 
             self.bar = ProgressBar(num_steps, name, metrics=("loss",))
             self.callbacks += (self.bar,)
+
+    def __enter__(self) -> _Log:
+        if self.bar is not None:
+            self.bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(kind, *rest)
+
+    def end(self, stopped: str) -> None:
+        """Close the bar; one that is not full says why."""
+        if self.bar is not None:
+            self.bar.close(stopped)
 
     def look(self, step: int) -> str | None:
         """Why to stop after ``step`` updates, or None."""
@@ -347,7 +372,7 @@ class _Log:
             return False
         losses, _ = self.recorder.read(step, step - 2 * self.patience)
         before, after = losses.split(self.patience)
-        return bool((after.mean(0) > before.mean(0) - self.min_delta).all())
+        return bool((after.mean(0) >= before.mean(0) - self.min_delta).all())
 
     def _diverged(self, losses: Tensor) -> None:
         row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()

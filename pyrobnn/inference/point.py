@@ -153,5 +153,6 @@ def point_posterior(
     }
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
-        notes=notes,
+        notes=[*([] if result is None else result.notes(method)), *notes],
+        interrupted=result is not None and result.interrupted,
     )  # fmt: skip

@@ -26,15 +26,16 @@ def sample(
     dense: bool,
     trajectory: int | None,
     progress: bool = False,
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, int, bool]:
     """Run one chain after the other from ``z`` (chain, dim).
 
     Returns:
-        Unconstrained draws (chain, draw, dim), statistics (chain, draw, 7) in the order of the machine's, and the
-        number of gradients. Pyro keeps no tree depth: it is what the number of leapfrogs implies. Its energy is the
-        one at the start of the transition, which differs from the end's by the integration error.
+        Unconstrained draws (chain, draw, dim), statistics (chain, draw, 7) in the order of the machine's, the number
+        of gradients, and whether Ctrl-C ended it: then the chains that are whole, or what the first one has. Pyro keeps
+        no tree depth: it is what the number of leapfrogs implies. Its energy is the one at the start of the transition,
+        which differs from the end's by the integration error.
     """
-    draws, stats, total = [], [], 0
+    draws, stats, total, interrupted = [], [], 0, False
     for chain, start in enumerate(z):
         potential = _Potential(log_density, start.dtype)
         options = {
@@ -47,8 +48,7 @@ def sample(
             kernel = HMC(num_steps=trajectory, trajectory_length=None, **options)
         else:
             kernel = NUTS(max_tree_depth=max_tree_depth, **options)
-        rows: list[list[float]] = []
-        record = _Recorder(kernel, rows, potential)
+        record = _Recorder(kernel, potential)
         with seeded(seed * 1_000_003 + chain, z.device):
             mcmc = MCMC(
                 kernel,
@@ -58,13 +58,23 @@ def sample(
                 hook_fn=record,
                 disable_progbar=not progress,
             )
-            mcmc.run()
+            try:
+                mcmc.run()
+            except KeyboardInterrupt:
+                if not draws and not record.num_kept:
+                    raise
+                interrupted = True
         total += potential.calls
-        draws.append(mcmc.get_samples()["z"].detach().to(start.dtype))
-        stats.append(torch.tensor(rows, dtype=torch.float64))
-        for index in mcmc.diagnostics().get("divergences", {}).get("chain 0", []):
-            stats[-1][index, STATS.index("diverging")] = 1.0
-    return torch.stack(draws), torch.stack(stats), total
+        if interrupted and draws:
+            break
+        draws.append(torch.stack(record.positions[: record.num_kept]).to(start.dtype))
+        stats.append(torch.tensor(record.rows[: record.num_kept], dtype=torch.float64))
+        for index in record.divergences:
+            if index < record.num_kept:
+                stats[-1][index, STATS.index("diverging")] = 1.0
+        if interrupted:
+            break
+    return torch.stack(draws), torch.stack(stats), total, interrupted
 
 
 class _Potential:
@@ -79,10 +89,13 @@ class _Potential:
 
 
 class _Recorder:
-    """Collects the statistics of every kept draw through Pyro's hook and the kernel's own energy function."""
+    """Collects every kept draw and its statistics through Pyro's hook and the kernel's own energy function."""
 
-    def __init__(self, kernel: HMC, rows: list[list[float]], potential: _Potential) -> None:
-        self._rows, self._potential, self._before = rows, potential, 0
+    def __init__(self, kernel: HMC, potential: _Potential) -> None:
+        self.positions: list[Tensor] = []
+        self.rows: list[list[float]] = []
+        self.divergences: list[int] = []
+        self._potential, self._before = potential, 0
         self._accept, self._energy, self._lp = 0.0, math.nan, math.nan
         kinetic = kernel._kinetic_energy
         self._fresh = True
@@ -95,6 +108,11 @@ class _Recorder:
 
         kernel._kinetic_energy = recording
 
+    @property
+    def num_kept(self) -> int:
+        """Draws that are whole: an interrupt may come between a position and its statistics."""
+        return min(len(self.positions), len(self.rows))
+
     def __call__(self, kernel: HMC, params: dict[str, Tensor], stage: str, index: int) -> None:
         steps, self._before = self._potential.calls - self._before, self._potential.calls
         _, potential, _ = kernel._fetch_from_cache()
@@ -103,8 +121,10 @@ class _Recorder:
         if stage.startswith("Warmup"):
             self._accept = 0.0
             return
-        count = len(self._rows) + 1  # the kernel keeps a running mean over the kept draws
+        count = len(self.rows) + 1  # the kernel keeps a running mean over the kept draws
         rate = count * kernel._mean_accept_prob - self._accept
         self._accept = count * kernel._mean_accept_prob
         depth = math.floor(math.log2(steps + 1)) if steps else 0
-        self._rows.append([self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)])
+        self.divergences = kernel._divergences
+        self.positions.append(params["z"].detach().clone())
+        self.rows.append([self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)])

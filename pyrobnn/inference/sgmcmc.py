@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from pyrobnn.callbacks import ProgressBar
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.compile import compiled
 from pyrobnn.density import Density
-from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, notify, prepare
+from pyrobnn.inference.base import Callback, Problem, check_fit, interruption, make_posterior, notify, prepare
 from pyrobnn.inference.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.program import check_proper
@@ -78,7 +78,7 @@ class _StochasticGradientMCMC:
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
-        callbacks: tuple[Callback, ...] = (),
+        callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
         """Run the chains.
@@ -101,6 +101,7 @@ class _StochasticGradientMCMC:
         Raises:
             ValueError: bad data.
             FloatingPointError: a chain that left the finite numbers (names step, chain and step size).
+            KeyboardInterrupt: Ctrl-C before the first draw; later it returns the draws there are, marked.
         """
         check_fit(num_draws, seed)
         held = None if init is None else start_values(model, init)
@@ -110,11 +111,20 @@ class _StochasticGradientMCMC:
         plan = lay_out(self, num_draws, problem.num_data or 1)
         with seeded(seed, problem.device):
             state = _State(problem, start_chains(model, problem.density, init, self.num_chains))
-            kept, compile_seconds, fit_seconds, history = self._run(
-                problem, state, plan, (*callbacks, *([ProgressBar(len(plan.controls))] if progress else []))
+            kept, compile_seconds, fit_seconds, history, stopped = self._run(
+                problem, state, plan, callbacks, progress
             )
-        z, estimates = kept
-        lp = estimates if problem.loader is not None else full_log_joint(problem.density, z)
+        z, lp, notes = *kept, []
+        try:
+            if stopped != "interrupt" and problem.loader is None:
+                lp = full_log_joint(problem.density, z)
+        except KeyboardInterrupt:
+            stopped = "interrupt"
+        if stopped == "interrupt":
+            notes.append(
+                interruption(self, z.shape[1], num_draws, "draws of each chain")
+                + "; lp is that of the batches, not of all data"
+            )
         step_size = plan.controls[plan.keep, 0].to(z).expand(self.num_chains, -1)
         return make_posterior(
             problem,
@@ -124,35 +134,52 @@ class _StochasticGradientMCMC:
             timings={"compile": compile_seconds, "fit": fit_seconds},
             sample_stats={"lp": lp, "step_size": step_size},
             history=history,
-            meta={"iid": False, "temperature": self.temperature},
+            meta={"iid": False, "temperature": self.temperature, "stopped": stopped},
+            notes=notes,
+            interrupted=stopped == "interrupt",
         )
 
-    def _run(self, problem: Problem, state: _State, plan: Plan, callbacks: tuple[Callback, ...]):
+    def _run(
+        self, problem: Problem, state: _State, plan: Plan, callbacks: Sequence[Callback], progress: bool
+    ):
         batches = _batches(problem, self.num_chains, self.batch_size)
         control = plan.controls[0].to(state.z).clone()  # written at every step
         step = _Step(self, problem, control)
         z, v, second = state.tensors()
         draws, lps, losses, keep = [], [], [], set(plan.keep.tolist())
         report_every = max(1, len(plan.controls) // 100)
-        started = time.perf_counter()
-        for k, row in enumerate(plan.controls.to(z)):
-            control.copy_(row)
-            z, v, second, lp = step(next(batches), z, v, second)
-            if k in keep:
-                draws.append(z)
-                lps.append(lp)
-            last = k == len(plan.controls) - 1
-            if k % CHECK_EVERY == 0 or last:
-                _check_chains(problem.density, z, lp, k, float(row[0]) * (problem.num_data or 1))
-            if k % report_every == 0 or last:
-                losses.append(-lp.mean() / (problem.num_data or 1))
-                if notify(callbacks, k + 1, {"loss": float(losses[-1])}) and not last:
-                    plan.stop_at(len(draws), k)
-                    break
+        bar = ProgressBar(len(plan.controls), type(self).__name__) if progress else None
+        callbacks = (*callbacks, bar) if bar else callbacks
+        stopped, started = "error", time.perf_counter()
+        try:
+            for k, row in enumerate(plan.controls.to(z)):
+                control.copy_(row)
+                z, v, second, lp = step(next(batches), z, v, second)
+                if k in keep:
+                    draws.append(z)
+                    lps.append(lp)
+                last = k == len(plan.controls) - 1
+                if k % CHECK_EVERY == 0 or last:
+                    _check_chains(problem.density, z, lp, k, float(row[0]) * (problem.num_data or 1))
+                if k % report_every == 0 or last:
+                    losses.append(-lp.mean() / (problem.num_data or 1))
+                    if notify(callbacks, k + 1, {"loss": float(losses[-1])}) and not last:
+                        stopped = "callback"
+                        break
+            else:
+                stopped = "num_draws"
+        except KeyboardInterrupt:
+            stopped = "interrupt"
+            # a draw without its log joint is not whole; draws that no check has seen may be wild
+            if not lps or not losses or not bool(torch.isfinite(torch.stack(draws)).all()):
+                raise
+        finally:
+            if bar is not None:
+                bar.close(stopped)
+        plan.stop_at(len(lps), k)
         fit_seconds = time.perf_counter() - started - step.seconds
-        history = {"loss": torch.stack(losses)}
-        kept = torch.stack(draws, 1), torch.stack(lps, 1)
-        return kept, step.seconds, fit_seconds, history
+        kept = torch.stack(draws[: len(lps)], 1), torch.stack(lps, 1)
+        return kept, step.seconds, fit_seconds, {"loss": torch.stack(losses)}, stopped
 
     def _transition(self, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
         """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""

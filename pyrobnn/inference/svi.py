@@ -336,8 +336,17 @@ class _Fit:
                 point_values=values, meta=meta, importance=False,
             )  # fmt: skip
         begun = time.perf_counter()
-        stats = importance_stats(problem, layout, approximation, draws)
-        value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
+        stats, value, error, notes = {}, None, None, result.notes(self.config)
+        try:
+            if not result.interrupted:
+                stats = importance_stats(problem, layout, approximation, draws)
+                value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
+        except KeyboardInterrupt:
+            result = replace(result, stopped="interrupt")
+            notes = result.notes(self.config)
+        if value is None:
+            missing = "" if stats else " and no log p of its draws (k-hat, LOO)"
+            notes.append(f"its ELBO was not evaluated: there is no log evidence{missing}")
         meta |= {
             "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": error,
             "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
@@ -348,7 +357,7 @@ class _Fit:
         return make_posterior(
             problem, self.config, draws, seed=self.seed, timings=timings, approximation=approximation,
             point_values=values, sample_stats=stats, log_evidence=value, history=_history(result), meta=meta,
-            importance=False,
+            importance=False, notes=notes, interrupted=result.interrupted,
         )  # fmt: skip
 
 

@@ -287,6 +287,8 @@ class _Run:
                 loss, theta, batches, num_steps=method.init_steps, lr=method.init_lr, lr_schedule="cosine",
                 progress=progress, name=f"the start of {type(method).__name__}", compile=method.compile,
             )  # fmt: skip
+            if warm.interrupted:
+                raise KeyboardInterrupt(f"{warm.notes(method)[0]}: it had not begun to take iterates")
             theta, seconds = warm.params, sum(warm.timings.values())
         points = SWAGMoments(density.dim - self.latent_dim, diagonal=True, device=self.problem.device)
 
@@ -318,6 +320,10 @@ class _Run:
             name=type(method).__name__,
             compile=method.compile,
         )
+        if result.interrupted and moments.count < 2:
+            raise KeyboardInterrupt(
+                f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2"
+            )
         result.timings["fit"] += seconds
         if not bool(torch.isfinite(moments.mean).all()):
             raise FloatingPointError(
@@ -358,7 +364,9 @@ class _Run:
             history={"loss": result.losses},
             # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
             importance=self.problem.loader is None,
-            meta={**meta, "lr": self.lr},
+            meta={**meta, "lr": self.lr, "num_steps": result.num_steps, "stopped": result.stopped},
+            notes=result.notes(self.method),
+            interrupted=result.interrupted,
             **rest,
         )
         statistics = refreshed_statistics(self.problem.model, posterior.draws, Inputs(self.problem))

@@ -58,14 +58,14 @@ class SWAGMoments:
 
     def update(self, theta: Tensor) -> None:
         """Take in one iterate (dim,)."""
-        theta = theta.detach().double()
-        self.count += 1
+        theta, count = theta.detach().double(), self.count + 1
         before = theta - self.mean
-        self.mean = self.mean + before / self.count
-        after = theta - self.mean
-        self._squares = self._squares + before * after
-        if not self.diagonal:
-            self._columns = [*self._columns, after][-self.rank :]
+        mean = self.mean + before / count
+        after = theta - mean
+        squares = self._squares + before * after
+        columns = [] if self.diagonal else [*self._columns, after][-self.rank :]
+        # all at once: an interrupt leaves whole moments
+        self.count, self.mean, self._squares, self._columns = count, mean, squares, columns
 
     @property
     def variance(self) -> Tensor:
