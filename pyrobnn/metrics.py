@@ -5,7 +5,8 @@ return an entry per level, bin or point. Averages are over points; :func:`mean_a
 per-point score with its standard error.
 
 Shapes: ``point`` are the held-out points, ``draw`` the draws of the predictive (chains flattened), ``output`` the
-outputs of a regression, ``class`` the classes. A regression score averages over outputs unless it says otherwise.
+outputs of a regression, ``class`` the classes. Outputs have units of their own: a score
+in the units of y is of one output, or of several each in its ``scale``.
 """
 
 from __future__ import annotations
@@ -45,33 +46,41 @@ class Reliability(NamedTuple):
 
 
 def mean_and_error(scores: Tensor) -> tuple[float, float]:
-    """The mean of per-point scores (point,) and its standard error, sd / √N (NaN for a single point)."""
+    """The mean of per-point scores (point,) or (point, 1) and its standard error, sd / √N (NaN for a single point).
+
+    Raises:
+        ValueError: no scores, or several columns: outputs have units of their own, and those of a point go together.
+    """
     _check_nonempty("scores", scores)
+    _check_one_unit(scores, None)
     error = float(scores.double().std()) / math.sqrt(scores.numel()) if scores.numel() > 1 else math.nan
     return float(scores.double().mean()), error
 
 
-def rmse(mean: Tensor, y: Tensor) -> float:
+def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
     r"""Root mean squared error of the predictive mean, in the units of y.
 
-    .. math:: \sqrt{\frac1N \sum_n (y_n - m_n)^2}
+    .. math:: \frac1O \sum_o \frac1{s_o} \sqrt{\frac1N \sum_n (y_{no} - m_{no})^2}
 
     Args:
         mean: predictive mean (point, output) or (point,).
         y: observed, of the same shape.
+        scale: s, units of the outputs (output,), such as ``train.y.std(0)``; default 1, for one output only.
 
     Returns:
-        The error, over points and outputs together.
+        The error over points; the mean over outputs of each one's error in its own ``scale``.
 
     Raises:
-        ValueError: shapes that differ, or no points.
+        ValueError: shapes that differ, no points, or several outputs without ``scale``.
 
     Example:
         >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
         1.4142135...
     """
     _check_same("mean", mean, "y", y)
-    return math.sqrt(float((y.double() - mean.double()).square().mean()))
+    _check_one_unit(y, scale)
+    each = (y.double() - mean.double()).square().mean(0).sqrt()
+    return float((each if scale is None else each / scale).mean())
 
 
 def log_predictive_density(log_prob: Tensor) -> float:
@@ -162,10 +171,21 @@ def interval_coverage(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5
     return inside.double().flatten(1).mean(1)
 
 
-def interval_width(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5, 0.9, 0.95)) -> Tensor:
-    """The mean width of the central predictive interval of each level, (level,); as interval_coverage."""
+def interval_width(
+    draws: Tensor,
+    y: Tensor,
+    levels: tuple[float, ...] = (0.5, 0.9, 0.95),
+    *,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """The mean width of the central predictive interval of each level, (level,); as interval_coverage.
+
+    In the units of y; of several outputs the mean of each one's width in its ``scale``, as in :func:`rmse`.
+    """
+    _check_one_unit(y, scale)
     low, high = _intervals(draws, y, levels)
-    return (high - low).double().flatten(1).mean(1)
+    width = (high - low).double()
+    return (width if scale is None else width / scale).flatten(1).mean(1)
 
 
 def accuracy(probs: Tensor, y: Tensor) -> float:
@@ -274,6 +294,14 @@ def _intervals(draws: Tensor, y: Tensor, levels: tuple[float, ...]) -> tuple[Ten
 def _check_nonempty(name: str, values: Tensor) -> None:
     if values.numel() == 0:
         raise ValueError(f"{name!r} is empty (shape {tuple(values.shape)}): there is nothing to score")
+
+
+def _check_one_unit(values: Tensor, scale: Tensor | None) -> None:
+    if scale is None and values.ndim > 1 and values.shape[1] > 1:
+        raise ValueError(
+            f"{values.shape[1]} outputs (shape {tuple(values.shape)}) have units of their own: score one at a time, "
+            "[:, k], or each in its scale, such as train.y.std(0)"
+        )
 
 
 def _check_same(name: str, values: Tensor, other: str, reference: Tensor) -> None:

@@ -19,6 +19,8 @@ from test_contract import METHODS, num_draws
 import pyrobnn as pb
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.datatree import to_datatree
+from pyrobnn.diagnostics import score
+from pyrobnn.report.comparison import compare_rows
 
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings(
@@ -91,6 +93,30 @@ def test_the_same_draws_and_the_prediction_in_the_units_of_the_data(kind, name):
     if here.moments is None:
         close(p.f.mean((0, 1)), p.mean)
         close(p.f.var((0, 1), correction=0).sqrt(), p.epistemic_var.sqrt())
+
+
+@pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
+def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
+    trees = [
+        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=0, test=(x, y))
+        for units, (x, y) in UNITS.items()
+    ]
+    p, q = (score(tree) for tree in trees)
+    assert "rmse" not in p and "crps" not in p  # no number of two units
+    assert {"rmse[0]", "rmse[1]", "rmse_standardized", "crps_standardized", "width_90[1]"} <= set(p.to_dict())
+    for there in q.scores:
+        here = p[there.name].value
+        if there.name == "log_prob":
+            here -= 2 * math.log(A)
+        elif there.name.endswith("]") and "coverage" not in there.name:
+            here *= A
+        assert there.value == pytest.approx(here, rel=1e-4, abs=1e-4), there.name
+    sd = Y.std(0, correction=0)
+    expected = sum(p[f"rmse[{output}]"].value / sd[output].item() for output in range(2)) / 2
+    assert p["rmse_standardized"].value == pytest.approx(expected)
+    first, second = (compare_rows({"a": tree}, {})[0].values for tree in trees)
+    for column in ("aleatoric_standardized", "epistemic_standardized"):
+        assert second[column] == pytest.approx(first[column], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))

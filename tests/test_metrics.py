@@ -18,9 +18,21 @@ PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
 LABELS = torch.tensor([0, 1, 1])
 
 
-def test_rmse_is_over_points_and_outputs():
-    mean, y = torch.zeros(2, 2), torch.tensor([[1.0, 1.0], [1.0, 3.0]])
-    assert metrics.rmse(mean, y) == pytest.approx(math.sqrt(3))
+def test_outputs_are_scored_in_units_of_their_own():
+    mean, y = torch.zeros(2, 2), torch.tensor([[0.3, 287.0], [0.3, -287.0]])
+    assert metrics.rmse(mean[:, :1], y[:, :1]) == pytest.approx(0.3)
+    assert metrics.rmse(mean[:, 1], y[:, 1]) == pytest.approx(287)
+    scale = torch.tensor([0.6, 574.0])
+    assert metrics.rmse(mean, y, scale=scale) == pytest.approx(0.5)
+    draws = torch.linspace(0, 1, 101)[:, None, None] * scale + y
+    assert metrics.interval_width(draws, y, (0.5,), scale=scale).tolist() == pytest.approx([0.5])
+    for pooled in (
+        lambda: metrics.rmse(mean, y),
+        lambda: metrics.interval_width(draws, y),
+        lambda: metrics.mean_and_error(metrics.crps(draws, y)),
+    ):
+        with pytest.raises(ValueError, match="2 outputs .*units of their own: score one at a time"):
+            pooled()
 
 
 def test_mean_and_error():

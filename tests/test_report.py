@@ -127,6 +127,23 @@ def test_chains_have_r_hat_and_no_k_hat(one_dimensional: dict[str, xr.DataTree])
     assert {"rhat", "ess"} <= set(row.values) and "khat" not in row.values
 
 
+def test_r_hat_of_f_is_that_of_f() -> None:
+    tree = factory.regression_1d("NUTS")
+    before = compare_rows({"nuts": tree}, judge_all({"nuts": tree}))[0].values
+    apart = (
+        100.0 * np.arange(tree["posterior"].sizes["chain"])[:, None]
+    )  # chains agree on f, not on its density
+    function = tree["function"].to_dataset()
+    function["log_likelihood"] = (
+        function["f"][..., 0, 0].drop_vars(("probe", "output"), errors="ignore") + apart
+    )
+    tree["function"] = function
+    verdicts = judge_all({"nuts": tree})
+    worst = {check.name: check.value for check in verdicts["nuts"].checks}["rhat_function"]
+    values = compare_rows({"nuts": tree}, verdicts)[0].values
+    assert worst > 2 > values["rhat"] == before["rhat"] and values["ess"] == before["ess"]
+
+
 def test_user_strings_stay_text(tmp_path: Path) -> None:
     tree = factory.regression_1d(f"NUTS {ATTACK}")
     tree.attrs |= {

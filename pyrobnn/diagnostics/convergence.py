@@ -12,6 +12,8 @@ import xarray as xr
 from pyrobnn.diagnostics import reading, thresholds
 from pyrobnn.diagnostics.verdict import Check
 
+#: how the names of values of the function begin
+FUNCTION = "f at "
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
@@ -50,7 +52,7 @@ def quantities(tree: xr.DataTree) -> dict[str, np.ndarray]:
         pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
         for probe, output in _spread(pairs, _MAX_QUANTITIES):
             suffix = f" (output {output})" if num_outputs > 1 else ""
-            found[f"f at {reading.probe_name(tree, probe)}{suffix} #{probe}"] = f[:, :, probe, output]
+            found[f"{FUNCTION}{reading.probe_name(tree, probe)}{suffix} #{probe}"] = f[:, :, probe, output]
     else:
         pointwise = reading.log_likelihood(tree)
         if pointwise is not None:
@@ -195,7 +197,7 @@ def _rhat_check(tree: xr.DataTree, found: Convergence) -> Check:
     value, name = float(rhat[worst]), _shown(str(found.table["quantity"].values[worst]))
     status = "pass" if value <= thresholds.RHAT_PASS else "fail" if value > thresholds.RHAT_FAIL else "warn"
     kind = "nested R-hat (four superchains)" if found.nested else "R-hat"
-    where = name.removeprefix("f ") if name.startswith("f at ") else f"in the {name}"
+    where = name.removeprefix("f ") if name.startswith(FUNCTION) else f"in the {name}"
     ess = float(found.table["ess_bulk"].min())
     slow = status == "warn" and ess < thresholds.ESS_PASS
     return Check(

@@ -24,8 +24,10 @@ class Score:
 
     Args:
         name: ``"log_prob"``, ``"crps"``, ``"rmse"``, ``"coverage_90"``, ``"width_90"``, ``"sharpness"``; for
-            classes ``"log_prob"``, ``"accuracy"``, ``"brier"``, ``"ece"``.
-        value: The score, a mean over held-out data, in original units.
+            classes ``"log_prob"``, ``"accuracy"``, ``"brier"``, ``"ece"``. Of several outputs there is one of each,
+            ``"rmse[0]"`` …, and ``"rmse_standardized"`` and the like: the mean over outputs of score / standard
+            deviation of the output's training targets. Coverage has no unit: it is of all outputs together.
+        value: The score, a mean over held-out data, in original units unless its name says otherwise.
         data_se: Standard error from the finite number of data; None where it has no simple estimate.
         mc_se: Standard error from the finite number of draws (batch means, which respect autocorrelation); None
             where the tree does not hold what it takes.
@@ -158,29 +160,59 @@ def _batch_se(values: list[float]) -> float | None:
 
 
 def _regression_scores(tree: xr.DataTree, y: np.ndarray) -> list[Score]:
-    found: list[Score] = []
+    num_data, num_outputs = y.shape
     mean = reading.values_of(tree, "predictions", "mean")
-    f = reading.draws_of(tree, "predictions", "f")
     if mean is not None:
-        error = mean.reshape(len(y), -1)[:, : y.shape[1]] - y
-        rmse = float(np.sqrt((error**2).mean()))
-        spread = (error**2).std(ddof=1) if error.size > 1 else 0.0
-        data_se = (
-            float(spread / math.sqrt(error.size) / (2.0 * rmse)) if rmse > 0 and error.size > 1 else None
-        )
+        mean = mean.reshape(num_data, -1)[:, :num_outputs]
+    f = reading.draws_of(tree, "predictions", "f")
+    if f is not None:
+        f = f.reshape(f.shape[0] * f.shape[1], num_data, -1)[:, :, :num_outputs]
+    parts = (y, mean, f, predictive_draws(tree))
+    if num_outputs == 1:
+        return _scores_of(*parts)
+    # outputs have units of their own: nothing is averaged over them but multiples of their spread
+    scale = training_sd(tree, num_outputs)
+    standard = (part if part is None or scale is None else part / scale for part in parts)
+    found = _scores_of(*standard, suffix="_standardized")
+    if scale is None:
+        found = [score for score in found if score.better == "nominal"]
+    for output in range(num_outputs):
+        column = (None if part is None else part[..., output : output + 1] for part in parts)
+        found.extend(_scores_of(*column, suffix=f"[{output}]"))
+    return found
+
+
+def training_sd(tree: xr.DataTree, num_outputs: int) -> np.ndarray | None:
+    """Standard deviation (output,) of the training targets, 1 where constant; None where the tree lacks them."""
+    y = reading.values_of(tree, "observed_data", "y")
+    if y is None or y.ndim == 0 or y.size != len(y) * num_outputs:
+        return None
+    sd = y.astype(np.float64).reshape(len(y), num_outputs).std(axis=0)
+    return np.where(sd > 0, sd, 1.0)
+
+
+def _scores_of(
+    y: np.ndarray, mean: np.ndarray | None, f: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
+) -> list[Score]:
+    """Scores of (point, output) in one unit, each the mean of its values for the outputs."""
+    found: list[Score] = []
+    if mean is not None:
+        square = (mean - y) ** 2
+        each = np.sqrt(square.mean(axis=0))
+        data_se = None
+        if len(y) > 1 and (each > 0).all():
+            data_se = float((square / (2 * each)).mean(axis=1).std(ddof=1) / math.sqrt(len(y)))
         mc_se = None
         if f is not None:
-            flat = f.reshape(-1, len(y), f.size // (f.shape[0] * f.shape[1] * len(y)))[:, :, : y.shape[1]]
-            mc_se = _batch_se(
-                [float(np.sqrt(((flat[part].mean(axis=0) - y) ** 2).mean())) for part in _batches(len(flat))]
-            )
-        found.append(Score("rmse", rmse, data_se, mc_se, "lower"))
-    draws = predictive_draws(tree)
+            errors = [np.sqrt(((f[part].mean(axis=0) - y) ** 2).mean(axis=0)) for part in _batches(len(f))]
+            mc_se = _batch_se([float(error.mean()) for error in errors])
+        found.append(Score(f"rmse{suffix}", float(each.mean()), data_se, mc_se, "lower"))
     if draws is None or len(draws) < 2:
         return found
     batches = _batches(len(draws))
     by_batch = [float(_crps(draws[part], y).mean()) for part in batches]
-    found.append(_mean_score("crps", _crps(draws, y).mean(axis=1), _batch_se(by_batch), "lower"))
+    crps = _crps(draws, y).mean(axis=1)
+    found.append(_mean_score(f"crps{suffix}", crps, _batch_se(by_batch), "lower"))
     tails = sorted({tail for level in LEVELS for tail in ((1 - level) / 2, (1 + level) / 2)})
     quantiles = dict(zip(tails, np.quantile(draws, tails, axis=0), strict=True))
     in_batches = [dict(zip(tails, np.quantile(draws[part], tails, axis=0), strict=True)) for part in batches]
@@ -188,16 +220,17 @@ def _regression_scores(tree: xr.DataTree, y: np.ndarray) -> list[Score]:
         inside, width = _interval(quantiles, level, y)
         batch = [_interval(each, level, y) for each in in_batches]
         percent = f"{100 * level:.0f}"
-        coverage = float(inside.mean())
-        # Laplace's rule keeps the binomial error positive at 0 and 1
-        share = (inside.sum() + 1.0) / (inside.size + 2.0)
-        data_se = math.sqrt(share * (1.0 - share) / inside.size)
+        # Laplace's rule keeps the binomial error positive at 0 and 1; the outputs of one point may go together
+        share = (inside.mean() * len(y) + 1.0) / (len(y) + 2.0)
+        data_se = math.sqrt(share * (1.0 - share) / len(y))
         mc_se = _batch_se([float(each[0].mean()) for each in batch])
-        found.append(Score(f"coverage_{percent}", coverage, data_se, mc_se, "nominal"))
+        name = f"coverage_{percent}{suffix.replace('_standardized', '')}"  # a share has no unit
+        found.append(Score(name, float(inside.mean()), data_se, mc_se, "nominal"))
         mc_width = _batch_se([float(each[1].mean()) for each in batch])
-        found.append(_mean_score(f"width_{percent}", width, mc_width, "lower"))
+        found.append(_mean_score(f"width_{percent}{suffix}", width.mean(axis=1), mc_width, "lower"))
     by_batch = [float(draws[part].std(axis=0).mean()) for part in batches]
-    found.append(_mean_score("sharpness", draws.std(axis=0), _batch_se(by_batch), "lower"))
+    sharpness = draws.std(axis=0).mean(axis=1)
+    found.append(_mean_score(f"sharpness{suffix}", sharpness, _batch_se(by_batch), "lower"))
     return found
 
 

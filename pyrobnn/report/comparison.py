@@ -12,7 +12,8 @@ from scipy import stats
 
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics import reading as tree_reading
-from pyrobnn.diagnostics.scores import LEVELS, score
+from pyrobnn.diagnostics.convergence import FUNCTION, convergence
+from pyrobnn.diagnostics.scores import LEVELS, score, training_sd
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.reading import class_points, regression_points, widest_gap
 
@@ -37,19 +38,24 @@ class Column:
 
 COLUMNS = (
     Column("rmse", "RMSE", "", "lower"),
+    Column("rmse_standardized", "RMSE / sd", "mean of outputs", "lower"),
     Column("accuracy", "accuracy", "", "higher"),
     Column("log_prob", "log density", "per point ± SE", "higher"),
     Column("crps", "CRPS", "", "lower"),
+    Column("crps_standardized", "CRPS / sd", "mean of outputs", "lower"),
     Column("brier", "Brier", "", "lower"),
     Column("ece", "ECE", "", "lower"),
     *(Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal") for level in LEVELS),
     Column("aleatoric", "aleatoric", "mean"),
     Column("epistemic", "epistemic", "mean"),
+    Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),
+    Column("epistemic_standardized", "epistemic / sd", "mean of outputs"),
     Column("gap_ratio", "in gap", "epist. ratio"),
     Column("rhat", "R-hat", "of f, worst", "lower"),
     Column("ess", "ESS", "of f, worst", "higher"),
     Column("khat", "k-hat", "of p/q", "lower"),
     Column("wasserstein", "distance", "from NUTS", "lower"),
+    Column("wasserstein_standardized", "distance / sd", "from NUTS", "lower"),
     Column("compile_seconds", "compile", "s"),
     Column("fit_seconds", "fit", "s"),
     Column("predict_seconds", "predict", "s"),
@@ -86,8 +92,8 @@ def reference_label(trees: Mapping[str, xr.DataTree]) -> str | None:
 def compare_rows(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verdict]) -> list[Row]:
     """One `Row` per tree: scores, uncertainties, convergence evidence, distance from the NUTS run, seconds.
 
-    R-hat and ESS come from a verdict's checks of the function, which exist for Markov chains only: independent draws
-    of an approximation never get an R-hat.
+    R-hat and ESS are the worst of the function at the probes, and exist for Markov chains only: independent draws of an
+    approximation never get an R-hat.
     """
     reference = reference_label(trees)
     judges = None if reference is None else trees[reference]
@@ -135,7 +141,22 @@ def _gap(tree: xr.DataTree) -> dict[str, float]:
 
 def _distance(tree: xr.DataTree, reference: xr.DataTree) -> dict[str, float]:
     distance = predictive_distance(tree, reference)
-    return {} if distance is None else {"wasserstein": distance}
+    name = "wasserstein" if _num_outputs(tree) == 1 else "wasserstein_standardized"
+    return {} if distance is None else {name: distance}
+
+
+def _num_outputs(tree: xr.DataTree) -> int:
+    for group in ("predictions_constant_data", "observed_data"):
+        y = tree_reading.values_of(tree, group, "y")
+        if y is not None and y.ndim > 0:
+            return y.size // len(y)
+    return 1
+
+
+def _units(tree: xr.DataTree) -> np.ndarray | None:
+    """What values of each output are divided by before they are averaged over outputs; None where it is unknown."""
+    num_outputs = _num_outputs(tree)
+    return np.ones(1) if num_outputs == 1 else training_sd(tree, num_outputs)
 
 
 def _seconds(tree: xr.DataTree) -> dict[str, float]:
@@ -144,29 +165,38 @@ def _seconds(tree: xr.DataTree) -> dict[str, float]:
 
 
 def _uncertainties(tree: xr.DataTree) -> dict[str, float]:
-    labelled, points = class_points(tree), regression_points(tree)
+    labelled, units = class_points(tree), _units(tree)
     if labelled is not None:
-        pair = (labelled.aleatoric, labelled.epistemic)
-    elif points is not None:
-        pair = (points.aleatoric_sd, points.epistemic_sd)
-    else:
+        pairs, units, suffix = [(labelled.aleatoric, labelled.epistemic)], np.ones(1), ""
+    elif units is None or regression_points(tree) is None:
         return {}
+    else:
+        outputs = [regression_points(tree, output) for output in range(len(units))]
+        pairs = [(points.aleatoric_sd, points.epistemic_sd) for points in outputs]
+        suffix = "" if len(units) == 1 else "_standardized"
     return {
-        name: float(np.mean(v))
-        for name, v in zip(("aleatoric", "epistemic"), pair, strict=True)
-        if v is not None
+        f"{name}{suffix}": float(np.mean([np.mean(v) / unit for v, unit in zip(each, units, strict=True)]))
+        for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True), strict=True)
+        if all(v is not None for v in each)
     }
 
 
 def _evidence(tree: xr.DataTree, verdict: Verdict) -> dict[str, float]:
-    names = (
-        {"khat": "khat"} if tree_reading.is_iid(tree) else {"rhat_function": "rhat", "ess_function": "ess"}
-    )
-    return {
-        names[check.name]: check.value
-        for check in verdict.checks
-        if check.name in names and check.value is not None
-    }
+    if tree_reading.is_iid(tree):
+        checks = (check for check in verdict.checks if check.name == "khat")
+        return {check.name: check.value for check in checks if check.value is not None}
+    # the verdict's worst value may be that of the log density, or of the noise: here it is the function's
+    found = convergence(tree)
+    if found is None:
+        return {}
+    table = found.table
+    table = table.isel(quantity=[str(name).startswith(FUNCTION) for name in table["quantity"].values])
+    if table.sizes["quantity"] == 0:
+        return {}
+    rhat = table["rhat"].values
+    ess = np.fmin(table["ess_bulk"].values, table["ess_tail"].values)
+    known = {} if np.isnan(rhat).all() else {"rhat": float(np.nanmax(rhat))}
+    return known if np.isnan(ess).all() else known | {"ess": float(np.nanmin(ess))}
 
 
 def predictive_distance(tree: xr.DataTree, reference: xr.DataTree) -> float | None:
@@ -174,20 +204,28 @@ def predictive_distance(tree: xr.DataTree, reference: xr.DataTree) -> float | No
 
     .. math:: W_1 = \tfrac1n \sum_i \int |F_i(y) - F_i^{\mathrm{ref}}(y)| \, dy
 
-    in the outcome's units, over at most 200 points; None unless both trees predict the same points. With S draws it
-    has a floor of about sd/√S.
+    in the outcome's units, over at most 200 points; of several outputs the mean of each one's distance in standard
+    deviations of its training targets. None unless both trees predict the same points. With S draws it has a floor of
+    about sd/√S.
     """
     outcomes = [tree_reading.values_of(each, "predictions_constant_data", "y") for each in (tree, reference)]
     if outcomes[0] is None or outcomes[1] is None or outcomes[0].shape != outcomes[1].shape:
         return None
     if not np.array_equal(*outcomes):
         return None
-    points = [regression_points(each) for each in (tree, reference)]
-    if any(each is None or not each.held_out or each.sample is None for each in points):
+    units = _units(tree)
+    if units is None:
         return None
-    ours, theirs = (each.sample for each in points)
-    index = np.unique(np.linspace(0, ours.shape[1] - 1, min(ours.shape[1], MAX_POINTS)).round().astype(int))
-    return float(np.mean([stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in index]))
+    distances = []
+    for output, unit in enumerate(units):
+        points = [regression_points(each, output) for each in (tree, reference)]
+        if any(each is None or not each.held_out or each.sample is None for each in points):
+            return None
+        ours, theirs = (each.sample for each in points)
+        index = np.linspace(0, ours.shape[1] - 1, min(ours.shape[1], MAX_POINTS)).round().astype(int)
+        each = [stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in np.unique(index)]
+        distances.append(np.mean(each) / unit)
+    return float(np.mean(distances))
 
 
 def paired_difference(tree: xr.DataTree, best: xr.DataTree) -> tuple[float, float] | None:
