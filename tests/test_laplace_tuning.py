@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 from models import diabetes_linear, normal_prior, toy, toy_net
 from scipy import optimize
 
@@ -13,7 +14,7 @@ from pyrobnn.inference import laplace_tuning
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode")
+pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode", "ignore:cross-validation leaves the prior")
 
 
 def layered_prior(scales: dict[str, float]) -> pb.priors.LambdaPrior:
@@ -108,23 +109,71 @@ def test_classes_are_tuned_too():
     assert tuned.meta["tuned"]["noise_factor"] == 1.0
 
 
-def test_cross_validation_picks_the_best_held_out_score():
-    x, y, net = trained_net(60)
-    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.07))
-    posterior = Laplace(tune="cross_validation").fit(model, x, y, init=net, num_draws=1, seed=3)
-    factor = posterior.meta["tuned"]["prior_precision_factor"]["all"]
+@pytest.mark.filterwarnings("ignore:tuning ended at its bound")
+def test_cross_validation_scores_a_mode_that_has_not_seen_the_points():
+    """Conjugate: the mode without the held-out fifth is ridge regression on the others."""
+    truth = diabetes_linear()
+    x, y, design = (truth[name][:60] for name in ("x", "y", "design"))
+    with seeded(0):
+        net = torch.nn.Linear(10, 1).double()
+    model = pb.BNN(net, normal_prior(0.1), HomoskedasticGaussian(0.7))
+    fit = Laplace(tune="cross_validation", num_steps=100, compile=False).fit(model, x, y, num_draws=1, seed=3)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    held, kept = order[:12], order[12:]
 
-    def score(tau: float) -> float:
-        order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
-        held, kept = order[:12], order[12:]
-        scaled = pb.BNN(net, normal_prior(tau**-0.5), HomoskedasticGaussian(0.07))
-        fit = Laplace(predictive="linearized").fit(scaled, x[kept], y[kept], init=net, num_draws=1)
-        mean, var = fit.moments(x[held])
-        return float(dist.Normal(mean, (var + 0.07**2).sqrt()).log_prob(y[held]).mean())
+    def scores(tau: float) -> torch.Tensor:
+        precision = design[kept].T @ design[kept] / 0.49 + 100 * torch.eye(11).double()
+        mean = torch.linalg.solve(precision, design[kept].T @ y[kept] / 0.49)
+        precision.diagonal().add_(100 * (tau - 1))  # tuning leaves the mode where it is
+        var = (design[held] @ torch.linalg.inv(precision) * design[held]).sum(1, keepdim=True)
+        return dist.Normal(design[held] @ mean, (var + 0.49).sqrt()).log_prob(y[held])[:, 0]
 
     grid = torch.logspace(-4, 4, 25).double().tolist()
-    scores = [score(tau) for tau in grid]
-    assert factor == pytest.approx(grid[scores.index(max(scores))], rel=1e-5)
+    table = torch.stack([scores(tau) for tau in grid])
+    best = int(table.mean(1).argmax())
+    gains = table[best] - table[12]
+    found = fit.meta["tuned"]["held_out"]
+    assert found["num_points"] == 12
+    assert found["gain"] == pytest.approx(float(gains.mean()), abs=1e-5)
+    assert found["error"] == pytest.approx(float(gains.std()) / 12**0.5, abs=1e-5)
+    # the mildest that the best does not beat by the error of their difference
+    lost = table[best] - table
+    mild = [i for i in range(25) if float(lost[i].mean()) <= float(lost[i].std()) / 12**0.5]
+    assert found["factor"] == pytest.approx(grid[min(mild, key=lambda i: abs(i - 12))])
+    assert fit.meta["tuned"]["prior_precision_factor"] == {"all": found["factor"]}
+
+
+def precise_data(num_data: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_data, 4, generator=generator)
+    y = torch.sin(2 * x[:, :1]) + x[:, 1:2] * x[:, 2:3] / 2
+    return x, y + 0.1 * torch.randn(num_data, 1, generator=generator)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["searched", "given"])
+def test_cross_validated_is_not_worse_than_declared(given):
+    x, y = precise_data(40, 0)
+    test_x, test_y = precise_data(2000, 99)
+    model = pb.BNN(toy_net(4, 30), normal_prior(), HomoskedasticGaussian(0.1))
+    init = pb.MAP(num_steps=200, compile=False).fit(model, x, y) if given else None
+
+    def log_density(tune) -> torch.Tensor:
+        method = Laplace(tune=tune, num_steps=200, importance=False, compile=False)
+        mean, var = method.fit(model, x, y, init=init, num_draws=1).moments(test_x)
+        return dist.Normal(mean, (var + 0.01).sqrt()).log_prob(test_y)[:, 0].double()
+
+    gain = log_density("cross_validation") - log_density(None)
+    assert float(gain.mean()) > -2 * float(gain.std()) / len(gain) ** 0.5
+
+
+@pytest.mark.filterwarnings("ignore:tuning ended at its bound")
+def test_cross_validation_is_told_of_a_net_that_knows_the_data():
+    x, y, net = trained_net(60)
+    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.07))
+    with pytest.warns(UserWarning, match="blind"):
+        Laplace(tune="cross_validation", num_steps=20, compile=False).fit(model, x, y, num_draws=1)
+    with pytest.raises(ValueError, match="at least 4"):
+        Laplace(tune="cross_validation").fit(model, x[:3], y[:3], init=net)
 
 
 def test_no_signal_ends_at_the_bound_and_says_so():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +16,15 @@ from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock
 from pyrobnn.curvature.ggn import KronCurvature, ggn
 from pyrobnn.curvature.hessian import hessian, hessian_diagonal
 from pyrobnn.curvature.jacobian import NetworkJacobian, Root
-from pyrobnn.curvature.linearized import Linearized
 from pyrobnn.curvature.output import output_root
-from pyrobnn.curvature.prior import PriorPrecision, elementwise, prior_precision
+from pyrobnn.curvature.prior import elementwise, prior_precision
 from pyrobnn.density import Density
+from pyrobnn.inference.laplace_held_out import hold_out
 from pyrobnn.inference.laplace_mode import Centre
-from pyrobnn.inference.laplace_tuning import Residual, Tuned, maximize_evidence, maximize_held_out
+from pyrobnn.inference.laplace_tuning import Residual, Tuned, maximize_evidence
+from pyrobnn.inference.map import MAP
 from pyrobnn.likelihoods import SCALE, Likelihood
 from pyrobnn.model import NET
-from pyrobnn.seeding import generator
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,9 @@ class Precision:
     tuned: dict[str, Any] | None = None
 
 
-def hessian_precision(method: Any, centre: Centre, seed: int, remarks: list[str]) -> Precision:
+def hessian_precision(
+    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[str]
+) -> Precision:
     """Exact Hessian, full or its diagonal."""
     index = _coordinates(centre, centre.names)
     block, damping = _hessian_block(centre, index, method.structure, method.damping, remarks)
@@ -53,8 +53,12 @@ def hessian_precision(method: Any, centre: Centre, seed: int, remarks: list[str]
     return Precision(centre, [block], jacobian, damping)
 
 
-def ggn_precision(method: Any, centre: Centre, seed: int, remarks: list[str]) -> Precision:
+def ggn_precision(
+    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[str]
+) -> Precision:
     """Gauss-Newton matrix of the weights and, beside it, the exact Hessian of the noise.
+
+    ``search`` finds a mode on part of the data where these are held out; ``given``: the centre was, by the user.
 
     Raises:
         ValueError: no weight among the sites; a prior or layer that the structure or the tuning can't take.
@@ -76,14 +80,20 @@ def ggn_precision(method: Any, centre: Centre, seed: int, remarks: list[str]) ->
     curvature = ggn(jacobian, centre.problem.x, root, method.structure, prior.prec + method.damping)
     if isinstance(curvature, KronCurvature) and curvature.averaged:
         remarks.append("the prior precision varies over a layer's outputs: Kronecker factors use its average")
-    tuned = Tuned(torch.ones(1, dtype=torch.float64), 1.0)
+    tuned, held_out = Tuned(torch.ones(1, dtype=torch.float64), 1.0), None
     if method.tune is not None:
         if prior.mean is None:
             raise Refused("'tune' scales normal priors: leave it None for the other prior families")
-        tuned = _tune(method, centre, jacobian, prior, curvature, root, seed)
+        if method.tune == "cross_validation":
+            held_out = hold_out(method, search, centre, given, seed, remarks)
+            tau = torch.tensor([held_out.factor], dtype=torch.float64, device=prior.prec.device)
+            tuned = Tuned(tau, 1.0, held_out.at_bound)
+        else:
+            deviation = (centre.mode[jacobian.index] - prior.mean).square() * prior.prec
+            tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
         if tuned.at_bound:
             remarks.append(
-                "tuning ended at its bound: the data say nothing about this prior precision or noise"
+                "tuning ended at its bound: the data set no limit to this prior precision or noise"
             )
     blocks = curvature.blocks(tuned.tau.to(prior.prec.device), tuned.c)
     report = None
@@ -93,6 +103,8 @@ def ggn_precision(method: Any, centre: Centre, seed: int, remarks: list[str]) ->
             "prior_precision_factor": dict(zip(names, tuned.tau.tolist())),
             "noise_factor": tuned.c**-0.5,
         }
+        if held_out is not None:
+            report["held_out"] = asdict(held_out)
         centre = _tuned_centre(centre, curvature.group_names, tuned)
     noise = [name for name in centre.names if not name.startswith(NET)]
     if noise:
@@ -155,21 +167,6 @@ def _needed(lowest: float, highest: float) -> float:
     return -lowest + max(abs(lowest), 1e-8 * abs(highest), 1e-12)
 
 
-def _tune(
-    method: Any,
-    centre: Centre,
-    jacobian: NetworkJacobian,
-    prior: PriorPrecision,
-    curvature: Any,
-    root: Root,
-    seed: int,
-) -> Tuned:
-    if method.tune == "marginal_likelihood":
-        deviation = (centre.mode[jacobian.index] - prior.mean).square() * prior.prec
-        return maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
-    return maximize_held_out(_held_out_score(method, centre, jacobian, prior, root, seed))
-
-
 @torch.no_grad()
 def _residual(centre: Centre) -> Residual | None:
     """Scaled residuals, where the noise is learned and hence tuned too."""
@@ -179,38 +176,6 @@ def _residual(centre: Centre) -> Residual | None:
     f = problem.model.forward(centre.density.constrain(centre.mode) | centre.points, problem.x)
     loc, scale = problem.model.likelihood.loc_scale(f, centre.points)
     return Residual(float(((problem.y - loc) / scale).double().square().sum()), loc.numel())
-
-
-def _held_out_score(
-    method: Any, centre: Centre, jacobian: NetworkJacobian, prior: PriorPrecision, root: Root, seed: int
-) -> Callable[[Tensor], float]:
-    """τ → mean log predictive density of a held-out fifth, linearised, with the curvature of the other four.
-
-    The weights have seen all of the data, so only the width of the posterior is judged on held-out points.
-    """
-    problem = centre.problem
-    count = len(problem.x)
-    order = torch.randperm(count, generator=generator(seed)).to(problem.device)
-    held, kept = order[: max(1, count // 5)], order[max(1, count // 5) :]
-    if not len(kept):
-        raise ValueError(f"cross-validation needs at least 2 data points, got {count}")
-    curvature = ggn(jacobian, problem.x[kept], root, method.structure, prior.prec)
-    likelihood, y = problem.model.likelihood, problem.y[held]
-    parameters = centre.density.constrain(centre.mode) | centre.points
-
-    def score(tau: Tensor) -> float:
-        linear = Linearized(jacobian, curvature.blocks(tau.to(problem.device), 1.0))
-        if likelihood.task != "gaussian":
-            f, cov = linear.output_moments(problem.x[held])
-            shrunk = f / (1 + math.pi / 8 * cov.diagonal(dim1=1, dim2=2)).sqrt()
-            return float(likelihood.log_prob(shrunk, y, parameters).double().mean())
-        f, _ = linear.output_moments(problem.x[held])
-        loc, scale = likelihood.loc_scale(f, parameters)
-        _, var = linear.moments(problem.x[held])
-        total = (var.double() + scale.double().square()).sqrt()
-        return float(torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1).mean())
-
-    return score
 
 
 def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:

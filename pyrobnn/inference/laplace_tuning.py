@@ -1,4 +1,4 @@
-"""Prior precision and noise of a Laplace fit: by the marginal likelihood or by held-out data."""
+"""Prior precision and noise of a Laplace fit: by the marginal likelihood."""
 
 from __future__ import annotations
 
@@ -140,19 +140,6 @@ def _per_layer(curvature: Curvature, deviation: Tensor, residual: Residual | Non
     log_tau = theta[:-1].detach()
     c = float(theta[-1].detach().exp()) if residual is not None else 1.0
     return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), c, bool((log_tau.abs() >= _BOUND).any()))
-
-
-def maximize_held_out(score: Callable[[Tensor], float], num_points: int = 25) -> Tuned:
-    """The common factor τ with the highest held-out log predictive density, on a grid from 10⁻⁴ to 10⁴.
-
-    Args:
-        score: τ (1,) → mean log predictive density of the held-out points.
-        num_points: size of the grid.
-    """
-    grid = torch.logspace(-4, 4, num_points, dtype=torch.float64)
-    scores = [score(tau.reshape(1)) for tau in grid]
-    best = max(range(num_points), key=scores.__getitem__)
-    return Tuned(grid[best].reshape(1), 1.0, best in (0, num_points - 1))
 
 
 def _vector(value: float, device: torch.device) -> Tensor:
