@@ -1,4 +1,4 @@
-"""The command line: ``pyrobnn compare`` runs methods on data, ``pyrobnn report`` judges what was saved."""
+"""The command line: ``pyrobnn compare`` runs methods, ``report`` judges what was saved, ``predict`` uses it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from xarray import DataTree
 
 from pyrobnn import data
 from pyrobnn.checks import Refused, check_choice, check_device
-from pyrobnn.compare import DEFAULT_METHODS, METHODS, describe, make_study, run_study
+from pyrobnn.compare import DEFAULT_METHODS, METHODS, run_study
+from pyrobnn.data.csv_file import read_features
 from pyrobnn.diagnostics import Verdict, reading
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, compare_rows
 from pyrobnn.report.page import judge_all
 from pyrobnn.storage import check_writable, read
+from pyrobnn.study import describe, load_run, make_study, prediction_table
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -103,6 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html")
     report.add_argument("--strict", action="store_true", help="exit with 1 if any verdict is a fail")
     report.set_defaults(run=_report)
+    predict = commands.add_parser("predict", help="predict new rows with a method that compare has saved")
+    predict.add_argument("model", type=Path, metavar="RUN/METHOD.nc")
+    predict.add_argument("new", type=Path, metavar="NEW.csv", help="columns by name, in any order")
+    predict.add_argument("--out", type=Path, metavar="FILE.csv", help="where to write [standard output]")
+    predict.set_defaults(run=_predict)
     return parser
 
 
@@ -172,6 +179,28 @@ def _report(arguments: argparse.Namespace) -> int:
     verdicts = _write(trees, arguments.out, arguments.out.with_suffix(".json"), {})
     failed = [label for label, verdict in verdicts.items() if verdict.status == "fail"]
     return 1 if arguments.strict and failed else 0
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    if arguments.out is not None:
+        check_writable(arguments.out.parent)
+    posterior, settings = load_run(arguments.model)
+    if len(settings["shape"]) > 1:
+        raise ValueError(
+            f"{str(arguments.model)!r} was fitted to images, which are no table: use Posterior.load(path, model)"
+        )
+    if posterior.meta["interrupted"]:
+        _say(
+            f"{arguments.model}: the fit was interrupted, predictions rest on what it had by then", sys.stderr
+        )
+    table = prediction_table(posterior, read_features(arguments.new, settings["features"]), settings)
+    written = table.to_csv(index=False)
+    if arguments.out is None:
+        _say(written.rstrip("\n"))
+    else:
+        arguments.out.write_text(written, encoding="utf-8")
+        _say(f"{len(table)} predictions of {settings['target']!r}: {arguments.out}")
+    return 0
 
 
 def _write(

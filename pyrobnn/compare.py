@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyro.distributions as dist
 from xarray import DataTree
 
-from pyrobnn import likelihoods, networks, priors
-from pyrobnn.checks import Refused, check_choice, check_count, check_device, check_number
-from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.checks import Refused, check_choice, check_count, check_device
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.memory import NotEnoughMemory
-from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.preflight import preflight
-from pyrobnn.storage import check_writable, write_atomically
+from pyrobnn.storage import attach, check_writable, write_atomically
+from pyrobnn.study import Study
 
 #: name on the command line → class, and the options of a full and of a quick run (num_draws is given to fit);
 #: in a quick run a few hundred cheap steps are over before a compiler would be
@@ -46,56 +42,6 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
 DEFAULT_METHODS = ("svi", "nuts", "map", "ensemble")
-
-
-@dataclass(frozen=True)
-class Study:
-    """A data set split in two and the model that every method fits.
-
-    Attributes: ``train`` and ``test`` in original units; ``model``, whose standardizer was fitted on ``train``.
-    """
-
-    train: Dataset
-    test: Dataset
-    model: BNN
-
-
-def make_study(
-    dataset: Dataset,
-    *,
-    hidden: Sequence[int] = (50,),
-    activation: str = "tanh",
-    prior_scale: float = 1.0,
-    noise: str = "inferred",
-    test_fraction: float = 0.1,
-    seed: int = 0,
-) -> Study:
-    """Split the data and build the model.
-
-    Args:
-        dataset: regression or classification.
-        hidden, activation: of the network; images get a small convolutional network instead.
-        prior_scale: s of the fan-in scaled normal prior on the weights.
-        noise: ``"inferred"`` (a HalfNormal(1) prior on the scale in standard units), ``"learned"``,
-            ``"heteroskedastic"``, or a number in standard units; ignored for classes.
-        test_fraction: share of the points held out.
-        seed: of the split and of the net's initial weights.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    check_count("seed", seed, minimum=0)
-    train, test = train_test_split(dataset, test_fraction, seed)
-    units = Standardizer.fit(train)
-    if dataset.x.dim() > 2:
-        net = networks.small_cnn(dataset.num_outputs, dataset.x.shape[1], dataset.x.shape[-1], seed=seed)
-    else:
-        heads = 2 if noise == "heteroskedastic" and dataset.task == "regression" else 1
-        net = networks.mlp(
-            dataset.x.shape[1], tuple(hidden), heads * dataset.num_outputs, activation=activation, seed=seed
-        )
-    likelihood = likelihoods.Categorical() if dataset.task == "classification" else _gaussian(noise)
-    return Study(train, test, BNN(net, priors.FanInNormal(prior_scale), likelihood, standardizer=units))
 
 
 def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Any, dict[str, Any]]:
@@ -220,28 +166,5 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     )
     tree.attrs["data"] = study.train.name
     tree.attrs["target"] = study.train.target_name
-    return tree
-
-
-def describe(study: Study) -> str:
-    """One line on the data and the model."""
-    train, test = study.train, study.test
-    shape = "×".join(str(size) for size in train.x.shape[1:])
-    return f"{train.name}: {train.num_data} train and {test.num_data} test points, {shape} inputs; {study.model!r}"
-
-
-def _gaussian(noise: str) -> likelihoods.Likelihood:
-    if noise == "inferred":
-        return likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
-    if noise == "learned":
-        return likelihoods.HomoskedasticGaussian("learned")
-    if noise == "heteroskedastic":
-        return likelihoods.HeteroskedasticGaussian()
-    try:
-        scale = float(noise)
-    except ValueError:
-        scale = math.nan
-    if math.isnan(scale):
-        kinds = "'inferred', 'learned', 'heteroskedastic' or a number"
-        raise ValueError(f"'noise' must be {kinds}, got {noise!r}")
-    return likelihoods.HomoskedasticGaussian(check_number("noise", scale, above=0))
+    tree.attrs["study"] = json.dumps(study.settings)
+    return attach(posterior, tree)

@@ -36,24 +36,29 @@ def save(posterior: Posterior, path: str | Path) -> Path:
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
     """
-    path = Path(path)
-    approximation = posterior.approximation
-    family, state = (None, {}) if approximation is None else approximation.state()
     groups = {
         "posterior": _draws(posterior.draws),
         "sample_stats": _draws(posterior.sample_stats),
         "history": _arrays(posterior.history),
-        "approximation": _arrays(state),
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
-    tree.attrs = {
+    return write_atomically(attach(posterior, tree), path)
+
+
+def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
+    """Give ``tree``, which has the posterior's draws, what :func:`load` needs beside them; return it."""
+    approximation = posterior.approximation
+    family, state = (None, {}) if approximation is None else approximation.state()
+    if state:
+        tree["approximation"] = xr.DataTree(_arrays(state))
+    tree.attrs |= {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "meta": json.dumps(posterior.meta),
         "log_evidence": json.dumps(posterior.log_evidence),
         "family": json.dumps(family),
     }
-    return write_atomically(tree, path)
+    return tree
 
 
 def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:

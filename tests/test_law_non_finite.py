@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
+import torch
 import trees as factory
 import xarray as xr
-from test_contract import METHODS, X, Y, fit
+from test_contract import METHODS, MODELS, X, Y, fit, num_draws
 
 import pyrobnn as pb
 from pyrobnn import plots
@@ -180,3 +183,30 @@ def test_attributes_of_any_type_are_read(value, tmp_path):
     content = json.loads(pb.write_summary({"it": tree}, None, tmp_path / "s.json").read_text("utf-8"))
     assert not content["methods"]["it"]["lost"]
     assert pb.write_report({"it": tree}, tmp_path / "report.html").is_file()
+
+
+def overflowing(name):
+    """Residuals whose squares float32 cannot hold."""
+    return METHODS[name], MODELS["fixed"]()[0], 1e25 * Y
+
+
+def leaping(name):
+    """Steps that leave the finite numbers at once."""
+    method = METHODS[name]
+    size = {field: 1e25 for field in ("lr", "step_size") if hasattr(method, field)}
+    return dataclasses.replace(method, **size), *MODELS["fixed"]()
+
+
+@pytest.mark.parametrize("make", [overflowing, leaping])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_fit_that_diverges_says_so(name, make):
+    method, model, y = make(name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            posterior = method.fit(model, X, y, seed=3, **num_draws(name))
+        except (FloatingPointError, ValueError) as error:
+            assert len(str(error)) > 30
+            return
+    finite = all(bool(torch.isfinite(value).all()) for value in posterior.draws.values())
+    assert finite or any(warning.category is UserWarning for warning in caught)

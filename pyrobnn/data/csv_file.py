@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 
 from .dataset import Dataset, Task
 
-__all__ = ["from_csv"]
+__all__ = ["from_csv", "read_features"]
 
 SEPARATORS = (",", ";", "\t")
 #: rows from which a column of consecutive whole numbers is no coincidence
 _FEWEST_COUNTED = 10
 #: a numeric target of so few values, each met so often on average, may be meant as classes
 _FEW_VALUES = 10
+#: rows that a message names
+_LISTED = 8
 
 
 def from_csv(path: str | Path, target: str, *, task: Task | None = None) -> Dataset:
@@ -71,6 +74,39 @@ def from_csv(path: str | Path, target: str, *, task: Task | None = None) -> Data
     for text in _doubts(dataset, task):
         warnings.warn(f"{path.name}: {text}", UserWarning, stacklevel=2)
     return dataset
+
+
+def read_features(path: str | Path, names: Sequence[str]) -> torch.Tensor:
+    """The named columns of a CSV file as float64 (N, feature), in the order of ``names``; other columns are not read.
+
+    Args:
+        path: of the file, as for :func:`from_csv`.
+        names: of the features.
+
+    Raises:
+        ValueError: a file or header that :func:`from_csv` refuses, missing columns, missing values (the rows are
+            named), cells that are no finite numbers.
+    """
+    path = Path(path)
+    frame = _read(path)
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        raise ValueError(
+            f"{path.name} lacks the column {', '.join(map(repr, missing))}: it has {', '.join(frame.columns)}"
+        )
+    frame = frame[list(names)]
+    empty = np.flatnonzero(frame.isna().any(axis=1).to_numpy()) + 1
+    if len(empty):
+        listed = ", ".join(map(str, empty[:_LISTED])) + (" …" if len(empty) > _LISTED else "")
+        columns = ", ".join(repr(name) for name in frame.columns[frame.isna().any()])
+        raise ValueError(
+            f"{path.name} has missing values in row {listed} (column {columns}): drop these rows or impute them"
+        )
+    x = np.column_stack([_feature(path.name, frame[name]) for name in names])
+    if not np.isfinite(x).all():
+        row = int((~np.isfinite(x)).any(axis=1).argmax()) + 1
+        raise ValueError(f"{path.name} has infinite values, first in row {row}: drop these rows")
+    return torch.tensor(x)
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -35,6 +35,8 @@ SHOWN = tuple(
     for column in COLUMNS
     if column.key not in (*MERGED["coverage"][1:], *MERGED["seconds"][1:])
 )
+#: attributes that a saved run is rebuilt from; what they say stands in the others
+REBUILDS = ("format", "format_version", "meta", "family", "study")
 DECIMALS = {"ess": 0, "rhat": 3, "khat": 2}
 
 
@@ -272,7 +274,7 @@ def _run(label: str, tree: xr.DataTree) -> dict[str, object]:
     facts = []
     for name in sorted(tree.attrs, key=lambda n: (n not in ("method", "settings", "seed"), n)):
         value = _shown(tree_reading.json_attr(tree, name) if _is_json(tree.attrs[name]) else tree.attrs[name])
-        if value:
+        if value and name not in REBUILDS:
             facts.append((name.replace("_", " "), value))
     facts.append(("groups", ", ".join(sorted(tree.children))))
     return {"label": label, "brief": ", ".join(brief), "facts": facts}

@@ -1,0 +1,115 @@
+"""`pyrobnn predict`: a saved run predicts as the posterior that it was, for every method and kind of model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyrobnn import cli
+from pyrobnn.compare import METHODS, _fitted, make_method, to_tree
+from pyrobnn.data import from_csv
+from pyrobnn.storage import write_atomically
+from pyrobnn.study import load_run, make_study, prediction_table
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+KINDS = {
+    "inferred": {},
+    "heteroskedastic": {"noise": "heteroskedastic"},
+    "learned": {"noise": "learned"},
+    "classes": {"target": "kind"},
+}
+SHORT = {"num_steps": 30, "num_warmup": 10, "init_steps": 20}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 2))
+    y = 1e4 + 20 * (x[:, 0] - x[:, 1]) + generator.normal(size=40)
+    frame = pd.DataFrame(
+        {"a": x[:, 0], "b, ß": 1e6 + x[:, 1], "price": y, "kind": np.where(y > 1e4, "hi", "lo")}
+    )
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def saved(table, folder, name, kind):
+    """A short fit, saved as `pyrobnn compare` does: the posterior, its study and the file."""
+    options = dict(KINDS[kind])
+    target = options.pop("target", "price")
+    whole = pd.read_csv(table)
+    path = folder / "train.csv"
+    whole.drop(columns=[{"price": "kind", "kind": "price"}[target]]).to_csv(path, index=False)
+    study = make_study(from_csv(path, target), hidden=[3], **options)
+    method, arguments = make_method(name, quick=True, compile=False)
+    known = {key: value for key, value in SHORT.items() if hasattr(method, key)}
+    method = dataclasses.replace(method, **known)
+    if arguments:
+        arguments = {"num_draws": 8}
+    posterior = _fitted(name, method, study, lambda text: None, arguments, 0, None, False)
+    return posterior, study, write_atomically(to_tree(posterior, study, name), folder / f"{name}.nc")
+
+
+def cases():
+    for name in METHODS:
+        for kind in KINDS:
+            fast = kind == "inferred" or name == "laplace" or (name == "svi" and kind == "classes")
+            yield pytest.param(name, kind, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name, kind", list(cases()))
+def test_a_saved_run_predicts_as_its_posterior(name, kind, table, tmp_path):
+    posterior, study, path = saved(table, tmp_path, name, kind)
+    again, settings = load_run(path)
+    whole = pd.read_csv(table)
+    x = torch.tensor(whole[["a", "b, ß"]].to_numpy())
+    expected = prediction_table(posterior, x, study.settings)
+    pd.testing.assert_frame_equal(prediction_table(again, x, settings), expected, rtol=1e-6, atol=1e-6)
+    whole[["b, ß", "price", "a"]].to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "predictions.csv"
+    assert cli.main(["predict", str(path), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
+    pd.testing.assert_frame_equal(pd.read_csv(out), expected, rtol=1e-5, atol=1e-6, check_dtype=False)
+
+
+@pytest.fixture(scope="module")
+def run(table, tmp_path_factory):
+    return saved(table, tmp_path_factory.mktemp("run"), "map", "inferred")[2]
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ("a,c\n1,2\n", "lacks the column 'b, ß': it has a, c"),
+        ('a,"b, ß"\n1,2\n,3\n1,\n', "missing values in row 2, 3"),
+        ('a,"b, ß"\n1,2\nx,3\n1,3\n4,4\n', "first 'x' in row 2"),
+        ('a,"b, ß"\n1,2\ninf,3\n', "infinite values, first in row 2"),
+        ('a,"b, ß"\n', "no rows of data"),
+        ("", "not a CSV file"),
+    ],
+)
+def test_new_rows_that_cannot_be_read_are_named(run, rows, message, tmp_path, capsys):
+    new = tmp_path / "new.csv"
+    new.write_text(rows, encoding="utf-8")
+    assert cli.main(["predict", str(run), str(new)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_file_predictions_go_to_standard_output(run, table, tmp_path, capsys):
+    assert cli.main(["predict", str(run), str(table)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "mean,aleatoric_sd,epistemic_sd,sd,q0.025,q0.5,q0.975" and len(printed) == 41
+
+
+def test_what_cannot_be_predicted_from_is_refused(run, table, tmp_path, capsys):
+    assert cli.main(["predict", str(tmp_path / "no.nc"), str(table)]) == 2
+    assert "no file" in capsys.readouterr().err
+    posterior, _ = load_run(run)
+    assert cli.main(["predict", str(posterior.save(tmp_path / "p.nc")), str(table)]) == 2
+    assert "does not say what model" in capsys.readouterr().err
+    assert cli.main(["predict", str(run), str(table), "--out", str(table / "below.csv")]) == 2
+    assert "cannot write to the folder" in capsys.readouterr().err
