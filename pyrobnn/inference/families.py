@@ -199,7 +199,9 @@ class LowRank:
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened, u = columns / scale[:, None], offset / scale
         eye = torch.eye(self.rank, dtype=loc.dtype, device=loc.device)
-        chol = torch.linalg.cholesky(eye + whitened.T @ whitened)
+        # a fit that diverges is told by its loss: NaN here, where cholesky would raise an error of its own
+        chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
+        chol = torch.where(failed > 0, torch.nan, chol)
         inner = torch.linalg.solve_triangular(chol, (whitened.T @ u)[:, None], upper=False)
         half_log_det = scale.log().sum(dtype=torch.float64) + chol.diagonal().log().sum(dtype=torch.float64)
         quadratic = u.square().sum(dtype=torch.float64) - inner.square().sum(dtype=torch.float64)
