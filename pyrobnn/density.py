@@ -301,6 +301,13 @@ class Density:
                 ) from error
 
     def _layout(self, trace: pyro.poutine.Trace) -> Iterator[Site]:
+        for node in trace.nodes.values():
+            for plate in node.get("cond_indep_stack", ()):
+                if plate.size != plate.full_size and plate.name not in trace.nodes:
+                    raise Refused(
+                        f"the plate {plate.name!r} was made outside of the program, so its subsample was drawn once "
+                        "and the other rows would never be seen: make it inside the program"
+                    )
         self.initial_points: dict[str, Tensor] = {}
         self.constraints: dict[str, constraints.Constraint] = {}
         start = 0

@@ -13,6 +13,7 @@ from pyrobnn.checks import check_choice, check_count
 from pyrobnn.inference.base import Callback, Problem, check_fit, prepare
 from pyrobnn.inference.optimize import OptimizerFactory
 from pyrobnn.inference.point import check_point_options, optimize_points, point_posterior
+from pyrobnn.inference.program import check_batched
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -99,6 +100,8 @@ class DeepEnsemble:
             )
         problem = prepare(model, x, y, points="free", device=device, stream=True)
         density = problem.density.subsampled()
+        if not problem.is_bnn:
+            check_batched(density, "DeepEnsemble")
         # each member draws a subsample of its own
         randomness = "error" if density.stochastic is None else "different"
 

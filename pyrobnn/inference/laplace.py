@@ -22,7 +22,7 @@ from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.laplace_mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
 from pyrobnn.inference.laplace_precision import Precision, ggn_precision, hessian_precision
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.program import check_proper
+from pyrobnn.inference.program import check_batched, check_proper
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -168,6 +168,8 @@ class Laplace:
                 "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
                 "use Laplace(curvature='hessian')"
             )
+        if not problem.is_bnn:
+            check_batched(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)

@@ -10,6 +10,7 @@ from torch.distributions import transforms
 
 from pyrobnn.checks import Refused, check_finite
 from pyrobnn.density import Density
+from pyrobnn.seeding import seeded
 
 
 def check_gaps(density: Density, data: dict[str, Any]) -> None:
@@ -47,6 +48,31 @@ def check_proper(density: Density) -> None:
                 "so they have no posterior (obs_mask= adds such values beside the observed ones): sample the missing "
                 "values alone, as a site of their own, and observe the others; MAP can be used as it is"
             )
+
+
+def check_batched(density: Density, method: str) -> None:
+    """For methods that evaluate many points at once.
+
+    Raises:
+        Refused: the program's Python looks at the values of its sites or of a subsample (``if``, ``.item()``, a loop
+            over a plate's rows), so that it can be run for one point at a time only.
+    """
+    points = density.sample_prior(2, seed=0)
+    slope = torch.func.grad_and_value(density.log_joint)
+    try:
+        with seeded(0, density.device):
+            torch.func.vmap(slope, randomness="different")(points)
+    except RuntimeError as error:
+        try:
+            with seeded(0, density.device):
+                slope(points[0])
+        except RuntimeError:
+            return  # the program's own mistake, which is told better where it is run
+        raise Refused(
+            f"the program's Python depends on the values of its sites or of a plate's rows, and {method} runs it for "
+            "many points at once: write it with tensors (torch.where for if, 'with pyro.plate(…) as rows' for a loop "
+            "over rows), or use MAP or NUTS, which can run it point by point"
+        ) from error
 
 
 def refuse_subsampling(density: Density, method: str) -> None:

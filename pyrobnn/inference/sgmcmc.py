@@ -18,7 +18,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, Problem, check_fit, interruption, make_posterior, notify, prepare
 from pyrobnn.inference.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.point import start_values
-from pyrobnn.inference.program import check_proper
+from pyrobnn.inference.program import check_batched, check_proper
 from pyrobnn.inference.sgmcmc_plan import Plan, lay_out, start_chains
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -108,6 +108,8 @@ class _StochasticGradientMCMC:
         problem = prepare(model, x, y, points="held", device=device, values=held, stream=True)
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
+        if not problem.is_bnn:
+            check_batched(problem.density.subsampled(), type(self).__name__)
         plan = lay_out(self, num_draws, problem.num_data or 1)
         with seeded(seed, problem.device):
             state = _State(problem, start_chains(model, problem.density, init, self.num_chains))

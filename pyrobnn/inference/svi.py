@@ -23,7 +23,7 @@ from pyrobnn.inference.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.learning_rate import Schedule
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.point import start_values
-from pyrobnn.inference.program import check_proper
+from pyrobnn.inference.program import check_batched, check_proper
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -208,6 +208,8 @@ class SVI:
         problem = prepare(model, x, y, points="free", device=device, stream=True)
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
+        if not problem.is_bnn:
+            check_batched(problem.density, "SVI")
         fitted = _Fit(self, problem, init, seed)
         with seeded(seed, problem.device):
             result = fitted.train(callbacks, progress)
