@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pyrobnn.compile_graph import DECOMPOSITIONS, lay_data_innermost, library_calls, returns_nothing, size
 from pyrobnn.compile_once import fold_constants, lift_repeats, settle_broadcasts
+from pyrobnn.seeding import kept
 
 # Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
 # float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
@@ -132,7 +133,7 @@ def compiled(
         return fn(*pytree.tree_unflatten(list(flat), spec))
 
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
-    with torch.no_grad(), _rng_kept(inputs):
+    with torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
         try:
             graph = make_fx(flat_fn, decomposition_table=DECOMPOSITIONS)(*inputs)
         except Exception as error:  # whatever a user's program may raise under tracing
@@ -234,19 +235,12 @@ def _largest(graph: torch.fx.GraphModule) -> int:
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
-        with torch.no_grad(), _rng_kept(list(example)):
+        with torch.no_grad(), kept(*(leaf.device for leaf in example)):
             graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(*example)
     except Exception:  # whatever a user's program may raise under tracing
         return 0
     calls = library_calls(graph)
     return max((size(node) for call in calls for node in (call, *call.all_input_nodes)), default=0)
-
-
-@contextlib.contextmanager
-def _rng_kept(inputs: list[Tensor]) -> Iterator[None]:
-    devices = sorted({leaf.device.index or 0 for leaf in inputs if leaf.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _warn(name: str, what: str, error: Exception, consequence: str) -> None:

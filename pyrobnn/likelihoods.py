@@ -7,6 +7,7 @@ serve one draw inside a Pyro program and a batch of posterior draws, and the noi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from pyrobnn.checks import check_finite, check_number
 from pyrobnn.point_sites import point
+from pyrobnn.priors import move
 
 SCALE = "likelihood.scale"
 DATA = "likelihood.data"
@@ -58,6 +60,13 @@ class Likelihood:
     def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         """Log density of every datum in nats, shape (\\*batch, N)."""
         return self.distribution(f, params).log_prob(y)
+
+    def like(self, weight: Tensor) -> Likelihood:
+        """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""
+        moved = copy.deepcopy(self).to(weight.device)
+        moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
+        moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
+        return moved
 
     def sample_parameters(self) -> dict[str, Tensor]:
         """The Pyro statements of the likelihood's own parameters, by site."""
@@ -165,13 +174,16 @@ class HomoskedasticGaussian(_Gaussian, tyxe.likelihoods.Gaussian):
     def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and noise standard deviation, both (\\*batch, N, out)."""
         scale = params[SCALE] if self.priors or self.points else self.fixed_scale.to(f)
-        batch = f.shape[:-2]
-        missing = f.dim() - scale.dim()
-        if scale.dim() == len(batch):  # one scale per draw: (*batch,) -> (*batch, 1, 1)
-            scale = scale[(...,) + (None,) * missing]
-        elif missing == 1 and batch:  # one per draw and output: (*batch, out) -> (*batch, 1, out)
-            scale = scale.unsqueeze(-2)
-        return f, scale.expand(f.shape)
+        if not self._per_output:  # (*batch,) -> (*batch, 1)
+            scale = scale.unsqueeze(-1)
+        return f, scale.unsqueeze(-2).expand(f.shape)
+
+    @property
+    def _per_output(self) -> bool:
+        """Whether the scale's own shape is (out,) rather than ()."""
+        if self.priors:
+            return bool(self.priors[SCALE].event_shape)
+        return (self.points[SCALE][0] if self.points else self.fixed_scale).dim() > 0
 
     def __repr__(self) -> str:
         kind = "inferred" if self.priors else "learned" if self.points else "fixed"

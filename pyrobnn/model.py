@@ -15,6 +15,7 @@ from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.point_sites import given, point
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
+from pyrobnn.seeding import seeded
 
 if TYPE_CHECKING:
     from pyrobnn.preflight import Preflight
@@ -72,9 +73,9 @@ class BNN:
         priors = site_priors(prior, net)
         self.net = copy.deepcopy(net)
         self.prior = prior
-        self.likelihood = likelihood
+        self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
-        self.priors = {NET + name: site for name, site in priors.items()} | dict(likelihood.priors)
+        self.priors = {NET + name: site for name, site in priors.items()} | dict(self.likelihood.priors)
         self._eval_net = copy.deepcopy(self.net).eval()
 
     @property
@@ -103,10 +104,11 @@ class BNN:
         moved._eval_net = copy.deepcopy(self._eval_net).to(device)
         if self.standardizer is not None:
             moved.standardizer = self.standardizer.to(device)
-        moved.likelihood = copy.deepcopy(self.likelihood).to(device)
-        like = torch.zeros((), dtype=self.dtype, device=device)
-        moved.priors = {name: move(prior, like) for name, prior in self.priors.items()}
-        moved.likelihood.priors = {name: moved.priors[name] for name in self.likelihood.priors}
+        weight = torch.zeros((), dtype=self.dtype, device=device)
+        moved.likelihood = self.likelihood.like(weight)
+        moved.priors = {
+            name: move(name, prior, weight) for name, prior in self.priors.items() if name.startswith(NET)
+        } | moved.likelihood.priors
         return moved
 
     def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
@@ -190,9 +192,7 @@ class BNN:
         """
         fresh = copy.copy(self)
         fresh.net = copy.deepcopy(self.net)
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad():
-            torch.manual_seed(seed)
+        with seeded(seed, self.device), torch.no_grad():
             for module_name, module in fresh.net.named_modules():
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()

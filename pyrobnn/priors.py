@@ -6,6 +6,7 @@ A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor, nn
 from torch.distributions import constraints
+from torch.overrides import TorchFunctionMode
 from tyxe.priors import DictPrior, IIDPrior, LambdaPrior, LayerwiseNormalPrior, Prior
 
 from pyrobnn.checks import check_number
+from pyrobnn.seeding import seeded
 
 __all__ = [
     "DictPrior",
@@ -49,12 +52,6 @@ class ScaleMixtureNormal(TorchDistribution):
     def __init__(self, pi: float | Tensor, scale1: float | Tensor, scale2: float | Tensor, batch_shape=()):
         self.pi, self.scale1, self.scale2 = map(torch.as_tensor, (pi, scale1, scale2))
         super().__init__(torch.Size(batch_shape), torch.Size())
-
-    def to(self, other: Tensor) -> ScaleMixtureNormal:
-        """The same distribution with the dtype and device of ``other``."""
-        return ScaleMixtureNormal(
-            self.pi.to(other), self.scale1.to(other), self.scale2.to(other), self.batch_shape
-        )
 
     def expand(self, batch_shape, _instance=None) -> ScaleMixtureNormal:
         """The same distribution with another batch shape."""
@@ -217,7 +214,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:
                 if not hasattr(base, "to_event"):
                     kind = f"{type(base).__module__}.{type(base).__name__}"
                     raise TypeError(f"the prior of {name!r} is a {kind}: use the one of pyro.distributions")
-                found[name] = _expand(base, param)
+                found[name] = _expand(name, base, param)
     if not found:
         names = ", ".join(name for name, _ in net.named_parameters())
         raise ValueError(
@@ -226,38 +223,62 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:
     return found
 
 
-def _expand(base: dist.Distribution, param: Tensor) -> dist.Distribution:
+def _expand(name: str, base: dist.Distribution, param: Tensor) -> dist.Distribution:
     # the net may live on another device or in another dtype than the prior's own numbers
-    base = move(base, param)
+    base = move(name, base, param)
     shape = param.shape[: param.dim() - len(base.event_shape)]
     return base.expand(shape).to_event(len(shape))
 
 
-_MOVABLE = (
-    dist.Beta,
-    dist.Cauchy,
-    dist.Exponential,
-    dist.Gamma,
-    dist.HalfCauchy,
-    dist.HalfNormal,
-    dist.InverseGamma,
-    dist.Laplace,
-    dist.LogNormal,
-    dist.Normal,
-    dist.StudentT,
-)
+def move(name: str, distribution: dist.Distribution, like: Tensor) -> dist.Distribution:
+    """The same distribution with all its numbers in the dtype and on the device of ``like``, whatever its family.
+
+    Args:
+        name: of its site, for the error.
+        distribution: itself if its numbers are there already.
+
+    Raises:
+        ValueError: it still draws elsewhere, for it keeps numbers where a copy does not find them.
+    """
+    like = like.detach()
+    with _Copies(like) as copies:
+        copied = copy.deepcopy(distribution)
+    moved = copied if copies.changed else distribution
+    with seeded(0, like.device), torch.no_grad():
+        try:
+            value = moved.sample()
+            density = moved.log_prob(value)
+        except NotImplementedError:  # an improper prior has no draws
+            return moved
+        except (RuntimeError, AssertionError) as error:
+            raise _immovable(name, moved, like, str(error).partition("\n")[0]) from error
+    for what, found in (("draws", value), ("gives densities in", density)):
+        if found.device != like.device or (found.is_floating_point() and found.dtype != like.dtype):
+            raise _immovable(name, moved, like, f"it {what} {found.dtype} on {found.device}")
+    return moved
 
 
-def move(distribution: dist.Distribution, like: Tensor) -> dist.Distribution:
-    """The same distribution with parameters in the dtype and on the device of ``like``, where its family is known."""
-    if isinstance(distribution, torch.distributions.Independent):
-        return move(distribution.base_dist, like).to_event(distribution.reinterpreted_batch_ndims)
-    if isinstance(distribution, ScaleMixtureNormal):
-        return distribution.to(like)
-    if type(distribution) in _MOVABLE:
-        names = type(distribution).arg_constraints
-        return type(distribution)(**{name: getattr(distribution, name).to(like) for name in names})
-    return distribution
+def _immovable(name: str, distribution: dist.Distribution, like: Tensor, why: str) -> ValueError:
+    return ValueError(
+        f"the prior of {name!r}, a {type(distribution).__name__}, cannot follow the net to {like.dtype} on "
+        f"{like.device} ({why}): keep its numbers in tensors that are its attributes, or give it such numbers"
+    )
+
+
+class _Copies(TorchFunctionMode):
+    """Tensors that ``copy.deepcopy`` meets inside the block come out in the dtype and on the device of ``like``."""
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self.like, self.changed = like, False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        value = args[0]
+        moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
+        self.changed |= moved is not value
+        return nn.Parameter(moved.detach(), value.requires_grad) if isinstance(value, nn.Parameter) else moved
 
 
 def _check_selection(prior: Prior, net: nn.Module) -> None:

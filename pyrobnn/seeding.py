@@ -9,16 +9,33 @@ import torch
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Torch's random state set to ``seed`` inside and restored afterwards, on the CPU and on ``device``."""
-    cuda = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(cuda):
+def kept(*devices: torch.device | None) -> Iterator[None]:
+    """Torch's random state restored afterwards, on the CPU and on ``devices`` (of one kind)."""
+    away = list({device: None for device in devices if device is not None and device.type != "cpu"})
+    with torch.random.fork_rng(away, device_type=away[0].type if away else "cuda"):
+        yield
+
+
+@contextlib.contextmanager
+def seeded(seed: int, *devices: torch.device | None) -> Iterator[None]:
+    """Torch's random state set to ``seed`` inside and restored afterwards, on the CPU and on ``devices``."""
+    with kept(*devices):
         # torch.manual_seed would also reseed the devices that are not restored
         torch.default_generator.manual_seed(seed)
-        for one in cuda:
-            with torch.cuda.device(one):
-                torch.cuda.manual_seed(seed)
+        for device in devices:
+            if device is not None and device.type != "cpu":
+                module = torch.get_device_module(device)
+                with module.device(device):
+                    module.manual_seed(seed)
         yield
+
+
+def used_devices() -> list[torch.device]:
+    """Every accelerator that this process may have tensors on."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or not torch.get_device_module(kind).is_initialized():
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:

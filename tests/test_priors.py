@@ -1,0 +1,121 @@
+"""Priors of every family follow the net to its dtype, and what cannot follow is refused in words."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import pytest
+import torch
+from models import normal_prior, toy, toy_net
+from stand_in_device import stand_in_device
+from torch.distributions import transforms
+
+import pyrobnn as pb
+
+LOC, SCALE = torch.tensor(0.1), torch.tensor(1.3)
+FAMILIES = {
+    "Uniform": dist.Uniform(-2 * SCALE, 2 * SCALE),
+    "Logistic": dist.Logistic(LOC, SCALE),
+    "SoftLaplace": dist.SoftLaplace(LOC, SCALE),
+    "TransformedDistribution": dist.TransformedDistribution(
+        dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE), transforms.TanhTransform()]
+    ),
+    "Independent": dist.Normal(LOC.expand(8, 1), SCALE).to_event(1),
+    "ExpandedDistribution": dist.Uniform(-SCALE, SCALE).expand([1]),
+    "MultivariateNormal": dist.MultivariateNormal(torch.zeros(1), torch.eye(1)),
+    "MixtureSameFamily": dist.MixtureSameFamily(
+        dist.Categorical(torch.tensor([0.3, 0.7])),
+        dist.Normal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1])),
+    ),
+    "MaskedMixture": dist.MaskedMixture(
+        torch.tensor(True), dist.Normal(LOC, SCALE), dist.Laplace(LOC, SCALE)
+    ),
+    "Delta": dist.Delta(LOC),
+    "ScaleMixtureNormal": pb.priors.ScaleMixture().distribution,
+    "StudentT": dist.StudentT(4.0, LOC, SCALE),
+}
+
+
+class Hidden(dist.Normal):
+    """Keeps a number where no copy finds it."""
+
+    def __init__(self, scale):
+        super().__init__(0.0, 1.0)
+        self.draw = lambda: scale * 1.0
+
+    def sample(self, sample_shape=()):
+        return self.draw()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prior_follows_to_another_dtype_and_device(family):
+    prior = FAMILIES[family]
+    value = torch.full(prior.shape(), 0.1)
+    before = prior.log_prob(value)
+    moved = pb.priors.move("w", prior, torch.zeros((), dtype=torch.float64))
+    assert moved.log_prob(value.double()).dtype == torch.float64
+    torch.testing.assert_close(moved.log_prob(value.double()).float(), before)
+    assert prior.log_prob(value).dtype == torch.float32  # the user's own is as it was
+    assert pb.priors.move("w", moved, torch.zeros((), dtype=torch.float64)) is moved
+    with stand_in_device() as device:
+        there = pb.priors.move("w", prior, torch.zeros((), device=device))
+        torch.testing.assert_close(there.log_prob(value.to(device)).cpu(), before)
+
+
+# the others have no density to optimise or no bijection to the real line
+UNFITTED = {"Delta", "MaskedMixture", "MixtureSameFamily"}
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNFITTED])
+def test_a_float64_net_is_fitted_under_it(family):
+    x, y = toy(10, dtype=torch.float64)
+    prior = pb.priors.DictPrior({"0.weight": FAMILIES[family]}, expose_all=False, expose=["0.weight"])
+    model = pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
+    posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
+    assert posterior.draws["net.0.weight"].dtype == torch.float64
+
+
+def test_what_cannot_follow_is_refused():
+    prior = pb.priors.IIDPrior(Hidden(torch.tensor(1.0)))
+    with pytest.raises(ValueError, match="'0.weight', a Hidden, cannot follow the net to torch.float64"):
+        pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
+
+
+@pytest.mark.filterwarnings("ignore:100% of the draws")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["MAP", "NUTS", "SVI"])
+def test_a_noise_prior_of_another_dtype(name, own, dtype):
+    x, y = toy(10, dtype=dtype)
+    method = {
+        "MAP": pb.MAP(num_steps=2, polish_steps=1, compile=False),
+        "NUTS": pb.NUTS(num_chains=1, num_warmup=2, max_tree_depth=1, compile=False),
+        "SVI": pb.SVI(num_steps=2, compile=False),
+    }[name]
+    likelihood = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(torch.ones((), dtype=own)))
+    model = pb.BNN(toy_net().to(dtype), normal_prior(), likelihood)
+    posterior = method.fit(model, x, y, **({} if name == "MAP" else {"num_draws": 4}))
+    assert {value.dtype for value in posterior.draws.values()} == {dtype}
+    assert likelihood.priors["likelihood.scale"].scale.dtype == own  # the user's own
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (3,), (3, 2), (2, 2)])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_the_noise_of_each_output_whatever_the_batch(shape, batch):
+    scale = torch.tensor([0.5, 2.0]).expand(2)[: shape[0]] if shape else torch.tensor(0.5)
+    f = torch.zeros(*batch, 4, 2)
+    fixed = pb.likelihoods.HomoskedasticGaussian(scale)
+    assert torch.equal(fixed.loc_scale(f, {})[1], scale.expand(f.shape))
+    inferred = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(torch.ones(shape)))
+    draws = torch.rand((*batch, *shape), generator=torch.Generator().manual_seed(0)) + 0.1
+    found = inferred.loc_scale(f, {"likelihood.scale": draws})[1]
+    wide = draws.reshape(*batch, 1, *(shape or (1,)))
+    assert torch.equal(found, wide.expand(f.shape))
+
+
+def test_integer_inputs_are_cast_alike_by_fit_and_predict():
+    x, y = torch.arange(10)[:, None], torch.linspace(-1, 1, 10)[:, None]
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
+    posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
+    torch.testing.assert_close(posterior.predict(x).f, posterior.predict(x.float()).f)
+    posterior.to_datatree(x, y)
+    model.preflight(pb.MAP(), x, y)
