@@ -34,7 +34,7 @@ from pyrobnn.nodes import (
     log_prob_sum,
     without_validation,
 )
-from pyrobnn.seeding import seeded
+from pyrobnn.seeding import seeded, used_devices
 
 Program = Callable[..., Any]
 
@@ -286,7 +286,8 @@ class Density:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
 
     def _first_trace(self) -> pyro.poutine.Trace:
-        with seeded(0), torch.no_grad():
+        # where a program computes is known once it has run
+        with seeded(0, *used_devices()), torch.no_grad():
             try:
                 with _all_rows(self.plate_sizes):
                     return self._trace({}, ())

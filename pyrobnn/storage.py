@@ -102,7 +102,7 @@ def load(path: str | Path, model: Any) -> Posterior:
 
     Args:
         path: the file.
-        model: the BNN (or Pyro program) it was fitted with.
+        model: the BNN (or Pyro program) it was fitted with; the draws go where its weights are.
 
     Raises:
         FileNotFoundError: no such file.
@@ -115,19 +115,22 @@ def load(path: str | Path, model: Any) -> Posterior:
         )
     if tree.attrs["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{str(path)!r} was written by a newer pyrobnn: upgrade to read it")
-    draws = _tensors(tree, "posterior")
+    device = getattr(model, "device", torch.device("cpu"))
+    draws = _tensors(tree, "posterior", device)
     _check_sites(path, draws, model)
     meta = json.loads(tree.attrs["meta"])
     family = json.loads(tree.attrs["family"])
     posterior = Posterior(
         model,
         draws,
-        _tensors(tree, "sample_stats"),
+        _tensors(tree, "sample_stats", device),
         log_evidence=json.loads(tree.attrs["log_evidence"]),
-        history=_tensors(tree, "history"),
+        history=_tensors(tree, "history", device),
         meta=meta,
     )
-    return posterior if family is None else _restored(posterior, family, _tensors(tree, "approximation"))
+    if family is None:
+        return posterior
+    return _restored(posterior, family, _tensors(tree, "approximation", device))
 
 
 def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
@@ -190,9 +193,10 @@ def _named(values: dict[str, Tensor], dims: Callable[[str, Tensor], list[str]]) 
     return xr.Dataset({n: (dims(n, v), v.detach().cpu().numpy()) for n, v in values.items()})
 
 
-def _tensors(tree: xr.DataTree, group: str) -> dict[str, Tensor]:
+def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
     if group not in tree.children:
         return {}
     return {
-        str(name): torch.from_numpy(np.array(data.values)) for name, data in tree[group].data_vars.items()
+        str(name): torch.from_numpy(np.array(data.values)).to(device)
+        for name, data in tree[group].data_vars.items()
     }

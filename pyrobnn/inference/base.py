@@ -113,6 +113,7 @@ def prepare(
         )
     device = device or (x.device if isinstance(x, Tensor) else model.device)
     model = model.to(device)
+    values = {name: value.to(device) for name, value in (values or {}).items()}
     x, y = check_data(model, x, y, device, whole=True)
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
@@ -300,6 +301,7 @@ def _program_problem(program, x, y, points, device, values) -> Problem:
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
     device = device or (tensors[0].device if tensors else torch.device("cpu"))
     x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
+    values = {name: value.to(device) for name, value in (values or {}).items()}
     density = Density(program, (x, y), points=points, values=values)
     check_gaps(density, {"x": x, "y": y})
     # data that the program closes over are counted by the plate that subsamples them

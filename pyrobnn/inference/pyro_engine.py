@@ -68,7 +68,8 @@ def sample(
         if interrupted and draws:
             break
         draws.append(torch.stack(record.positions[: record.num_kept]).to(start.dtype))
-        stats.append(torch.tensor(record.rows[: record.num_kept], dtype=torch.float64))
+        rows = record.rows[: record.num_kept]
+        stats.append(torch.tensor(rows, dtype=torch.float64, device=z.device))
         for index in record.divergences:
             if index < record.num_kept:
                 stats[-1][index, STATS.index("diverging")] = 1.0

@@ -1,0 +1,121 @@
+"""The law of the device: every method computes where it was asked to, with whatever was made on the CPU before.
+
+It runs on a stand-in that refuses mixed devices as CUDA does, and that checks the device's random state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from models import toy_net
+from stand_in_device import CPU, stand_in_device
+from test_contract import METHODS, MODELS, WITH_Q, gaussian, num_draws
+from test_contract import X as ALL_X
+
+import pyrobnn as pb
+from pyrobnn.seeding import seeded
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
+X = ALL_X[::3]
+
+
+def everything() -> tuple[pb.BNN, torch.Tensor]:
+    """A hidden bias, inferred noise and units of the data."""
+    y = 10 * torch.sin(X)
+    data = pb.data.Dataset(name="toy", task="regression", x=X, y=y, feature_names=("x",))
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["2.bias"])
+    likelihood = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    return pb.BNN(toy_net(), prior, likelihood, standardizer=pb.data.Standardizer.fit(data)), y
+
+
+def mixture() -> tuple[pb.BNN, torch.Tensor]:
+    model = pb.BNN(toy_net(), pb.priors.ScaleMixture(), pb.likelihoods.HomoskedasticGaussian(0.2))
+    return model, torch.sin(X)
+
+
+def others(kind: str):
+    def case() -> tuple[pb.BNN, torch.Tensor]:
+        model, y = MODELS[kind]()
+        return model, y[::3]
+
+    return case
+
+
+CASES = {
+    "everything": everything,
+    "learned": lambda: (gaussian("learned"), torch.sin(X)),
+    "mixture": mixture,
+    **{kind: others(kind) for kind in MODELS},
+}
+FAST = {"everything": ("MAP", "SVI", "MCDropout"), "learned": ("NUTS", "Laplace")}
+
+
+def pairs(*kinds: str):
+    return [
+        pytest.param(kind, name, marks=[] if name in FAST.get(kind, ()) else pytest.mark.slow)
+        for kind in kinds
+        for name in METHODS
+    ]
+
+
+def method_of(name: str):
+    """The method of the contract with the shortest of searches."""
+    method = METHODS[name]
+    search = pb.MAP(num_steps=10, polish_steps=1, compile=False)
+    if name.startswith("Laplace"):
+        return dataclasses.replace(method, map=search)
+    return search if name == "MAP" else method
+
+
+@pytest.fixture
+def device(monkeypatch):
+    monkeypatch.setattr("pyrobnn.inference.base.check_device", lambda given: given and torch.device(given))
+    with stand_in_device() as device:
+        yield device
+
+
+@pytest.mark.parametrize(("kind", "name"), pairs(*CASES))
+def test_a_fit_and_all_that_follows_is_on_the_device(kind, name, device, tmp_path):
+    model, y = CASES[kind]()
+    posterior = method_of(name).fit(model, X, y, seed=3, device=device, **num_draws(name))
+    tensors = {**posterior.draws, **posterior.sample_stats}
+    assert {n: value.device for n, value in tensors.items()} == dict.fromkeys(tensors, device)
+    assert model.device == CPU and posterior.model.device == device
+    f = posterior.predict(X).f
+    assert f.device == device
+    if name in WITH_Q:
+        assert posterior.log_q().device == device
+        with seeded(0, device), pyro.get_param_store().scope():
+            pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=2)(X.to(device))
+    tree = posterior.to_datatree(X, y, test=(X[:5], y[:5]))
+    verdicts = {name: pb.diagnose(tree)}
+    path = posterior.save(tmp_path / "p.nc")
+    for known in (model, posterior.model):  # on the CPU and on the device
+        again = pb.Posterior.load(path, known)
+        torch.testing.assert_close(again.predict(X).f.cpu(), f.cpu())
+    if kind == "everything":
+        pb.write_report({name: tree}, tmp_path / "report.html", verdicts=verdicts)
+
+
+@pytest.mark.parametrize(("kind", "name"), pairs("everything"))
+def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
+    """The model on the device and the data on the CPU, the data on the device, an ``init``, a loader."""
+    model, y = CASES[kind]()
+    method, few = method_of(name), num_draws(name)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), batch_size=5)
+    there, start = model.to(device), pb.MLE(num_steps=2, compile=False).fit(model, X, y)
+    init = {} if name in ("DeepEnsemble", "MCDropout") else {"init": start}
+    fits = [
+        (method.fit(there, X, y, **few), CPU),  # where x is
+        (method.fit(model, X.to(device), y, **few), device),
+        (method.fit(model, loader, device=device, **few), device),
+        (method.fit(model, X, y, device=device, **init, **few), device),
+    ]
+    for posterior, where in fits:
+        assert {value.device for value in posterior.draws.values()} == {where}
+    if not name.startswith("NUTS-pyro"):
+        there.preflight(method, X, y)
