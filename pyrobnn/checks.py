@@ -78,7 +78,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     """Return the device if this machine has it.
 
     Raises:
-        ValueError: unknown device, or CUDA asked for where there is none.
+        ValueError: unknown device, CUDA asked for where there is none, or one without float64 (mps).
     """
     if device is None:
         return None
@@ -94,7 +94,11 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
             raise ValueError(
                 f"'device' is {str(device)!r} but this machine has {count} CUDA devices: use device='cpu'"
             )
-    elif device.type not in ("cpu", "mps"):
+    elif device.type == "mps":
+        raise ValueError(
+            f"'device' is {str(device)!r}, which has no float64, and densities are summed in it: use device='cpu'"
+        )
+    elif device.type != "cpu":
         raise ValueError(f"'device' must be 'cpu' or 'cuda', got {str(device)!r}")
     return device
 

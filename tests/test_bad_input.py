@@ -153,3 +153,13 @@ def test_loaders_are_checked():
 def test_numpy_and_single_column_targets_are_taken():
     problem = prepare(toy_model(), X.double().numpy(), Y[:, 0].double().numpy(), points="free")
     assert problem.x.dtype == torch.float32 and problem.y.shape == (40, 1)
+
+
+def test_a_device_without_float64_is_refused_wherever_it_comes_from():
+    with pytest.raises(ValueError, match="'mps', which has no float64.*use device='cpu'"):
+        prepare(toy_model(), X, Y, points="free", device="mps")
+    elsewhere = X.to("meta")  # asked for by where x is
+    with pytest.raises(ValueError, match="'device' must be 'cpu' or 'cuda', got 'meta'"):
+        prepare(toy_model(), elsewhere, Y, points="free")
+    with pytest.raises(ValueError, match="got 'meta'"):
+        prepare(lambda x, y: None, elsewhere, Y, points="free")

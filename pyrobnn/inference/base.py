@@ -111,7 +111,7 @@ def prepare(
         raise TypeError(
             "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
         )
-    device = device or (x.device if isinstance(x, Tensor) else model.device)
+    device = device or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(device)
     values = {name: value.to(device) for name, value in (values or {}).items()}
     x, y = check_data(model, x, y, device, whole=True)
@@ -299,7 +299,7 @@ def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any])
 
 def _program_problem(program, x, y, points, device, values) -> Problem:
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
-    device = device or (tensors[0].device if tensors else torch.device("cpu"))
+    device = device or (check_device(tensors[0].device) if tensors else torch.device("cpu"))
     x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
     values = {name: value.to(device) for name, value in (values or {}).items()}
     density = Density(program, (x, y), points=points, values=values)
