@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -156,16 +157,44 @@ def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """Return a tensor over ``value`` (tensor, NumPy array, DataFrame or nested list).
+    """Return a tensor over ``value`` (tensor, NumPy array, DataFrame, Series or nested list), without its gradient.
 
     Raises:
-        TypeError: not convertible, for example strings.
+        TypeError: not numbers: text, categories, dates, complex numbers, ragged lists; says what to do.
     """
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_complex():
+            raise TypeError(f"'{name}' must be a dense real tensor, got {value.layout} of {value.dtype}")
         return value.detach()
+    if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
+        return torch.stack([as_tensor(name, item) for item in value])
     try:
-        return torch.as_tensor(value if not hasattr(value, "to_numpy") else value.to_numpy())
-    except (TypeError, ValueError, RuntimeError) as error:
+        array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+        if array.dtype.kind == "O":  # columns of different types: NumPy finds the one that holds them all
+            array = np.array(array.tolist())
+    except (TypeError, ValueError) as error:
         raise TypeError(
             f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}: {error}"
         ) from error
+    if array.dtype.kind not in "biuf":
+        _refuse_array(name, value, array)
+    if array.dtype.kind == "f" and array.itemsize > 8:
+        array = array.astype(np.float64)
+    # torch takes neither foreign byte orders nor negative strides, and warns of arrays that cannot be written to
+    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    return torch.from_numpy(array)
+
+
+def _refuse_array(name: str, value: Any, array: np.ndarray) -> NoReturn:
+    """Say what ``array`` holds instead of numbers, where, and how to make numbers of it."""
+    text = next((item for item in np.asarray(value, dtype=object).reshape(-1) if isinstance(item, str)), None)
+    if text is not None and name == "y":
+        what = f"text such as {text!r}: make integers of the labels, classes, y = numpy.unique(y, return_inverse=True)"
+    elif text is not None:
+        what = f"text such as {text!r}: make columns of numbers, pandas.get_dummies(x, dtype=float)"
+    else:
+        what = f"{array.dtype}: make real numbers of it, and drop or impute what is missing"
+    types = value.dtypes.items() if getattr(value, "ndim", 0) == 2 and hasattr(value, "dtypes") else ()
+    columns = [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]
+    where = f" in the columns {', '.join(columns)}" if columns else ""
+    raise TypeError(f"'{name}' must be a tensor or a numeric array, but holds{where} {what}")

@@ -381,8 +381,24 @@ def _all_rows(found: dict[str, int]) -> Iterator[None]:
         yield
 
 
+def _bijection(name: str, support: constraints.Constraint) -> Transform:
+    """From the real line to the support; that of a mixture is the support of its components."""
+    inner, events = support, 0
+    while isinstance(inner, constraints.independent):
+        inner, events = inner.base_constraint, events + inner.reinterpreted_batch_ndims
+    if isinstance(inner, constraints.MixtureSameFamilyConstraint):
+        support = constraints.independent(inner.base_constraint, events)
+    try:
+        return biject_to(support)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
+            "a prior on the reals, the positive numbers, an interval or a simplex"
+        ) from error
+
+
 def _site(node: Mapping[str, Any], support, start: int, kind: Literal["latent", "point"]) -> Site:
-    transform = biject_to(support)
+    transform = _bijection(node["name"], support)
     shape = node["value"].shape
     return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
 

@@ -228,8 +228,19 @@ class Posterior:
         if x.dim() == 0 or len(x) == 0:
             raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
         check_finite("x", x)
+        self._check_width(x)
         device = next(iter(self.draws.values())).device
         return self.model.cast_inputs(self.model.standard_inputs(x.to(device)))
+
+    def _check_width(self, x: Tensor) -> None:
+        """Inputs of another width than the fit's would fail deep in the net, or be broadcast by the standardizer."""
+        shape = self.meta.get("input_shape")
+        table = (
+            x.is_floating_point() and shape is not None and len(shape) == 1
+        )  # images and words may vary in size
+        if shape is not None and (x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0])):
+            expected = ", ".join(["points", *map(str, shape)])
+            raise ValueError(f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})")
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains × {self.num_draws} draws"

@@ -12,6 +12,8 @@ import torch
 from sklearn import model_selection
 from torch import Tensor
 
+from pyrobnn.checks import as_tensor
+
 __all__ = ["Dataset", "Standardizer", "train_test_split"]
 
 Task = Literal["regression", "classification"]
@@ -22,7 +24,7 @@ class Dataset:
     """Inputs and targets with their names and, for synthetic data, the truth behind them.
 
     Args:
-        x: inputs, float (N, feature) or images (N, channel, height, width).
+        x: inputs, float (N, feature) or images (N, channel, height, width); a tensor, or what can be made one.
         y: regression targets, float (N, output), or class labels, int64 (N,) in 0 … num_classes − 1.
         name: of the data set.
         task: ``"regression"`` or ``"classification"``.
@@ -52,6 +54,8 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.task not in ("regression", "classification"):
             raise ValueError(f"'task' must be 'regression' or 'classification', got {self.task!r}")
+        for name in ("x", "y"):  # NumPy and pandas are taken too
+            object.__setattr__(self, name, as_tensor(name, getattr(self, name)))
         if self.x.ndim < 2:
             raise ValueError(
                 f"'x' must be (N, feature), got shape {tuple(self.x.shape)}: use x.unsqueeze(-1)"

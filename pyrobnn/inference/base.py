@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.approximation import Approximation, log_importance
 from pyrobnn.checks import Refused, as_tensor, check_cast, check_count, check_device, check_finite
+from pyrobnn.data import Dataset
 from pyrobnn.density import Density
 from pyrobnn.inference import batches
 from pyrobnn.inference.program import check_gaps
@@ -101,6 +102,10 @@ def prepare(
         raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
             "so it has no fixed density: call net.eval() before building the BNN"
+        )
+    if isinstance(x, (Dataset, torch.utils.data.Dataset)):
+        raise TypeError(
+            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
         )
     epoch = None
     if loader is not None:
@@ -217,6 +222,7 @@ def make_posterior(
         "settings": settings(method),
         "seed": seed,
         "num_data": problem.num_data,
+        "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
         "timings": {name: round(value, 6) for name, value in timings.items()},
         "iid": approximation is not None,
         "temperature": 1.0,
