@@ -65,7 +65,8 @@ def interrupted(tree: xr.DataTree) -> Check | None:
         None,
         "a fit that ran to its end",
         "",
-        f"The fit was interrupted; these are the {reading.num_draws(tree)} draws that it had by then.",
+        f"The fit was interrupted; what it had by then: {reading.num_draws(tree)} "
+        f"{'draw' if reading.num_draws(tree) == 1 else 'draws'}.",
         "Run it again to the end before relying on it.",
     )
 
