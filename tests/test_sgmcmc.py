@@ -10,6 +10,7 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from sklearn.datasets import load_diabetes
 from torch.utils.data import DataLoader, TensorDataset
 
+import pyrobnn as pb
 from pyrobnn.inference.base import prepare
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.inference.sgmcmc_plan import lay_out
@@ -111,7 +112,7 @@ def test_the_preconditioner_leaves_the_target_and_stops_adapting():
 
 def test_sghmc_recovers_the_conjugate_posterior(diabetes):
     x, y, mean, covariance = diabetes
-    config = SGHMC(num_chains=32, num_warmup=1500, step_size=0.2, friction=0.1, thinning=30)
+    config = SGHMC(num_chains=32, num_warmup=1500, step_size=0.2, friction=0.1, thinning=30, init_steps=0)
     draws = whitened(config.fit(linear_model(), x, y, num_draws=100, seed=6), mean, covariance)
     assert_mean_within(draws, 0.0)
     assert_var_within(draws, 1.0, mean=0.0)
@@ -122,7 +123,9 @@ def test_the_mini_batch_bias_shrinks_with_the_step_size(diabetes):
     x, y, mean, covariance = diabetes
     excess = []
     for step_size in (0.08, 0.02):
-        config = SGLD(num_chains=32, num_warmup=2000, step_size=step_size, thinning=50, batch_size=64)
+        config = SGLD(
+            num_chains=32, num_warmup=2000, step_size=step_size, thinning=50, batch_size=64, init_steps=0
+        )
         posterior = config.fit(linear_model(), x, y, num_draws=60, seed=7)
         # the slowest direction has not mixed after so few steps: look at the others
         draws = whitened(posterior, mean, covariance)[..., :9]
@@ -143,9 +146,11 @@ def test_the_mini_batch_gradient_averages_to_the_full_one(diabetes):
 
 @pytest.mark.parametrize("method", [SGLD, SGHMC])
 @pytest.mark.parametrize("batch_size", [None, 32])
+@pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_compiled_is_eager(diabetes, method, batch_size):
     x, y, *_ = diabetes
     settings = {"num_chains": 3, "num_warmup": 20, "thinning": 2, "batch_size": batch_size, "step_size": 0.01}
+    settings["init_steps"] = 0
     fast = method(**settings, preconditioner="rmsprop").fit(linear_model(), x, y, num_draws=5, seed=8)
     slow = method(**settings, preconditioner="rmsprop", compile=False).fit(
         linear_model(), x, y, num_draws=5, seed=8
@@ -154,11 +159,12 @@ def test_compiled_is_eager(diabetes, method, batch_size):
     torch.testing.assert_close(fast.sample_stats["lp"], slow.sample_stats["lp"])
 
 
+@pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_lp_is_the_full_log_joint_and_chains_differ(diabetes):
     x, y, *_ = diabetes
-    posterior = SGLD(num_chains=2, num_warmup=5, thinning=1, batch_size=16, compile=False).fit(
-        linear_model(), x, y, num_draws=3, seed=9
-    )
+    posterior = SGLD(
+        num_chains=2, num_warmup=5, thinning=1, batch_size=16, step_size=0.01, init_steps=0, compile=False
+    ).fit(linear_model(), x, y, num_draws=3, seed=9)
     density = prepare(linear_model(), x, y, points="held").density
     z = density.unconstrain(posterior.draws)
     expected = torch.stack([density.log_joint(one) for one in z.flatten(0, 1)]).reshape(2, 3)
@@ -166,6 +172,7 @@ def test_lp_is_the_full_log_joint_and_chains_differ(diabetes):
     assert float((coefficients(posterior)[0] - coefficients(posterior)[1]).abs().min()) > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_starts_at_a_net_or_a_posterior(diabetes):
     x, y, *_ = diabetes
     tiny = {"num_chains": 2, "num_warmup": 0, "thinning": 1, "step_size": 1e-12, "compile": False}
@@ -183,10 +190,11 @@ def test_starts_at_a_net_or_a_posterior(diabetes):
         SGLD(**tiny).fit(linear_model(), x, y, num_draws=1, init=other)
 
 
+@pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_a_loader_with_a_smaller_last_batch(diabetes):
     x, y, *_ = diabetes
     loader = DataLoader(TensorDataset(x, y), batch_size=100)
-    posterior = SGLD(num_chains=2, num_warmup=4, thinning=2, compile=False).fit(
+    posterior = SGLD(num_chains=2, num_warmup=4, thinning=2, init_steps=20, compile=False).fit(
         linear_model(), loader, num_draws=4
     )
     assert posterior.meta["num_data"] == 442 and posterior.num_draws == 4
@@ -213,9 +221,10 @@ def test_the_polynomial_plan():
 def test_divergence_names_step_and_step_size(diabetes):
     x, y, *_ = diabetes
     with pytest.raises(FloatingPointError, match=r"by step \d+ .* reduce step_size \(now 50\)"):
-        SGLD(step_size=50.0, num_chains=2, compile=False).fit(linear_model(), x, y)
+        SGLD(step_size=50.0, num_chains=2, init_steps=0, compile=False).fit(linear_model(), x, y)
 
 
+@pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_a_callback_stops_the_run_and_keeps_what_was_drawn(diabetes):
     x, y, *_ = diabetes
     seen = []
@@ -224,7 +233,7 @@ def test_a_callback_stops_the_run_and_keeps_what_was_drawn(diabetes):
         seen.append((step, metrics["loss"]))
         return step >= 60
 
-    config = SGLD(num_chains=2, num_warmup=20, thinning=4, compile=False)
+    config = SGLD(num_chains=2, num_warmup=20, thinning=4, init_steps=20, compile=False)
     posterior = config.fit(linear_model(), x, y, num_draws=50, callbacks=(stop,))
     assert posterior.num_draws == (seen[-1][0] - 20) // 4
     assert posterior.sample_stats["step_size"].shape == (2, posterior.num_draws)
@@ -253,3 +262,76 @@ def test_friction_and_sub_sampling_are_checked():
         SGHMC(friction=1.5)
     with pytest.raises(ValueError, match="leave out 'batch_size'"):
         SGLD(batch_size=3).fit(gaussian)
+
+
+def step_model():
+    with seeded(0):
+        net = pb.networks.mlp(1, (20,))
+    return BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(dist.HalfNormal(1.0)))
+
+
+@pytest.mark.parametrize("method", [SGLD, SGHMC])
+def test_the_defaults_beat_a_linear_fit(method):
+    # neither a start nor a step size is given: a fixed one, from steep draws of the prior, sent the chains far away
+    x = torch.linspace(-2, 2, 60)[:, None]
+    with seeded(0):
+        y = x + x**2 + 0.1 * torch.randn(60, 1)
+    config = method(num_chains=2, num_warmup=150, thinning=5, init_steps=300, compile=False)
+    posterior = config.fit(step_model(), x, y, num_draws=10)
+    design = torch.cat([x, torch.ones_like(x)], 1)
+    linear = design @ torch.linalg.lstsq(design, y).solution
+    assert (posterior.predict(x).mean - y).square().mean() < 0.3 * (linear - y).square().mean()
+    assert posterior.meta["step_size"] > 0 and posterior.meta["warnings"] == []
+    if method is SGHMC:
+        assert posterior.meta["kinetic_temperature"] == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("method", "batch_size"),
+    [
+        (SGHMC, None),
+        (SGLD, None),
+        (SGLD, 64),
+        (SGHMC, 64),
+    ],
+)
+@pytest.mark.slow
+def test_a_chosen_step_size_samples_the_conjugate_posterior(diabetes, method, batch_size):
+    x, y, mean, covariance = diabetes
+    config = method(num_chains=32, num_warmup=200, thinning=20, batch_size=batch_size, init_steps=100)
+    posterior = config.fit(linear_model(), x, y, num_draws=40, seed=6)
+    largest = float(torch.linalg.eigvalsh(covariance).reciprocal().max())
+    if batch_size is None:  # the curvature is known here
+        assert posterior.meta["step_size"] == pytest.approx(config.share * len(x) / largest, rel=0.05)
+    draws = whitened(posterior, mean, covariance)[..., :8]
+    # biased by the heat that the choice allows, a tenth, and not much more
+    assert 0.85 < float(draws.square().mean()) < 1.2
+    assert float(draws.mean((0, 1)).abs().max()) < 0.25
+
+
+def test_chains_that_stray_go_back_with_smaller_steps():
+    def quartic(x=None, y=None):  # flat where the curvature is first looked at, steep further out
+        z = pyro.sample("z", dist.Normal(torch.zeros(4, dtype=torch.float64), 1e3).to_event(1))
+        pyro.factor("wall", -(z**4).sum())
+
+    posterior = SGHMC(num_chains=4, num_warmup=400, compile=False).fit(quartic, num_draws=50)
+    # E[z²] of exp(-z⁴) is Γ(3/4) / Γ(1/4)
+    assert float(posterior.draws["z"].square().mean()) == pytest.approx(0.338, rel=0.4)
+
+
+@pytest.mark.filterwarnings("ignore:.*of the draws")
+def test_heat_is_told(diabetes):
+    x, y, *_ = diabetes
+    hot = SGHMC(num_chains=4, num_warmup=100, batch_size=8, step_size=0.3, friction=0.05, init_steps=0)
+    with pytest.warns(
+        UserWarning, match="kinetic temperature of the draws of 'net.* times what it should be"
+    ):
+        posterior = hot.fit(linear_model(), x, y, num_draws=50)
+    assert posterior.meta["kinetic_temperature"] > 1.2
+
+
+def test_worse_than_a_linear_fit_is_told(diabetes):
+    x, y, *_ = diabetes
+    tight = BNN(linear_model().net, IIDPrior(dist.Normal(0.0, 1e-3)), HomoskedasticGaussian(0.7))
+    with pytest.warns(UserWarning, match="further from the training targets than a linear fit"):
+        SGLD(num_chains=2, num_warmup=20, init_steps=20, compile=False).fit(tight, x, y, num_draws=10)

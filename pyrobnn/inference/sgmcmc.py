@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,21 +14,28 @@ from torch import Tensor, nn
 
 from pyrobnn.callbacks import ProgressBar
 from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.compile import compiled
-from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, Problem, check_fit, interruption, make_posterior, notify, prepare
-from pyrobnn.inference.batches import check_batch_size, permuted_rows
+from pyrobnn.inference.batches import check_batch_size
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.program import check_batched, check_proper
-from pyrobnn.inference.sgmcmc_plan import Plan, lay_out, start_chains
+from pyrobnn.inference.sgmcmc_checks import compare_with_linear, kinetic_temperature
+from pyrobnn.inference.sgmcmc_plan import Plan, find_modes, lay_out, start_chains
+from pyrobnn.inference.sgmcmc_run import (
+    CHECK_EVERY,
+    Run,
+    Step,
+    batch_log_joint,
+    chain_batches,
+    check_chains,
+    full_log_joint,
+    metric_of,
+)
+from pyrobnn.inference.sgmcmc_step import State, StepSize
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
 Schedule = Literal["constant", "polynomial", "cyclical"]
-
-#: steps between two looks at whether a chain has left the finite numbers
-CHECK_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class _StochasticGradientMCMC:
 
     num_chains: int = 4
     num_warmup: int = 2000
-    step_size: float = 0.01
+    step_size: float | None = None
     schedule: Schedule = "constant"
     decay: float = 0.55
     decay_steps: int = 100
@@ -46,9 +54,13 @@ class _StochasticGradientMCMC:
     batch_size: int | None = None
     temperature: float = 1.0
     preconditioner: Literal["rmsprop"] | None = None
+    init_steps: int = 1000
+    init_lr: float = 0.01
     compile: bool = True
 
     has_momentum: ClassVar[bool]
+    #: ε times the largest curvature that a chosen step size aims at; stable below 4
+    share: ClassVar[float]
 
     def __post_init__(self) -> None:
         for name in ("num_chains", "decay_steps", "num_cycles", "thinning"):
@@ -56,7 +68,10 @@ class _StochasticGradientMCMC:
         check_count("num_warmup", self.num_warmup, minimum=0)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
-        check_number("step_size", self.step_size, above=0)
+        check_count("init_steps", self.init_steps, minimum=0)
+        check_number("init_lr", self.init_lr, above=0)
+        if self.step_size is not None:
+            check_number("step_size", self.step_size, above=0)
         check_number("temperature", self.temperature, above=0)
         check_number("decay", self.decay, above=0, maximum=1)
         check_number("exploration", self.exploration, minimum=0, below=1)
@@ -89,19 +104,24 @@ class _StochasticGradientMCMC:
             num_draws: draws kept of each chain, ``thinning`` steps apart.
             seed: of starts, batches and noise.
             init: where the chains start: draws of an earlier posterior (MAP, SVI, …), the weights of a trained net (all
-                chains alike), or None for draws from the prior.
+                chains alike), or None for modes found by ``init_steps`` of Adam from nets initialised anew (a plain
+                program: draws from the prior).
             device: where to compute; default where ``x`` is.
             callbacks: called with the step and ``loss`` (minus the mean log joint of the batch, per datum).
             progress: show a progress bar.
 
         Returns:
             Posterior with draws (num_chains, num_draws, …); sample_stats ``lp`` (log joint on all data in
-            unconstrained space; for a streamed loader the batch estimate) and ``step_size``.
+            unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
+            ``step_size`` of the constant schedule and, with momentum, the ``kinetic_temperature`` (1 in equilibrium).
 
         Raises:
             ValueError: bad data.
             FloatingPointError: a chain that left the finite numbers (names step, chain and step size).
             KeyboardInterrupt: Ctrl-C before the first draw; later it returns the draws there are, marked.
+
+        Warns:
+            UserWarning: a site's kinetic temperature is off, or a linear fit is closer to the training targets.
         """
         check_fit(num_draws, seed)
         held = None if init is None else start_values(model, init)
@@ -112,76 +132,126 @@ class _StochasticGradientMCMC:
             check_batched(problem.density.subsampled(), type(self).__name__)
         plan = lay_out(self, num_draws, problem.num_data or 1)
         with seeded(seed, problem.device):
-            state = _State(problem, start_chains(model, problem.density, init, self.num_chains))
-            kept, compile_seconds, fit_seconds, history, stopped = self._run(
-                problem, state, plan, callbacks, progress
-            )
-        z, lp, notes = *kept, []
+            begun = time.perf_counter()
+            if init is None and self.init_steps and problem.is_bnn:
+                z = find_modes(self, problem)
+            else:
+                z = start_chains(model, problem.density, init, self.num_chains)
+            searching = time.perf_counter() - begun
+            run = self._run(problem, self._start(z), plan, callbacks, progress)
+            notes: list[str] = []
+            meta = self._judge(problem, run, notes)
+        lp, stopped = run.lp, run.stopped
         try:
             if stopped != "interrupt" and problem.loader is None:
-                lp = full_log_joint(problem.density, z)
+                lp = full_log_joint(problem.density, run.z)
         except KeyboardInterrupt:
             stopped = "interrupt"
         if stopped == "interrupt":
             notes.append(
-                interruption(self, z.shape[1], num_draws, "draws of each chain")
+                interruption(self, run.z.shape[1], num_draws, "draws of each chain")
                 + "; lp is that of the batches, not of all data"
             )
-        step_size = plan.controls[plan.keep, 0].to(z).expand(self.num_chains, -1)
         return make_posterior(
             problem,
             self,
-            problem.density.constrain(z),
+            problem.density.constrain(run.z),
             seed=seed,
-            timings={"compile": compile_seconds, "fit": fit_seconds},
-            sample_stats={"lp": lp, "step_size": step_size},
-            history=history,
-            meta={"iid": False, "temperature": self.temperature, "stopped": stopped},
+            timings={"compile": run.compile_seconds, "fit": run.seconds, "start": searching},
+            sample_stats={"lp": lp, "step_size": run.sizes.expand(self.num_chains, -1)},
+            history={"loss": run.losses},
+            meta={"iid": False, "temperature": self.temperature, "stopped": stopped} | meta,
             notes=notes,
             interrupted=stopped == "interrupt",
         )
 
+    def _judge(self, problem: Problem, run: Run, notes: list[str]) -> dict[str, Any]:
+        """What the run says of itself, for ``meta``; what is wrong with it goes into ``notes``."""
+        record: dict[str, Any] = {"step_size": run.step_size * (problem.num_data or 1)}
+        if self.has_momentum:
+            num_kept = run.z.shape[1]
+            heat = run.heat / num_kept
+            record["kinetic_temperature"] = kinetic_temperature(problem.density, heat, num_kept, notes)
+        compare_with_linear(problem, run.z, notes)
+        return record
+
+    def _start(self, z: Tensor) -> State:
+        """The chains at rest in their places, with momenta of the right temperature."""
+        v = math.sqrt(self.temperature) * torch.randn_like(z)
+        return State(0, z, v, torch.zeros_like(z[0]))
+
     def _run(
-        self, problem: Problem, state: _State, plan: Plan, callbacks: Sequence[Callback], progress: bool
-    ):
-        batches = _batches(problem, self.num_chains, self.batch_size)
-        control = plan.controls[0].to(state.z).clone()  # written at every step
-        step = _Step(self, problem, control)
-        z, v, second = state.tensors()
-        draws, lps, losses, keep = [], [], [], set(plan.keep.tolist())
-        report_every = max(1, len(plan.controls) // 100)
-        bar = ProgressBar(len(plan.controls), type(self).__name__) if progress else None
-        callbacks = (*callbacks, bar) if bar else callbacks
-        stopped, started = "error", time.perf_counter()
+        self, problem: Problem, state: State, plan: Plan, callbacks: Sequence[Callback], progress: bool
+    ) -> Run:
+        run, num_steps = Run(state.z), len(plan.controls)
+        bar = ProgressBar(num_steps, type(self).__name__) if progress else None
+        started = time.perf_counter()
         try:
-            for k, row in enumerate(plan.controls.to(z)):
-                control.copy_(row)
-                z, v, second, lp = step(next(batches), z, v, second)
-                if k in keep:
-                    draws.append(z)
-                    lps.append(lp)
-                last = k == len(plan.controls) - 1
-                if k % CHECK_EVERY == 0 or last:
-                    _check_chains(problem.density, z, lp, k, float(row[0]) * (problem.num_data or 1))
-                if k % report_every == 0 or last:
-                    losses.append(-lp.mean() / (problem.num_data or 1))
-                    if notify(callbacks, k + 1, {"loss": float(losses[-1])}) and not last:
-                        stopped = "callback"
-                        break
-            else:
-                stopped = "num_draws"
+            self._walk(problem, state, plan, (*callbacks, bar) if bar else tuple(callbacks), run)
         except KeyboardInterrupt:
-            stopped = "interrupt"
-            # a draw without its log joint is not whole; draws that no check has seen may be wild
-            if not lps or not losses or not bool(torch.isfinite(torch.stack(draws)).all()):
+            run.stopped = "interrupt"
+            if not run.usable():
                 raise
         finally:
             if bar is not None:
-                bar.close(stopped)
-        plan.stop_at(len(lps), k)
-        fit_seconds = time.perf_counter() - started - step.seconds
-        kept = torch.stack(draws[: len(lps)], 1), torch.stack(lps, 1)
-        return kept, step.seconds, fit_seconds, {"loss": torch.stack(losses)}, stopped
+                bar.close(run.stopped)
+        run.finish(time.perf_counter() - started)
+        return run
+
+    def _walk(
+        self, problem: Problem, state: State, plan: Plan, callbacks: Sequence[Callback], run: Run
+    ) -> None:
+        """Take the steps of the plan and keep what it says."""
+        batches = chain_batches(problem, self.num_chains, self.batch_size)
+        control = plan.controls[0].to(state.z).clone()  # written at every step
+        step = Step(self, problem, control)
+        chooser = self._chooser(problem) if self.step_size is None else None
+        keep, num_steps = set(plan.keep.tolist()), len(plan.controls)
+        report_every = max(1, num_steps // 100)
+        while state.step < num_steps:
+            run.step = k = state.step
+            if chooser is not None and k in chooser.looks:
+                chooser.look(state, self._metric(state), batches, functools.partial(batch_log_joint, problem))
+            control.copy_(plan.controls[k])
+            if chooser is not None:
+                control[0] *= chooser.value
+            run.step_size = float(plan.controls[0, 0]) * (1.0 if chooser is None else chooser.value)
+            z, v, second, lp = step(next(batches), state.z, state.v, state.second)
+            run.compile_seconds = step.seconds
+            state = State(k + 1, z, v, second)
+            last = state.step == num_steps
+            if k % CHECK_EVERY == 0 or last:
+                if chooser is not None and chooser.strayed(z, lp) and (back := chooser.retreat()) is not None:
+                    state = back
+                    run.forget()
+                    continue
+                check_chains(problem.density, z, lp, k, float(control[0]) * (problem.num_data or 1))
+            if k in keep:
+                run.keep(z, lp, control[0], v.square() / self.temperature)
+            if k % report_every == 0 or last:
+                run.losses.append(-lp.mean() / (problem.num_data or 1))
+                if notify(callbacks, k + 1, {"loss": float(run.losses[-1])}) and not last:
+                    run.stopped = "callback"
+                    return
+        run.stopped = "num_draws"
+
+    def _metric(self, state: State) -> Tensor:
+        """The preconditioner at ``state``; ones before it has seen a gradient."""
+        if self.preconditioner is None or not bool(state.second.any()):
+            return torch.ones_like(state.second)
+        return metric_of(state.second)
+
+    def _chooser(self, problem: Problem) -> StepSize:
+        num_data, dim = problem.num_data or 1, problem.density.dim
+        size = self.batch_size
+        subsampled = problem.density.subsampled().stochastic is not None
+        noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
+        # heat takes a chain about T / 2 nats per coordinate away from a mode
+        drop = 2.0 * dim * self.temperature + (10.0 if noisy else 1.0) * num_data
+        return StepSize(
+            problem.density, share=self.share, heating=self.heating, num_warmup=self.num_warmup, noisy=noisy,
+            drop=drop,
+        )  # fmt: skip
 
     def _transition(self, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
         """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""
@@ -203,7 +273,7 @@ class _StochasticGradientMCMC:
                 slope = torch.func.grad_and_value(log_joint)
                 return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
 
-            metric = _metric(second) if precondition else torch.ones_like(second)
+            metric = metric_of(second) if precondition else torch.ones_like(second)
             z, v, grad, lp = self._move(z, v, gradient, epsilon, heat, metric)
             if precondition:
                 second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
@@ -225,7 +295,8 @@ class SGLD(_StochasticGradientMCMC):
     Args:
         num_chains: chains, run together in one compiled step, each with its own batches.
         num_warmup: steps before the first draw.
-        step_size: :math:`\varepsilon N`, the (initial) step size.
+        step_size: :math:`\varepsilon N`, the (initial) step size; None chooses it in warm-up from the curvature and the
+            gradient noise that the chains meet (:mod:`pyrobnn.inference.sgmcmc_step`); ``meta`` has it.
         schedule: ``"constant"``; ``"polynomial"``, with
             :math:`\varepsilon (1 + t / \texttt{decay\_steps})^{-\texttt{decay}}` at step t, warm-up included;
             ``"cyclical"``, after warm-up ``num_cycles`` cosine cycles, each an ``exploration`` share without noise
@@ -237,6 +308,8 @@ class SGLD(_StochasticGradientMCMC):
         temperature: T; any value but 1 samples a tempered posterior, and ``meta`` says so.
         preconditioner: ``"rmsprop"`` divides by the root mean square gradient of every weight (pooled over chains,
             geometric mean 1). It is frozen after warm-up, so that the correction Γ of the paper is exactly zero.
+        init_steps, init_lr: Adam's, from nets initialised anew to where the chains of a BNN start, if ``fit`` is given
+            no ``init``; with 0 steps they start at draws from the prior.
         compile: False runs eagerly, with the same draws.
 
     Raises:
@@ -257,6 +330,9 @@ class SGLD(_StochasticGradientMCMC):
     """
 
     has_momentum: ClassVar[bool] = False
+    # the variance of the stiffest direction is then 11 % too large
+    share: ClassVar[float] = 0.4
+    heating: ClassVar[float] = 0.25
 
     def _move(self, z, v, gradient, epsilon, heat, metric):
         grad, lp = gradient(z)
@@ -295,10 +371,16 @@ class SGHMC(_StochasticGradientMCMC):
         0.1
     """
 
-    step_size: float = 0.001
     friction: float = 0.1
 
     has_momentum: ClassVar[bool] = True
+    # exact on a Gaussian at any stable step; a quarter of the longest leaves room for curvature that changes
+    share: ClassVar[float] = 0.25
+
+    @property
+    def heating(self) -> float:
+        keep = (1.0 - self.friction) ** 2
+        return max(keep / (1.0 - keep), 0.25)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -314,93 +396,3 @@ class SGHMC(_StochasticGradientMCMC):
         v = keep * v + (heat * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
         z = z + 0.5 * drift * v
         return z, v, grad, lp
-
-
-class _Step:
-    """The compiled transition, anew for every batch shape (a loader's last batch is smaller)."""
-
-    def __init__(self, config: _StochasticGradientMCMC, problem: Problem, control: Tensor):
-        self.config, self.problem, self.control = config, problem, control
-        self.seconds = 0.0
-        self.kernels: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
-
-    def __call__(self, batch: _Batch, *state: Tensor) -> tuple[Tensor, ...]:
-        args = (*state, self.control, batch.rows, *batch.tensors)
-        key = tuple(value.shape for value in batch.tensors)
-        if key not in self.kernels:
-            begun = time.perf_counter()
-            transition = self.config._transition(self.problem, batch.per_chain)
-            name = f"the {type(self.config).__name__} step"
-            self.kernels[key] = compiled(transition, *args, enabled=self.config.compile, name=name)
-            self.seconds += time.perf_counter() - begun
-        return self.kernels[key](*args)
-
-
-class _State:
-    """Position and momentum (chain, dim), mean squared gradient (dim,)."""
-
-    def __init__(self, problem: Problem, z: Tensor):
-        self.z = z
-        self.v = torch.zeros_like(z)
-        self.second = torch.zeros_like(z[0])
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.z, self.v, self.second
-
-
-class _Batch:
-    """Row numbers (chain, batch) into whole tensors, or tensors that all chains share."""
-
-    def __init__(self, rows: Tensor, tensors: tuple[Tensor, ...], per_chain: bool):
-        self.rows = rows
-        self.tensors = tensors
-        self.per_chain = per_chain
-
-
-def _batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[_Batch]:
-    """Endless mini-batches; each chain walks through permutations of its own."""
-    none = torch.zeros(0, dtype=torch.int64, device=problem.device)
-    if not problem.is_bnn:
-        data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
-        if len(data) < 2:
-            data = ()  # the density calls the program with its stored arguments
-        while True:
-            yield _Batch(none, data, per_chain=False)
-    if problem.loader is not None:
-        for pair in problem.batches():
-            yield _Batch(none, pair, per_chain=False)
-    num_data = problem.num_data
-    if batch_size is None or batch_size >= num_data:
-        while True:
-            yield _Batch(none, (problem.x, problem.y), per_chain=False)
-    rows = torch.empty(num_chains, batch_size, dtype=torch.int64, device=problem.device)
-    batch = _Batch(rows, (problem.x, problem.y), per_chain=True)
-    for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
-        rows.copy_(drawn)
-        yield batch
-
-
-def _metric(second: Tensor) -> Tensor:
-    """1 / root mean square gradient, scaled to geometric mean 1; no weight moves more than 10³ times that mean."""
-    log = -0.5 * second.clamp_min(torch.finfo(second.dtype).tiny).log()
-    return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
-
-
-def _check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: float) -> None:
-    bad = ~(torch.isfinite(z).all(1) & torch.isfinite(lp))
-    if bool(bad.any()):
-        chain = int(bad.nonzero()[0])
-        wrong = (~torch.isfinite(z[chain])).nonzero()
-        where = f", site {density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
-        raise FloatingPointError(
-            f"chain {chain} left the finite numbers by step {step + 1} (log joint {float(lp[chain]):g}{where}): "
-            f"reduce step_size (now {step_size:g}), or start from a MAP fit with init="
-        )
-
-
-@torch.no_grad()
-def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
-    """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
-    log_joint = torch.func.vmap(density.log_joint)
-    parts = [log_joint(part) for part in z.flatten(0, 1).split(at_once)]
-    return torch.cat(parts).reshape(z.shape[:2])

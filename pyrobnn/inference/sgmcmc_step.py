@@ -1,0 +1,134 @@
+"""The step size of stochastic-gradient chains, from the curvature and the gradient noise that they meet in warm-up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.density import Density
+
+#: looks at the curvature during warm-up, and the share of warm-up after which the step size is settled
+NUM_LOOKS = 10
+#: steps of the power iteration: at the first look, and at the others, which start where the last one ended
+NUM_POWER, NUM_MORE = 20, 8
+#: mini-batches whose gradients' variance is taken, and the relative heat that it may bring to any site
+NUM_GRADIENTS, HEAT = 8, 0.1
+#: how often chains that leave the posterior are sent back, each time with half the step length
+NUM_RETREATS = 8
+
+Gradient = Callable[..., Tensor]
+
+
+@dataclass
+class State:
+    """All chains at one step of the plan: position and momentum (chain, dim), mean squared gradient (dim,)."""
+
+    step: int
+    z: Tensor
+    v: Tensor
+    second: Tensor
+
+
+class StepSize:
+    r"""Chooses :math:`\varepsilon` during warm-up and keeps it afterwards.
+
+    .. math:: \varepsilon = \min\Big( \frac{\kappa}{\lambda_{\max}}, \ \frac{0.1}{r \max_s \bar V_s} \Big)
+
+    The first bounds the error of the discretisation: :math:`\lambda_{\max}` is the largest curvature of the log joint
+    over the chains, and beyond :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. The second bounds the heat of
+    mini-batches: :math:`\bar V_s` is the mean variance of the gradient over a site's coordinates, which raises the
+    temperature by :math:`r \varepsilon \bar V`. Both are taken anew ten times in warm-up, as the chains move; the
+    smallest of the second half stays. Chains that leave the finite numbers, or whose log joint falls further than heat
+    can take it, go back to the last look with a quarter of :math:`\kappa`.
+
+    Args:
+        density: of the model.
+        share: κ.
+        heating: r.
+        num_warmup: steps of warm-up.
+        noisy: whether there are mini-batches.
+        drop: nats by which the log joint may fall.
+    """
+
+    def __init__(
+        self, density: Density, *, share: float, heating: float, num_warmup: int, noisy: bool, drop: float
+    ):
+        self.density, self.share, self.heating, self.noisy, self.drop = density, share, heating, noisy, drop
+        self.num_warmup = num_warmup
+        self.looks = {num_warmup * look // NUM_LOOKS for look in range(NUM_LOOKS)}
+        self.value = 0.0
+        self.settled: list[float] = []
+        self.retreats = 0
+        self.best = -float("inf")
+        self.vector: Tensor | None = None
+        self.saved: State | None = None
+
+    def look(
+        self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]
+    ) -> None:
+        """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
+        self.saved = State(state.step, *(value.clone() for value in (state.z, state.v, state.second)))
+        root = metric.sqrt()
+        curvature = self._curvature(state.z, root, *log_joint(next(batches)))
+        bounds = [self.share / max(curvature, 1e-30)]
+        if self.noisy:
+            variance = self._noise(state.z, root, (log_joint(batch) for batch in batches))
+            bounds.append(HEAT / (self.heating * max(variance, 1e-30)))
+        self.value = min(bounds)
+        if 2 * state.step >= self.num_warmup:
+            self.settled.append(self.value)
+            self.value = min(self.settled)
+
+    def retreat(self) -> State | None:
+        """The state to go back to, with half the step length from now on; None when that has been tried enough."""
+        self.retreats += 1
+        if self.retreats > NUM_RETREATS:
+            return None
+        self.share, self.value = self.share / 4, self.value / 4
+        self.settled = [value / 4 for value in self.settled]
+        saved = self.saved
+        return State(saved.step, saved.z.clone(), torch.zeros_like(saved.v), saved.second.clone())
+
+    def strayed(self, z: Tensor, lp: Tensor) -> bool:
+        """Whether a chain is where heat cannot take it."""
+        finite = bool(torch.isfinite(z).all() and torch.isfinite(lp).all())
+        if not finite:
+            return True
+        worst, self.best = float(lp.min()), max(self.best, float(lp.min()))
+        return worst < self.best - self.drop
+
+    def _curvature(
+        self, z: Tensor, root: Tensor, log_joint: Callable[..., Tensor], rows: Tensor, dim: int | None
+    ) -> float:
+        """Largest eigenvalue, over the chains, of minus the Hessian in the metric, by power iteration."""
+
+        def product(z: Tensor, vector: Tensor, rows: Tensor) -> Tensor:
+            # reverse over reverse: forward mode does not follow the float64 sums of the density
+            def slope(point: Tensor) -> Tensor:
+                return (torch.func.grad(log_joint)(point, rows) * vector).sum()
+
+            return torch.func.grad(slope)(z)
+
+        together = torch.func.vmap(product, in_dims=(0, 0, dim), randomness="different")
+        num_steps = NUM_POWER if self.vector is None else NUM_MORE
+        vector = torch.randn_like(z) if self.vector is None else self.vector
+        for _ in range(num_steps):
+            vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            vector = root * together(z, root * vector, rows)
+        size = vector.norm(dim=1)
+        self.vector = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
+        return float(size.max())
+
+    def _noise(self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]]) -> float:
+        """The largest mean variance of the gradient, in the metric, over any site's coordinates."""
+        drawn = []
+        for log_joint, rows, dim in itertools.islice(batches, NUM_GRADIENTS):
+            slope = torch.func.vmap(torch.func.grad(log_joint), in_dims=(0, dim), randomness="different")
+            drawn.append(root * slope(z, rows))
+        variance = torch.stack(drawn).double().var(0)
+        return max(float(variance[:, site.start : site.stop].mean()) for site in self.density.sites)
