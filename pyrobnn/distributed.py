@@ -24,7 +24,8 @@ def process_group(backend: str | None = None) -> Iterator[int]:
     Without ``torchrun`` there is one rank, 0, and no group. A group that exists already is used and left alone.
 
     Args:
-        backend: ``"gloo"`` or ``"nccl"``; default NCCL where there is a GPU, else gloo.
+        backend: ``"gloo"`` or ``"nccl"``; default NCCL where each rank of this machine has a GPU, else gloo. Under NCCL
+            GPU number ``LOCAL_RANK`` is the current device inside the block.
 
     Example:
         >>> with process_group() as rank:
@@ -37,12 +38,15 @@ def process_group(backend: str | None = None) -> Iterator[int]:
     if "WORLD_SIZE" not in os.environ:
         yield 0
         return
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(backend)
-    try:
-        yield dist.get_rank()
-    finally:
-        dist.destroy_process_group()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    backend = backend or ("nccl" if torch.cuda.device_count() >= here else "gloo")
+    # NCCL's collectives take place on the current device, by default the first one for every rank
+    with torch.cuda.device(_own_gpu()) if backend == "nccl" else contextlib.nullcontext():
+        dist.init_process_group(backend)
+        try:
+            yield dist.get_rank()
+        finally:
+            dist.destroy_process_group()
 
 
 def fit_on_ranks(
@@ -89,7 +93,7 @@ def fit_on_ranks(
     active = dist.is_available() and dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if active else (0, 1)
     if device is None and active and dist.get_backend() == "nccl":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        device = _own_gpu()
     posterior = method.fit(
         model, x, y, num_draws=num_draws, seed=seed * ranks + rank, init=init, device=device
     )
@@ -121,8 +125,14 @@ def gather(posterior: Posterior, *, seed: int) -> Posterior:
 def _chains_of_all(value: Tensor) -> Tensor:
     # collectives know no booleans
     sent = value.to(torch.uint8) if value.dtype == torch.bool else value
+    if dist.get_backend() == "nccl":  # nor tensors of the CPU, where draws that went to a file lie
+        sent = sent.to(_own_gpu())
     parts = [
         torch.empty_like(sent, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
     ]
     dist.all_gather(parts, sent.contiguous())
-    return torch.cat(parts).to(value.dtype)
+    return torch.cat(parts).to(value)
+
+
+def _own_gpu() -> str:
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -81,3 +82,24 @@ def test_a_method_without_chains_is_refused():
     model, x, y = problem()
     with pytest.raises(TypeError, match="no chains"):
         distributed.fit_on_ranks(MAP(compile=False), model, x, y)
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl")])
+def test_every_rank_has_a_gpu_of_its_own_or_none_has(gpus, backend, monkeypatch):
+    entered, started = [], []
+
+    @contextlib.contextmanager
+    def current(device):
+        entered.append(device)
+        yield
+
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(torch.distributed, "init_process_group", started.append)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    with distributed.process_group() as rank:
+        assert rank == 1 and started == [backend]
+        assert entered == (["cuda:1"] if backend == "nccl" else [])
