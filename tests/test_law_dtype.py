@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 
 import pyro.distributions as dist
 import pytest
 import torch
-from helpers import seeded
-from models import normal_prior, toy_net
+from helpers import assert_mean_within, seeded
+from models import diabetes_linear, diabetes_model, normal_prior, toy_net
 from test_contract import METHODS, X, Y, num_draws
 
 import pyrobnn as pb
@@ -82,3 +83,56 @@ def test_curvature_agrees(structure, tune):
         effective = float(single.moments(x)[1].double().sum()) / 0.03**2
         assert 0 < effective < NUM_DATA
         assert effective == pytest.approx(float(double.moments(x64)[1].sum()) / 0.03**2, abs=0.01)
+
+
+# -- six data, eleven weights: every method's answer ---------------------------------------------------------------
+
+#: long enough to have an answer
+SETTINGS = {
+    "SVI": {"num_steps": 2500},
+    "SVI-low-rank": {"num_steps": 2500},
+}
+MARKOV = {"NUTS", "NUTS-pyro", "SGLD", "SGHMC"}
+DETERMINISTIC = {"MLE", "MAP", "SWA"}
+EVIDENCE = [name for name in METHODS if name.startswith(("Laplace", "SVI"))]
+
+
+@functools.cache
+def few_data(name: str, dtype: torch.dtype) -> tuple[pb.Posterior, torch.Tensor]:
+    """Posterior of a linear model on six rows, and its f at another, (chain, draw, 1, 1)."""
+    truth = diabetes_linear()
+    x, y = truth["x"].to(dtype), truth["y"].to(dtype)
+    method = dataclasses.replace(METHODS[name], **SETTINGS.get(name, {}))
+    draws = {"num_draws": 1000} if num_draws(name) else {}
+    posterior = method.fit(diabetes_model(dtype), x[:6], y[:6], seed=3, **draws)
+    return posterior, posterior.predict(x[6:7]).f.double()
+
+
+def _slow(names, quick) -> list:
+    return [pytest.param(name, marks=[] if name.startswith(quick) else [pytest.mark.slow]) for name in names]
+
+
+@pytest.mark.parametrize("name", _slow(METHODS, ("MAP", "Laplace", "SWAG")))
+def test_predictive_agrees(name):
+    if name == "MCDropout" or name.startswith("SVI"):
+        pytest.skip("trained by random gradients: two fits differ by more than the error of their draws")
+    if name in MARKOV:
+        pytest.skip("chains long enough to be compared take minutes without a compiler")
+    if name == "DeepEnsemble":
+        pytest.skip("its members start from random weights, other ones in another dtype")
+    (_, single), (_, double) = (few_data(name, dtype) for dtype in DTYPES)
+    if name in DETERMINISTIC:
+        torch.testing.assert_close(single, double, rtol=1e-3, atol=1e-3)
+        return
+    if torch.allclose(single, double, rtol=1e-3, atol=1e-3):
+        return  # even the draws are the same
+    assert_mean_within(single - double, 0.0, min_ess=100, name="mean of f")
+    centre = (single.mean((0, 1)) + double.mean((0, 1))) / 2
+    squares = (single - centre) ** 2 - (double - centre) ** 2
+    assert_mean_within(squares, 0.0, min_ess=100, name="variance of f")
+
+
+@pytest.mark.parametrize("name", _slow(EVIDENCE, ("Laplace",)))
+def test_evidence_agrees(name):
+    single, double = (few_data(name, dtype)[0].log_evidence for dtype in DTYPES)
+    assert abs(single - double) < 0.5
