@@ -21,7 +21,7 @@ def _fit(start=None, **options):
 
 
 def test_adam_is_torch_adam():
-    for schedule in (None, "cosine", "one_cycle", lambda step: 1 / (1 + step)):
+    for schedule in (None, "cosine", "hold_cosine", "one_cycle", lambda step: 1 / (1 + step)):
         ours = _fit(lr_schedule=schedule, compile=False)
         theirs = _fit(optimizer=lambda p: torch.optim.Adam(p, lr=0.1), lr_schedule=schedule, compile=False)
         torch.testing.assert_close(ours.params, theirs.params, atol=1e-4, rtol=1e-4)

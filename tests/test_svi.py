@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn import kl_schedules
+from pyrobnn.inference.elbo_notes import elbo_notes
+from pyrobnn.inference.families import FullRank
 from pyrobnn.inference.svi import SVI
 
 BEST_MEAN_FIELD_ELBO = -503.79427
@@ -254,6 +256,55 @@ def test_tempered_posterior_is_the_tempered_one(exact):
     _, scale = _moments(posterior)
     assert posterior.meta["temperature"] == pytest.approx(0.1)
     assert float((scale * precision.diagonal().sqrt() - 1).abs().max()) < 0.05
+
+
+def test_steps_of_every_parameter_keep_a_full_rank_guide_well_conditioned():
+    family = FullRank(torch.zeros(200), 0.01)
+    start = family.initial()
+    with seeded(0):  # what Adam's noise does to parameters without a gradient: ten steps of 0.01 on each
+        walked = start + 0.1 * torch.randn_like(start) * (torch.arange(family.size) >= 2 * 200)
+        before, after = (family.draw(phi).moments.var.sqrt() for phi in (start, walked))
+        assert float((after / before - 1).abs().max()) < 0.05
+        q = family.approximation(
+            walked, pb.Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(200), 1.0).to_event(1)))
+        )
+        precise = q.distribution.precision_matrix * 0.01**2
+    assert float(precise.diagonal().max()) < 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", ["full_rank", "flow"])
+def test_correlated_guides_end_above_mean_field_on_a_relu_net(guide):
+    generator = torch.Generator().manual_seed(0)
+    x = 4 * torch.rand(100, 2, generator=generator) - 2
+    y = torch.sin(x[:, :1]) * x[:, 1:] + 0.1 * torch.randn(100, 1, generator=generator)
+    net = pb.networks.mlp(2, (50,), 1, activation=torch.nn.ReLU, seed=0)
+    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
+    richer, simple = (
+        SVI(guide=name, num_steps=2000).fit(model, x, y, num_draws=100) for name in (guide, "mean_field")
+    )
+    assert richer.log_evidence > simple.log_evidence - 5 * simple.meta["elbo_error"]
+    assert not richer.meta["warnings"] and richer.log_evidence < float(richer.history["elbo"].max())
+
+
+def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
+    def notes(track, value, error=0.1, draw=0.0):
+        return elbo_notes(torch.tensor(track), value, error, {"net.weight": torch.tensor([[draw]])})
+
+    with seeded(0):
+        noise = torch.randn(400)
+    rising = (noise + torch.linspace(-100.0, -50.0, 400)).tolist()
+    assert notes(rising, -50.0) == [] and notes(rising[:10], -80.0) == []
+    (note,) = notes(rising, -60.0)
+    assert "ends at -60.0 ± 0.1, below the -5" in note and "not converged" in note
+    assert notes(rising, -60.0, error=2.0) == []  # it is not known to be lower
+    for value in (math.inf, math.nan):
+        assert "log_evidence says nothing" in notes(rising, value)[0]
+    assert "draws of net.weight are not finite" in notes(rising, -50.0, draw=math.nan)[0]
+    with pytest.warns(UserWarning, match="below the .* surely had on the way"):
+        # a learning rate that jumps when the fit is nearly done
+        posterior = _fit(num_steps=600, lr=0.03, average=0.0, lr_schedule=lambda k: 1.0 if k < 590 else 50.0)
+    assert len(posterior.meta["warnings"]) == 1
 
 
 def test_scale_cap_holds_and_can_be_left_again():

@@ -18,6 +18,8 @@ from pyrobnn.inference.families import Draw
 
 #: a coupling multiplies by at most e^±2, so that no early step can blow up
 _LOG_SCALE_BOUND = 2.0
+#: an optimiser's step of the networks relative to that of locations and scales: the fit diverges at the same step
+_NETWORK_STEP = 0.03
 
 
 class CouplingFlow:
@@ -66,7 +68,8 @@ class CouplingFlow:
             elif name == "raw_scale":
                 parts.append(torch.full_like(self.loc, math.log(math.expm1(self.init_scale))))
             elif name.endswith(".in"):
-                parts.append(torch.randn(shape, generator=generator).to(self.loc) / math.sqrt(shape[1]))
+                scale = 1 / (math.sqrt(shape[1]) * _NETWORK_STEP)
+                parts.append(torch.randn(shape, generator=generator).to(self.loc) * scale)
             else:
                 parts.append(self.loc.new_zeros(shape))
         return torch.cat([part.reshape(-1) for part in parts])
@@ -75,7 +78,8 @@ class CouplingFlow:
         """The named tensors of a flat parameter vector."""
         parts = phi.split([math.prod(shape) for shape in self.shapes.values()])
         return {
-            name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+            name: part.reshape(shape) * (1.0 if name in ("loc", "raw_scale") else _NETWORK_STEP)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
     def draw(self, phi: Tensor) -> Draw:

@@ -18,6 +18,9 @@ from pyrobnn.density import Density
 from pyrobnn.memory import require
 
 _LOG_2PI = math.log(2 * math.pi)
+#: low-rank columns relative to the scales: their size at the start, and an optimiser's step of them. Collinear weights
+#: need columns many times the scale, which a step of one takes too long to reach.
+_COLUMN_START, _COLUMN_STEP = 0.2, 2.0
 
 
 class Moments(NamedTuple):
@@ -109,7 +112,7 @@ class MeanField:
 
 
 class FullRank:
-    r"""A normal with any covariance, :math:`z = \mu + \mathrm{diag}(\sigma) (I + C) \epsilon`, C strictly lower.
+    r"""A normal with any covariance, :math:`z = \mu + \sigma \odot (I + C / \sqrt{n}) \epsilon`, C strictly lower.
 
     Args:
         loc: initial means (dim,).
@@ -133,7 +136,10 @@ class FullRank:
         # where each entry of the matrix is read from: the strict lower triangle, else a slot that is masked
         self._source = torch.zeros(self.dim, self.dim, dtype=torch.long, device=loc.device)
         self._source[row, column] = torch.arange(len(row), device=loc.device)
-        self._lower = torch.ones(self.dim, self.dim, dtype=loc.dtype, device=loc.device).tril(-1)
+        # Adam moves every parameter by lr, and so a row of n of them by √n lr: divided by √n, a row moves like a scale.
+        # Without it the noise of many small entries makes a factor whose inverse grows exponentially with n.
+        unit = torch.full((self.dim, self.dim), 1 / math.sqrt(self.dim), dtype=loc.dtype, device=loc.device)
+        self._lower = unit.tril(-1)
         self._eye = torch.eye(self.dim, dtype=loc.dtype, device=loc.device)
 
     def initial(self) -> Tensor:
@@ -160,17 +166,19 @@ class FullRank:
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, _, tril = self.factor(phi)
-        return FlatApproximation(layout, "full_rank", {"loc": loc, "scale_tril": tril})
+        # log q solves with the factor: float64
+        state = {"loc": loc.double(), "scale_tril": tril.double()}
+        return FlatApproximation(layout, "full_rank", state)
 
 
 class LowRank:
-    r"""A normal of covariance diagonal plus low rank, :math:`z = \mu + W \epsilon_1 + \sigma \odot \epsilon_2`.
+    r"""A normal of diagonal plus low-rank covariance, :math:`z = \mu + \sigma \odot (\epsilon + V \epsilon')`.
 
     Args:
         loc: initial means (dim,).
         init_scale: initial standard deviations.
-        rank: number of columns of W.
-        seed: of the small random start of W, without which its gradient vanishes.
+        rank: number r of columns of V.
+        seed: of the small random start of V, without which its gradient vanishes.
     """
 
     factorized = False
@@ -183,15 +191,15 @@ class LowRank:
     def initial(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(self.loc)
-        # half of the initial variance in each part
-        share = self.init_scale * math.sqrt(0.5)
-        raw = torch.full_like(self.loc, math.log(math.expm1(share)))
-        return torch.cat([self.loc, raw, columns * (share / math.sqrt(self.rank))])
+        raw = torch.full_like(self.loc, math.log(math.expm1(self.init_scale)))
+        return torch.cat([self.loc, raw, columns * (_COLUMN_START / _COLUMN_STEP)])
 
     def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
         loc, raw, columns = phi.split([self.dim, self.dim, self.dim * self.rank])
-        return loc, F.softplus(raw), columns.reshape(self.dim, self.rank)
+        scale = F.softplus(raw)
+        # in units of the scale, which an optimiser's step of lr would dwarf where weights are well determined
+        return loc, scale, scale[:, None] * columns.reshape(self.dim, self.rank) * _COLUMN_STEP
 
     def draw(self, phi: Tensor) -> Draw:
         loc, scale, columns = self.parts(phi)

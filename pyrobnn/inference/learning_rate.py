@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 Schedule = str | Callable[..., Any] | None
-SCHEDULES = ("cosine", "one_cycle")
+SCHEDULES = ("cosine", "hold_cosine", "one_cycle")
 
 
 def check_schedule(schedule: Schedule) -> None:
     """Raise a ValueError unless it is None, a known name, or callable."""
     if not (schedule is None or callable(schedule) or schedule in SCHEDULES):
         raise ValueError(
-            "'lr_schedule' must be None, 'cosine', 'one_cycle', a function step -> factor or a torch LRScheduler, "
-            f"got {schedule!r}"
+            "'lr_schedule' must be None, 'cosine', 'hold_cosine', 'one_cycle', a function step -> factor or a torch "
+            f"LRScheduler, got {schedule!r}"
         )
 
 
@@ -31,6 +31,8 @@ def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
         return torch.ones_like(progress)
     if schedule == "cosine":
         return 0.5 * (1 + torch.cos(math.pi * progress))
+    if schedule == "hold_cosine":
+        return 0.5 * (1 + torch.cos(math.pi * (2 * progress - 1).clamp_min(0)))
     if schedule == "one_cycle":
         return _one_cycle(progress)
     return torch.tensor([float(schedule(step)) for step in range(num_steps)], dtype=torch.float64)

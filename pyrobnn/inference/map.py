@@ -33,7 +33,8 @@ class MAP:
         num_steps: updates of the optimiser.
         lr: its peak learning rate.
         optimizer: ``"adam"`` or a function of the parameter list that returns a torch optimizer.
-        lr_schedule: None, ``"cosine"``, ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class.
+        lr_schedule: None, ``"cosine"``, ``"hold_cosine"``, ``"one_cycle"``, a function step → factor, or a torch
+            ``LRScheduler`` class.
         batch_size: mini-batches of this size; None uses all data at once.
         clip_norm: rescale gradients to at most this norm.
         patience: stop when the mean loss of this many steps no longer falls.

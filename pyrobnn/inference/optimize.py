@@ -119,8 +119,8 @@ def minimize(
         lr: peak learning rate.
         optimizer: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
             learning rate counts.
-        lr_schedule: None, ``"cosine"`` (to zero), ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler``
-            class or ``functools.partial`` of one.
+        lr_schedule: None, ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half), ``"one_cycle"``,
+            a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of one.
         clip_norm: rescale gradients to at most this norm.
         average: return the mean of the last ``average * num_steps`` iterates (0: the last one).
         patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
