@@ -145,3 +145,22 @@ def test_problem_keeps_its_data_in_memory():
     again = pb.MAP(num_steps=30, compile=False).fit(toy_model(), loader, seed=3)
     torch.testing.assert_close(posterior.draws, again.draws)
     assert prepare(toy_model(), loader, points="free", stream=True).num_data == 40
+
+
+def noisy_line(num_data: int, noise: float, likelihood, hidden: int = 50):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(-1, 1, num_data)[:, None]
+    net = pb.networks.mlp(1, (hidden, hidden), seed=0)
+    return pb.BNN(net, normal_prior(), likelihood), x, x + noise * torch.randn(x.shape, generator=generator)
+
+
+def test_learned_noise_that_follows_the_data_is_told():
+    model, x, y = noisy_line(10, 0.5, pb.likelihoods.HomoskedasticGaussian("learned"))
+    with pytest.warns(UserWarning, match="use up .* of 10 training values.*infer it with NUTS or SVI"):
+        pb.MLE(num_steps=1500, lr=0.02, compile=False).fit(model, x, y)
+
+
+def test_small_noise_of_many_data_is_not():
+    model, x, y = noisy_line(200, 0.01, pb.likelihoods.HomoskedasticGaussian("learned"))
+    posterior = pb.MAP(num_steps=300, polish_steps=0, compile=False).fit(model, x, y)
+    assert posterior.meta["warnings"] == []

@@ -17,6 +17,7 @@ from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior,
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.batches import scaled_program
 from pyrobnn.inference.dropout_masks import Mask, drop_inputs, inserted_masks, layer_masks, masked_weights
+from pyrobnn.inference.noise_check import noise_notes
 from pyrobnn.inference.optimize import OptimizerFactory, check_optimizer, minimize
 from pyrobnn.inference.point import start_values
 from pyrobnn.model import BNN
@@ -174,7 +175,7 @@ class MCDropout:
                 "warnings": [CAVEAT],
                 **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
             },
-            notes=[] if result is None else result.notes(self),
+            notes=[] if result is None else [*result.notes(self), *noise_notes(problem, values)],
             interrupted=result is not None and result.interrupted,
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import check_count
 from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior
+from pyrobnn.inference.noise_check import noise_notes
 from pyrobnn.inference.optimize import Result, check_optimizer, minimize
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
@@ -153,6 +154,15 @@ def point_posterior(
     }
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
-        notes=[*([] if result is None else result.notes(method)), *notes],
+        notes=[*([] if result is None else result.notes(method)), *_noise_notes(problem, draws, result), *notes],
         interrupted=result is not None and result.interrupted,
     )  # fmt: skip
+
+
+def _noise_notes(problem: Problem, draws: Mapping[str, Tensor], result: Result | None) -> list[str]:
+    """Of the first member whose learned noise follows the data; none of a snapshot on the way."""
+    if result is None:
+        return []
+    members = range(next(iter(draws.values())).shape[1])
+    found = (noise_notes(problem, {name: value[0, m] for name, value in draws.items()}) for m in members)
+    return next((notes for notes in found if notes), [])

@@ -22,6 +22,7 @@ from pyrobnn.inference.elbo_notes import elbo_notes
 from pyrobnn.inference.evidence import evaluate_elbo, importance_stats
 from pyrobnn.inference.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.learning_rate import Schedule
+from pyrobnn.inference.noise_check import noise_notes
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.point import start_values
 from pyrobnn.inference.program import check_batched, check_proper
@@ -346,6 +347,7 @@ class _Fit:
         if value is None:
             missing = "" if stats else " and no log p of its draws (k-hat, LOO)"
             notes.append(f"its ELBO was not evaluated: there is no log evidence{missing}")
+        notes += noise_notes(problem, values | {name: value[0].mean(0) for name, value in draws.items()})
         meta |= {
             "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": error,
             "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),

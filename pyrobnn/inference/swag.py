@@ -19,6 +19,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.batches import Inputs, check_batch_size, independent_batches
+from pyrobnn.inference.noise_check import noise_notes
 from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.point import check_point_fit, start_values
 from pyrobnn.inference.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
@@ -354,6 +355,7 @@ class _Run:
         self, draws: dict[str, Tensor], result: Result, points: dict[str, Tensor], meta: Any, **rest: Any
     ) -> Posterior:
         """The posterior of ``draws``, with batch-norm statistics of their own."""
+        centre = points | {name: value[0].mean(0) for name, value in draws.items()}
         posterior = make_posterior(
             self.problem,
             self.method,
@@ -365,7 +367,7 @@ class _Run:
             # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
             importance=self.problem.loader is None,
             meta={**meta, "lr": self.lr, "num_steps": result.num_steps, "stopped": result.stopped},
-            notes=result.notes(self.method),
+            notes=[*result.notes(self.method), *noise_notes(self.problem, centre)],
             interrupted=result.interrupted,
             **rest,
         )
