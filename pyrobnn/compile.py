@@ -168,10 +168,11 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings: dict[str, Any] = dict(_INDUCTOR)
-    on_cpu, on_stack = all(tensor.device.type == "cpu" for tensor in inputs), False
+    device = next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
+    on_cpu, on_stack = device.type == "cpu", False
     if on_cpu:
         lift_repeats(graph)
-    fold_constants(graph)
+    fold_constants(graph, device)
     if on_cpu:
         # calls and allocations in C++ instead of Python
         settings["cpp_wrapper"] = True

@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from pyrobnn.compile_graph import ACTIVATIONS, operator, settled_node, shape_of, size
 
 _ATEN = torch.ops.aten
+_CPU = torch.device("cpu")
 _SMALL = 2**13  # elements of a constant that is packed with others
 _MANY = 16  # repetitions from which something costly is computed once and read from memory,
 _SEVERAL, _MUCH_WORK = 4, 4  # or from which it is, if it takes so many operations
@@ -35,11 +36,15 @@ _COSTLY = {
 _SUMS = {_ATEN.sum, _ATEN.mean, _ATEN.logsumexp, _ATEN.amax}
 
 
-def fold_constants(graph: GraphModule) -> None:
+def fold_constants(graph: GraphModule, device: torch.device = _CPU) -> None:
     """Replace what depends on constants alone (the data, the parameters of a prior) by its value; pack small constants.
 
     Nothing is folded that is drawn at random, written into, returned, or larger than what it is computed from. Every
     constant is an argument of every call, which is why the small ones of a type share one tensor.
+
+    Args:
+        graph: changed in place.
+        device: where the graph computes.
     """
     exposed = _exposed(graph)
     values: dict[Node, Tensor] = {}
@@ -61,7 +66,7 @@ def fold_constants(graph: GraphModule) -> None:
         if node in inner and node.op != "get_attr" and not inner.issuperset(node.users):
             _become(graph, node, value)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr" and not _pure(node))
-    _pack(graph, exposed)
+    _pack(graph, exposed, device)
     used = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
     for name in [name for name, _ in graph.named_buffers() if name not in used]:
         delattr(graph, name)
@@ -77,12 +82,18 @@ def _become(graph: GraphModule, node: Node, value: Tensor) -> None:
     node.replace_all_uses_with(constant)
 
 
-def _pack(graph: GraphModule, exposed: set[Node]) -> None:
-    """One tensor of each type for all small constants."""
+def _pack(graph: GraphModule, exposed: set[Node], device: torch.device) -> None:
+    """One tensor of each type for all small constants of the device.
+
+    Where the graph computes elsewhere, those on the CPU are left alone: a scalar of its own is a literal to inductor,
+    but one that lies in a longer tensor is memory that a kernel of the device cannot read.
+    """
     small: dict[tuple[torch.dtype, torch.device], list[Node]] = {}
     for node in graph.graph.nodes:
         value = getattr(graph, node.target) if node.op == "get_attr" and node not in exposed else None
-        if isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= _SMALL:
+        if not isinstance(value, Tensor) or value.device.type != device.type:
+            continue
+        if value.layout == torch.strided and value.numel() <= _SMALL:
             small.setdefault((value.dtype, value.device), []).append(node)
     for i, nodes in enumerate(small.values()):
         parts, start = [_distinct(getattr(graph, node.target)) for node in nodes], 0
