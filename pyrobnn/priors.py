@@ -61,7 +61,8 @@ class ScaleMixtureNormal(TorchDistribution):
         """Log density, elementwise; shape of ``value``."""
         wide = self.pi.log() + dist.Normal(0.0, self.scale1).log_prob(value)
         narrow = torch.log1p(-self.pi) + dist.Normal(0.0, self.scale2).log_prob(value)
-        return torch.logaddexp(wide, narrow)
+        # logaddexp's second derivative is inf / inf where one component is e^88 times the other
+        return torch.stack(torch.broadcast_tensors(wide, narrow)).logsumexp(0)
 
     def sample(self, sample_shape=()) -> Tensor:
         """Draws of shape (\\*sample_shape, \\*batch_shape)."""

@@ -19,6 +19,9 @@ FAMILIES = {
     "TransformedDistribution": dist.TransformedDistribution(
         dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE), transforms.TanhTransform()]
     ),
+    "inverse": dist.TransformedDistribution(
+        dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE).inv]
+    ),
     "Independent": dist.Normal(LOC.expand(8, 1), SCALE).to_event(1),
     "ExpandedDistribution": dist.Uniform(-SCALE, SCALE).expand([1]),
     "MultivariateNormal": dist.MultivariateNormal(torch.zeros(1), torch.eye(1)),
@@ -78,6 +81,22 @@ def test_what_cannot_follow_is_refused():
     prior = pb.priors.IIDPrior(Hidden(torch.tensor(1.0)))
     with pytest.raises(ValueError, match="'0.weight', a Hidden, cannot follow the net to torch.float64"):
         pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.003, 0.05, 1.0, 30.0])
+def test_the_mixture_has_finite_second_derivatives(value):
+    mixture, at = pb.priors.ScaleMixture().distribution, torch.tensor(value)
+    density, exact = mixture.log_prob, torch.tensor(value, dtype=torch.float64)
+    narrow = pb.priors.ScaleMixtureNormal(
+        mixture.pi.double(), mixture.scale1.double(), mixture.scale2.double()
+    )
+    torch.testing.assert_close(density(at).double(), narrow.log_prob(exact), rtol=1e-5, atol=1e-5)
+    second = torch.func.grad(torch.func.grad(density))(at)
+    step = 1e-5
+    difference = (
+        narrow.log_prob(exact + step) - 2 * narrow.log_prob(exact) + narrow.log_prob(exact - step)
+    ) / step**2
+    torch.testing.assert_close(second.double(), difference, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:100% of the draws")
