@@ -63,7 +63,8 @@ class Likelihood:
 
     def like(self, weight: Tensor) -> Likelihood:
         """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""
-        moved = copy.deepcopy(self).to(weight.device)
+        own = {id(self.priors): {}, id(self.points): {}}  # copied below
+        moved = copy.deepcopy(self, own).to(weight.device)
         moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
         moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
         return moved

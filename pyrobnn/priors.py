@@ -279,7 +279,11 @@ class _Copies(TorchFunctionMode):
         value = args[0]
         moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
         self.changed |= moved is not value
-        return nn.Parameter(moved.detach(), value.requires_grad) if isinstance(value, nn.Parameter) else moved
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(moved.detach(), value.requires_grad)
+        # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
+        self.changed |= value.requires_grad
+        return moved.detach() if value.requires_grad else moved
 
 
 def _check_selection(prior: Prior, net: nn.Module) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -81,6 +83,20 @@ def test_what_cannot_follow_is_refused():
     prior = pb.priors.IIDPrior(Hidden(torch.tensor(1.0)))
     with pytest.raises(ValueError, match="'0.weight', a Hidden, cannot follow the net to torch.float64"):
         pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_numbers_with_a_graph_are_cut_from_it(leaf):
+    scale = torch.tensor(1.0, requires_grad=True)
+    own = scale if leaf else 2.0 * scale
+    likelihood = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(own))
+    model = pb.BNN(toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, own)), likelihood)
+    for prior in copy.deepcopy(model).priors.values():
+        assert not prior.log_prob(torch.full(prior.shape(), 0.5)).requires_grad
+    (mine,) = likelihood.priors.values()  # the user's own is as it was
+    assert mine.log_prob(torch.tensor(0.5)).requires_grad
+    x, y = toy(10)
+    pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.003, 0.05, 1.0, 30.0])
