@@ -19,6 +19,7 @@ from torch import Tensor
 from pyrobnn.checks import Refused
 from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
+from pyrobnn.curvature.resolution import EPS, Resolution, check_finite, resolved
 
 Structure = Literal["full", "kron", "diag"]
 
@@ -65,7 +66,9 @@ class FullCurvature:
     """All correlations. With fewer rows N·k than weights p through the rows' Gram matrix, else the p × p matrix itself.
 
     Both are exact; the Gram side costs (N·k)² p and its spectrum is one small eigendecomposition. On the other side an
-    eigendecomposition costs some seventy Cholesky factorisations (measured at p = 3301), so these are used.
+    eigendecomposition costs some seventy Cholesky factorisations (measured at p = 3301), so these are used, as long as
+    the prior does not drown in the rounding of H̃. Where it does, a factorisation fails or counts rounding as curvature:
+    then the spectrum is taken, and what float64 cannot tell from zero is zero.
     """
 
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: Root, prior_prec: Tensor):
@@ -76,19 +79,25 @@ class FullCurvature:
         self.matrix: Tensor | None = None
         with torch.no_grad():
             num_rows = len(x) * root(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
+        self.num_rows = num_rows
         width = num_rows // len(x)
         parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
         if num_rows < jacobian.size:
             rows = [jacobian.rows(part, root)[1].flatten(0, 1) * whiten for part in parts]
-            self.rows = torch.cat(rows)
+            self.rows = check_finite(torch.cat(rows))
+            self.dtype = self.rows.dtype
             self.values, self.basis = _spectrum(self.rows)
             return
+        self.dtype = prior_prec.dtype
         self.matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
         if width > 1 and len(jacobian.layers) == 1:
             self._add_single_layer(jacobian, x, root, whiten.double())
-            return
-        for part in parts:
-            self.matrix += _gram(jacobian.rows(part, root)[1].flatten(0, 1) * whiten)
+        else:
+            for part in parts:
+                self.matrix += _gram(jacobian.rows(part, root)[1].flatten(0, 1) * whiten)
+        check_finite(self.matrix)
+        #: no less than the largest eigenvalue
+        self.norm = float(torch.linalg.matrix_norm(self.matrix))
 
     def _add_single_layer(self, jacobian: NetworkJacobian, x: Tensor, root: Root, whiten: Tensor) -> None:
         """Σ_n B_n ⊗ a_n a_nᵀ with B_n = Σ_k g gᵀ: the k columns are summed before the inputs multiply them."""
@@ -113,6 +122,28 @@ class FullCurvature:
         self.matrix[flat[:, None], flat] = total.reshape(len(flat), -1)
         self.matrix *= whiten.unsqueeze(1) * whiten
 
+    def _stiff(self, tau: Tensor, c: Tensor | float) -> bool:
+        """Whether the least prior precision is below the rounding of c H̃."""
+        size = len(self.index) if self.rows is None else self.num_rows
+        return float(torch.as_tensor(c).detach()) * self.resolution().top * size * EPS > float(
+            tau.detach().min()
+        )
+
+    def _decompose(self) -> None:
+        """Rows √λ vᵀ in place of the matrix."""
+        values, vectors = torch.linalg.eigh(self.matrix)
+        keep = resolved(values)
+        self.values, self.basis = values[keep], vectors[:, keep]
+        self.rows, self.matrix = (self.basis * self.values.sqrt()).T, None
+
+    def resolution(self) -> Resolution:
+        """How far down the curvature is known."""
+        if self.rows is None:
+            return Resolution(self.norm, 0.0, 0, self.dtype)
+        top = float(self.values[-1]) if len(self.values) else 0.0
+        size = min(self.num_rows, len(self.index))
+        return Resolution(top, top * size * EPS, size - len(self.values), self.dtype)
+
     @property
     def cheap(self) -> bool:
         """Whether evaluating :meth:`log_det` takes no new factorisation."""
@@ -120,6 +151,8 @@ class FullCurvature:
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
+        if self.rows is None and self._stiff(tau, c):
+            self._decompose()
         if self.rows is not None and len(tau) == 1:
             return (c * self.values / tau).log1p().sum() + len(self.index) * tau.log().sum()
         if self.rows is None:
@@ -127,6 +160,10 @@ class FullCurvature:
             return 2 * torch.linalg.cholesky(matrix).diagonal().log().sum()
         sizes = torch.bincount(self.group).to(tau)
         inside = torch.einsum("g,gnm->nm", c / tau, self.grams)
+        if self._stiff(tau, c):  # its rounding exceeds the 1 that is added to it
+            values = torch.linalg.eigvalsh(inside)
+            values = torch.where(resolved(values.detach()), values, 0.0)
+            return values.log1p().sum() + (sizes * tau.log()).sum()
         inside = inside + torch.eye(len(inside), dtype=inside.dtype, device=inside.device)
         return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + (sizes * tau.log()).sum()
 
@@ -140,6 +177,8 @@ class FullCurvature:
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
+        if self.rows is None and self._stiff(tau, c):
+            self._decompose()
         if self.rows is None:
             scale = self.prior_prec.double().sqrt()
             matrix = c * self.matrix + torch.diag(self._spread(tau))
@@ -177,7 +216,7 @@ class DiagCurvature:
                 else:
                     square = factors.rows().square().sum((0, 1))
                 total[jacobian.positions(layer).reshape(-1)] += square.reshape(-1).double()
-        self.values = total / prior_prec.double()
+        self.values = check_finite(total / prior_prec.double())
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
@@ -210,15 +249,18 @@ class KronCurvature:
         #: whether some layer's prior precision had to be averaged over its output rows
         self.averaged = False
         self.layers = []
+        self.resolutions: list[Resolution] = []
         for layer, a, b, count in zip(jacobian.layers, inputs, grads, positions):
             place = jacobian.positions(layer)
             prior = prior_prec[place].double()
             columns = prior.mean(0)
             self.averaged |= bool(((prior - columns).abs() > 1e-5 * columns).any())
             white = a / count * (columns.rsqrt().unsqueeze(1) * columns.rsqrt())
-            in_values, in_basis = torch.linalg.eigh(white)
-            out_values, out_basis = torch.linalg.eigh(b)
-            values = out_values.clamp_min(0).unsqueeze(1) * in_values.clamp_min(0)
+            in_values, in_basis = _decomposed(white)
+            out_values, out_basis = _decomposed(b)
+            values = out_values.unsqueeze(1) * in_values
+            top, least = float(values[-1, -1]), max(values.shape) * EPS
+            self.resolutions.append(Resolution(top, top * least, int((values == 0).sum()), prior_prec.dtype))
             group = int(self.group[place[0, 0]])
             self.layers.append((layer.index.reshape(-1), group, out_basis, in_basis, values, columns.rsqrt()))
 
@@ -242,6 +284,10 @@ class KronCurvature:
             )
             for index, group, out_basis, in_basis, values, scale in self.layers
         ]
+
+    def resolution(self) -> Resolution:
+        """How far down the curvature is known, in the worst layer."""
+        return max(self.resolutions, key=lambda layer: layer.top)
 
     @staticmethod
     def _accumulate(
@@ -280,9 +326,8 @@ def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     these are float32. A cut at float32's resolution would drop thousands of prior precisions of curvature. For the same
     reason the eigenvectors are formed in float64: Rᵀv cancels down to √λ.
     """
-    gram = _gram(rows.T)
-    values, vectors = torch.linalg.eigh(gram)
-    keep = values > values[-1:].clamp_min(0) * len(values) * torch.finfo(gram.dtype).eps
+    values, vectors = torch.linalg.eigh(_gram(rows.T))
+    keep = resolved(values)
     values = values[keep]
     mix = vectors[:, keep] * values.rsqrt()
     basis = rows.new_empty(rows.shape[1], len(values))
@@ -290,6 +335,12 @@ def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     for part, target in zip(rows.T.split(size), basis.split(size)):
         target.copy_(part.double() @ mix)
     return values, basis
+
+
+def _decomposed(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, zero where float64 cannot tell them from it, and eigenvectors of a Kronecker factor."""
+    values, vectors = torch.linalg.eigh(check_finite(factor))
+    return torch.where(resolved(values), values, 0.0), vectors
 
 
 def _gram(matrix: Tensor) -> Tensor:

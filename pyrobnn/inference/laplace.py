@@ -158,7 +158,8 @@ class Laplace:
             MemoryError: a full precision that does not fit; the message has the bytes and the alternatives.
 
         Warns:
-            UserWarning: the mode is not converged, the precision had to be damped, a factor ended at its bound.
+            UserWarning: the mode is not converged, the precision had to be damped or is beyond floating point, a factor
+                ended at its bound.
         """
         check_fit(num_draws, seed)
         problem = prepare(model, x, y, points="free", device=device)
@@ -193,6 +194,7 @@ class Laplace:
         approximation = BlockGaussian(_layout(centre), centre.mode, precision.blocks)
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
+        _report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
         timings = {"mode": found - started, "fit": time.perf_counter() - started}
         network, moments = _networks(self, precision)
         return make_posterior(
@@ -288,10 +290,21 @@ def _record(precision: Precision, remarks: list[str], given: bool) -> dict[str, 
     }
 
 
+def _report_frozen(draws: Mapping[str, Tensor], remarks: list[str]) -> None:
+    """Adds to the remarks that widths are lost where they are added to the mode."""
+    moved = torch.cat([(value != value[:, :1]).any(1).flatten() for value in draws.values()])
+    if next(iter(draws.values())).shape[1] > 1 and not bool(moved.all()):
+        dtype = str(next(iter(draws.values())).dtype).removeprefix("torch.")
+        remarks.append(
+            f"{int((~moved).sum())} of {len(moved)} weights are the same in all draws: {dtype} does not resolve so "
+            "narrow a posterior around them. Use a larger noise, or a float64 net (net.double())"
+        )
+
+
 def _newton_distance(blocks: Sequence[Block], gradient: Tensor) -> float:
     parts = [block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks]
     return float(torch.stack(parts).sum().sqrt())
 
 
 def _norm(blocks: Sequence[Block], gradient: Tensor) -> Tensor:
-    return gradient[torch.cat([block.index for block in blocks])].norm()
+    return gradient[torch.cat([block.index for block in blocks])].double().norm()

@@ -169,7 +169,8 @@ def _centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names
     if not bool(slope.isfinite().all()):
         site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
         raise FloatingPointError(
-            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew"
+            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew, "
+            "or use a larger noise"
         )
     return Centre(problem, held, mode, points, names, slope)
 

@@ -13,11 +13,12 @@ from torch.distributions import Normal
 
 from pyrobnn.checks import Refused
 from pyrobnn.curvature.blocks import Block, DenseBlock, DiagBlock
-from pyrobnn.curvature.ggn import KronCurvature, ggn
+from pyrobnn.curvature.ggn import DiagCurvature, KronCurvature, ggn
 from pyrobnn.curvature.hessian import hessian, hessian_diagonal
 from pyrobnn.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.curvature.output import output_root
 from pyrobnn.curvature.prior import elementwise, prior_precision
+from pyrobnn.curvature.resolution import check_finite
 from pyrobnn.density import Density
 from pyrobnn.inference.laplace_held_out import hold_out
 from pyrobnn.inference.laplace_mode import Centre
@@ -96,6 +97,11 @@ def ggn_precision(
                 "tuning ended at its bound: the data set no limit to this prior precision or noise"
             )
     blocks = curvature.blocks(tuned.tau.to(prior.prec.device), tuned.c)
+    for block in blocks:
+        check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype
+    if not isinstance(curvature, DiagCurvature):
+        note = curvature.resolution().note(tuned.c / float(tuned.tau.min()))
+        remarks.extend([note] if note else [])
     report = None
     if method.tune is not None:
         names = curvature.group_names if len(tuned.tau) > 1 else ["all"]
@@ -138,12 +144,12 @@ def _hessian_block(
 ) -> tuple[Block, float]:
     """Exact Hessian, damped by as much as it takes; the amount, and a remark if it had to be."""
     if structure == "diag":
-        diagonal = hessian_diagonal(centre.density, centre.mode, index) + damping
+        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index)) + damping
         lowest, highest = float(diagonal.min()), float(diagonal.max())
         added = 0.0 if lowest > 0 else _needed(lowest, highest)
         block: Block = DiagBlock(index, diagonal + added)
     else:
-        matrix = hessian(centre.density, centre.mode, index)
+        matrix = check_finite(hessian(centre.density, centre.mode, index))
         matrix.diagonal().add_(damping)
         factor, info = torch.linalg.cholesky_ex(matrix)
         added, lowest = 0.0, 0.0
@@ -153,6 +159,8 @@ def _hessian_block(
             added = _needed(lowest, highest)
             matrix.diagonal().add_(added)
             factor = torch.linalg.cholesky(matrix)
+        else:
+            remarks.extend(_rounding(matrix, factor, centre.density.dtype))
         block = DenseBlock(index, factor)
     if added:
         remarks.append(
@@ -160,6 +168,17 @@ def _hessian_block(
             "its widths are then not those of the posterior: find a better mode, or use curvature='ggn'"
         )
     return block, damping + added
+
+
+def _rounding(matrix: Tensor, factor: Tensor, dtype: torch.dtype) -> list[str]:
+    """A remark where the factor's least pivot, a bound on the lowest curvature, is within the rounding of the rest."""
+    least, norm = float(factor.diagonal().min()) ** 2, float(torch.linalg.matrix_norm(matrix))
+    if least > torch.finfo(dtype).eps * norm:
+        return []
+    return [
+        f"the Hessian spans from {norm:.2g} to less than {least:.2g}, more than {str(dtype).removeprefix('torch.')} "
+        "resolves: its widest widths are rounding. Use curvature='ggn', a larger noise or a float64 net (net.double())"
+    ]
 
 
 def _needed(lowest: float, highest: float) -> float:
