@@ -57,6 +57,7 @@ def _torch_state() -> dict[str, Pair]:
             torch.are_deterministic_algorithms_enabled,
             torch.use_deterministic_algorithms,
         ),
+        "torch's float32 precision": (_float32, _restore_float32),
         "Pyro's settings (validation flags)": (pyro.settings.get, lambda before: pyro.settings.set(**before)),
         "Pyro's param store": (_param_store, _restore_param_store),
     }
@@ -87,6 +88,40 @@ def _loaded_state() -> dict[str, Pair]:
     # read lazily: a test that imports pyplot itself must close its figures too
     state["open matplotlib figures"] = (_open_figures, _close_figures)
     return state
+
+
+def _float32() -> dict[str, object]:
+    """The flags of GPUs, older and newer; None where torch refuses to be asked, for the two contradict each other."""
+    backends, found = torch.backends, {}
+    for name, read in {
+        "products": torch.get_float32_matmul_precision,
+        "convolutions": lambda: backends.cudnn.allow_tf32,
+    }.items():
+        try:
+            found[name] = read()
+        except RuntimeError:
+            found[name] = None
+    return found | {name: place.fp32_precision for name, place in _float32_places().items()}
+
+
+def _restore_float32(before: dict[str, object]) -> None:
+    torch.set_float32_matmul_precision(before["products"] or "highest")
+    torch.backends.cudnn.allow_tf32 = before["convolutions"] is not False
+    for name, place in _float32_places().items():
+        place.fp32_precision = before[name]
+
+
+def _float32_places() -> dict[str, object]:
+    backends = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+        return {}
+    return {
+        "cudnn": backends.cudnn,
+        "conv": backends.cudnn.conv,
+        "rnn": backends.cudnn.rnn,
+        "matmul": backends.cuda.matmul,
+        "mkldnn": backends.mkldnn.matmul,
+    }
 
 
 def _restore_device(before: object) -> None:

@@ -18,6 +18,7 @@ from pyrobnn.approximation import Approximation, log_importance
 from pyrobnn.checks import Refused, as_tensor, check_cast, check_count, check_device, check_finite
 from pyrobnn.data import Dataset
 from pyrobnn.density import Density
+from pyrobnn.float32 import full_float32
 from pyrobnn.inference import batches
 from pyrobnn.inference.program import check_gaps
 from pyrobnn.model import BNN
@@ -209,7 +210,8 @@ def make_posterior(
         try:
             # who has asked to stop does not wait for a pass over the data per draw
             if not interrupted:
-                stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
+                with full_float32(problem.device):
+                    stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
         except KeyboardInterrupt:
             interrupted = True
             notes.append(

@@ -18,6 +18,7 @@ from pyrobnn.curvature.gaussian import FAMILY, BlockGaussian
 from pyrobnn.curvature.jacobian import NetworkJacobian
 from pyrobnn.curvature.linearized import Linearized, SubsetNetwork
 from pyrobnn.density import Density
+from pyrobnn.float32 import full_float32
 from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.laplace_mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
 from pyrobnn.inference.laplace_precision import Precision, ggn_precision, hessian_precision
@@ -175,22 +176,25 @@ class Laplace:
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
         started = time.perf_counter()
-        centre = find_centre(
-            search,
-            problem,
-            (model, x, y),
-            names,
-            init=init,
-            seed=seed,
-            callbacks=callbacks,
-            progress=progress,
-        )
-        found = time.perf_counter()
         remarks: list[str] = []
-        make = ggn_precision if self.curvature == "ggn" else hessian_precision
-        if isinstance(x, DataLoader):  # a search on part of the gathered data takes steps of the same size
-            search = replace(search, batch_size=x.batch_size)
-        precision = make(self, search, centre, init is not None, seed, remarks)
+        with full_float32(problem.device):
+            centre = find_centre(
+                search,
+                problem,
+                (model, x, y),
+                names,
+                init=init,
+                seed=seed,
+                callbacks=callbacks,
+                progress=progress,
+            )
+            found = time.perf_counter()
+            make = ggn_precision if self.curvature == "ggn" else hessian_precision
+            if isinstance(x, DataLoader):
+                # a search on part of the gathered data takes steps of the same size
+                search = replace(search, batch_size=x.batch_size)
+            precision = make(self, search, centre, init is not None, seed, remarks)
+            log_evidence = _log_evidence(precision)
         approximation = BlockGaussian(_layout(centre), centre.mode, precision.blocks)
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
@@ -205,7 +209,7 @@ class Laplace:
             timings=timings,
             approximation=approximation,
             point_values=precision.centre.points,
-            log_evidence=_log_evidence(precision),
+            log_evidence=log_evidence,
             meta=_record(precision, remarks, given=init is not None),
             notes=remarks,
             importance=self.importance,

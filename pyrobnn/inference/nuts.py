@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.float32 import full_float32
 from pyrobnn.inference import checkpoint as checkpoints
 from pyrobnn.inference import pyro_engine
 from pyrobnn.inference.base import (
@@ -170,14 +171,15 @@ class NUTS:
         num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
         check_memory(problem, self, num_draws, num_warmup, stream_to is not None)
         started = time.perf_counter()
-        z, scale = self._starts(problem, init, seed)
-        if self.engine == "pyro":
-            result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
-            stopped = "interrupt" if result.interrupted else "num_draws"
-        else:
-            watch = until_ess, callbacks, progress
-            sizes = num_draws, num_warmup, seed
-            result, file, stopped = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
+        with full_float32(problem.device):
+            z, scale = self._starts(problem, init, seed)
+            if self.engine == "pyro":
+                result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
+                stopped = "interrupt" if result.interrupted else "num_draws"
+            else:
+                watch = until_ess, callbacks, progress
+                sizes = num_draws, num_warmup, seed
+                result, file, stopped = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
         seconds = time.perf_counter() - started - result.compile_seconds
         notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
         return make_posterior(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pyrobnn.approximation import FAMILIES, FlatApproximation
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
+from pyrobnn.float32 import full_float32
 from pyrobnn.guides import GuideFamily
 from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
 from pyrobnn.inference.batches import check_batch_size, permuted_rows
@@ -339,8 +340,9 @@ class _Fit:
         stats, value, error, notes = {}, None, None, result.notes(self.config)
         try:
             if not result.interrupted:
-                stats = importance_stats(problem, layout, approximation, draws)
-                value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
+                with full_float32(problem.device):
+                    stats = importance_stats(problem, layout, approximation, draws)
+                    value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
             notes = result.notes(self.config)
