@@ -17,6 +17,7 @@ from test_contract import METHODS, MODELS, WITH_Q, gaussian, num_draws
 from test_contract import X as ALL_X
 
 import pyrobnn as pb
+from pyrobnn.compile import Compiled
 from pyrobnn.seeding import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
@@ -85,6 +86,8 @@ def test_a_fit_and_all_that_follows_is_on_the_device(kind, name, device, tmp_pat
     tensors = {**posterior.draws, **posterior.sample_stats}
     assert {n: value.device for n, value in tensors.items()} == dict.fromkeys(tensors, device)
     assert model.device == CPU and posterior.model.device == device
+    told = [note for note in posterior.meta["warnings"] if "launches every operation" in note]
+    assert len(told) == (getattr(METHODS[name], "compile", True) is False)
     f = posterior.predict(X).f
     assert f.device == device
     if name in WITH_Q:
@@ -119,3 +122,14 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
         assert {value.device for value in posterior.draws.values()} == {where}
     if not name.startswith("NUTS-pyro"):
         there.preflight(method, X, y)
+
+
+@pytest.mark.parametrize("mode", ["inductor", "graph"])
+def test_a_step_that_is_not_compiled_is_told(mode, device, monkeypatch):
+    monkeypatch.setattr(
+        "pyrobnn.inference.hmc_run.compiled", lambda fn, *example, **options: Compiled(fn, mode, 0.0, example)
+    )
+    method = dataclasses.replace(METHODS["NUTS"], compile=True)
+    posterior = method.fit(gaussian(), X, torch.sin(X), device=device, num_draws=3)
+    told = [note for note in posterior.meta["warnings"] if "launches every operation" in note]
+    assert len(told) == (mode == "graph")

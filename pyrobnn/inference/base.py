@@ -219,6 +219,8 @@ def make_posterior(
             )
         if interrupted:
             notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
+    if getattr(method, "compile", True) is False:
+        notes += launches(problem.device, "compile=False")
     record = {
         "method": type(method).__name__,
         "settings": settings(method),
@@ -273,6 +275,16 @@ def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
             f"the search {_INTERRUPTED} while {owner} looked for its start: there is nothing to return yet"
         )
     return found
+
+
+def launches(device: torch.device, why: str) -> list[str]:
+    """What must be said of a run on a GPU whose steps are not compiled."""
+    if device.type == "cpu":
+        return []
+    return [
+        f"{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "
+        "slower than on the CPU"
+    ]
 
 
 def settings(method: Any) -> dict[str, Any]:

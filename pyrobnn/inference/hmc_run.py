@@ -36,7 +36,8 @@ _KEPT_SCALARS = 2**28  # over all chains
 class Draws(NamedTuple):
     """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
 
-    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them.
+    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
+    step was compiled.
     """
 
     z: Tensor | None
@@ -46,6 +47,7 @@ class Draws(NamedTuple):
     scale: Tensor
     history: dict[str, Tensor]
     interrupted: bool = False
+    mode: str = "inductor"
 
 
 class Look(NamedTuple):
@@ -105,7 +107,7 @@ class Run:
         self.spilled_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
         self.history: list[list[float]] = []
         self._advance: Callable[[int], None] | None = None
-        self.compile_seconds = 0.0
+        self.compile_seconds, self.mode = 0.0, "eager"
 
     # -- beginning, saving, resuming ---------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class Run:
         step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
-        self.compile_seconds = step.seconds
+        self.compile_seconds, self.mode = step.seconds, step.mode
         if self.machine.device.type == "cuda" and step.mode == "inductor":
             self._capture(step)
             return
@@ -354,6 +356,7 @@ class Run:
             self.total_steps * self.machine.num_chains,
             self.scale,
             {"warmup_step_size": history[:, 1], "warmup_steps": history[:, 2]},
+            mode=self.mode,
         )
 
     # -- whitening ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from pyrobnn.inference.base import (
     Problem,
     check_fit,
     interruption,
+    launches,
     make_posterior,
     prepare,
     whole,
@@ -182,6 +183,8 @@ class NUTS:
                 result, file, stopped = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
         seconds = time.perf_counter() - started - result.compile_seconds
         notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
+        if self.compile and result.mode != "inductor" and self.engine == "compiled":
+            notes += launches(problem.device, "the step could not be compiled")
         return make_posterior(
             problem if file is None else _on_cpu(problem),
             self,
