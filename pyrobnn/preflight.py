@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pyrobnn.inference.batches import survey
 from pyrobnn.inference.evidence import draws_together
 from pyrobnn.inference.hmc_checks import needed_bytes
 from pyrobnn.inference.laplace_mode import precision_bytes
@@ -137,10 +138,11 @@ def preflight(
 
 
 def _sizes(method: Any, model: BNN, x: Any, y: Any, num_draws: int, to_file: bool) -> _Sizes:
-    streamed = isinstance(x, DataLoader) and not hasattr(method, "curvature")
+    gathered = hasattr(method, "curvature") or hasattr(method, "max_tree_depth")
+    streamed = isinstance(x, DataLoader) and not gathered
     if isinstance(x, DataLoader):
-        num_data = len(x.dataset)
         with torch.random.fork_rng([]):
+            num_data = survey(x).num_data  # of what a pass yields, which may be less than the data set
             first, targets = next(iter(x))
         batch = len(first)
         data = 0 if streamed else num_data * (first[:1].nbytes + targets[:1].nbytes)

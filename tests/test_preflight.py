@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pyrobnn.inference.ensemble import DeepEnsemble
+from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.svi import SVI
@@ -120,3 +121,17 @@ def test_the_prediction_is_within_a_factor_of_what_is_measured(name):
     assert done.returncode == 0, done.stderr[-2000:]
     predicted, measured = json.loads(done.stdout.splitlines()[-1])
     assert 1 / 1.5 < predicted / measured < 1.5, (predicted / 2**20, measured / 2**20)
+
+
+@pytest.mark.parametrize(
+    "method, phase", [(Laplace(subset="last_layer"), "curvature"), (NUTS(num_chains=2), "a step")]
+)
+def test_a_sampler_of_a_tenth_of_the_points_is_counted_as_a_tenth(method, phase):
+    net = mlp(3, (4,), seed=0)
+    model = BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.1))
+    x, y = torch.zeros(4000, 3), torch.zeros(4000, 1)
+    sampler = torch.utils.data.SubsetRandomSampler(range(400))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 50, sampler=sampler)
+    part, whole = preflight(method, model, loader), preflight(method, model, x[:400], y[:400])
+    assert part.phases[phase] == whole.phases[phase]
+    assert part.phases["checking the data"] == int(1.5 * 400 * 4 * (3 + 1))

@@ -61,9 +61,10 @@ class Problem:
         return (check_data(self.model, x, y, self.device) for x, y in self.loader)
 
     def note(self, text: str) -> None:
-        """Warn of ``text`` and keep it for the posterior."""
-        self.notes.append(text)
-        warnings.warn(text, UserWarning, stacklevel=4)
+        """Warn of ``text`` and keep it for the posterior, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def prepare(
@@ -127,6 +128,7 @@ def prepare(
     problem = Problem(model, density, x, y, num_data, device, loader if stream else None, epoch)
     for text in () if epoch is None else epoch.notes:
         problem.note(text)
+    _note_held_points(problem, points, values)
     return problem
 
 
@@ -221,6 +223,7 @@ def make_posterior(
             notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
     if getattr(method, "compile", True) is False:
         notes += launches(problem.device, "compile=False")
+    notes = [note for note in dict.fromkeys(notes) if note not in problem.notes]
     record = {
         "method": type(method).__name__,
         "settings": settings(method),
@@ -264,12 +267,17 @@ def interruption(method: Any, done: int, asked: int, what: str) -> str:
 def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
     """The result of a fit that another one begins with.
 
+    What it has to say is in its ``meta["warnings"]``, for the other to say.
+
     Raises:
         KeyboardInterrupt: it was interrupted; of the fit that called for it nothing exists yet.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=f".*{_INTERRUPTED}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         found = search()
+    for warning in caught:
+        if str(warning.message) not in found.meta["warnings"]:
+            warnings.warn_explicit(warning.message, None, warning.filename, warning.lineno)
     if found.meta["interrupted"]:
         raise KeyboardInterrupt(
             f"the search {_INTERRUPTED} while {owner} looked for its start: there is nothing to return yet"
@@ -327,7 +335,22 @@ def _program_problem(program, x, y, points, device, values) -> Problem:
     # data that the program closes over are counted by the plate that subsamples them
     num_data = max(density.plate_sizes.values(), default=None)
     num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else num_data
-    return Problem(program, density, x, y, num_data, device)
+    problem = Problem(program, density, x, y, num_data, device)
+    _note_held_points(problem, points, values)
+    return problem
+
+
+def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor]) -> None:
+    """A sampler holds point parameters; where they come from no earlier fit, it holds them where nobody put them."""
+    held = sorted(set(problem.density.initial_points) - set(values)) if points == "held" else []
+    if not held:
+        return
+    names = ", ".join(map(repr, held[:3])) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+    problem.note(
+        f"{names}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
+        "touched; pass fit(init=MAP().fit(...)), or the trained net, or give them a prior (a learned noise: "
+        "HomoskedasticGaussian(dist.HalfNormal(1.0)))"
+    )
 
 
 @torch.no_grad()

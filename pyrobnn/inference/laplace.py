@@ -176,7 +176,6 @@ class Laplace:
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
         started = time.perf_counter()
-        remarks: list[str] = []
         with full_float32(problem.device):
             centre = find_centre(
                 search,
@@ -189,6 +188,7 @@ class Laplace:
                 progress=progress,
             )
             found = time.perf_counter()
+            remarks: list[str] = list(centre.notes)
             make = ggn_precision if self.curvature == "ggn" else hessian_precision
             if isinstance(x, DataLoader):
                 # a search on part of the gathered data takes steps of the same size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyro
@@ -15,6 +15,7 @@ from pyrobnn.curvature.hessian import gradient
 from pyrobnn.density import Density, Site
 from pyrobnn.inference.base import Callback, Problem, whole
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.noise_check import noise_notes
 from pyrobnn.inference.point import polish, start_values
 from pyrobnn.memory import require
 from pyrobnn.model import NET
@@ -29,7 +30,7 @@ class Centre:
     """The point of expansion.
 
     Attributes: ``problem``; ``density`` with point parameters held; ``mode`` (dim,); ``points``, site → value;
-        ``names`` of the sites that vary; ``gradient`` of the log joint at the mode (dim,).
+        ``names`` of the sites that vary; ``gradient`` of the log joint at the mode (dim,); ``notes`` of the search.
     """
 
     problem: Problem
@@ -38,6 +39,7 @@ class Centre:
     points: dict[str, Tensor]
     names: tuple[str, ...]
     gradient: Tensor
+    notes: Sequence[str] = ()
 
 
 def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -130,11 +132,12 @@ def find_centre(
     density = problem.density
     values = start_values(problem.model, init)
     moving = torch.ones(density.dim, dtype=torch.bool, device=problem.device)
+    notes: Sequence[str] = ()
     if init is None:
         model, x, y = source
         options = {"device": str(problem.device), "callbacks": callbacks, "progress": progress}
         mode = whole(lambda: search.fit(model, x, y, seed=seed, **options), "Laplace")
-        values = {name: value[0, 0] for name, value in mode.draws.items()}
+        values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, mode.meta["warnings"]
     elif problem.is_bnn:
         for site in density.sites:
             given = site.name in values and (site.kind == "point" or site.name.startswith(NET))
@@ -146,7 +149,10 @@ def find_centre(
     theta = _polished(problem, theta, moving)
     constrained = density.constrain(theta)
     points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
-    return _centre_at(problem, theta, points, names)
+    centre = _centre_at(problem, theta, points, names)
+    if init is not None and problem.is_bnn:
+        notes = noise_notes(problem, constrained)
+    return replace(centre, notes=notes)
 
 
 def _is_at_mode(search: MAP, mode: Posterior, problem: Problem, theta: Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,14 +214,19 @@ class NUTS:
 
     def _prepare(self, model, x, y, init, seed, device) -> tuple[Problem, Any]:
         if not isinstance(model, BNN):
-            density = prepare(model, x, y, points="held", device=device).density
+            density = prepare(model, x, y, points="free", device=device).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
+        notes = []
         if init is None and self.init == "map":
             search = MAP(num_steps=500, polish_steps=0, compile=self.compile)
             init = whole(lambda: search.fit(model, x, y, seed=seed, device=device), "NUTS")
+            notes = init.meta["warnings"]
         held = None if init is None else start_values(model, init)
-        return prepare(model, x, y, points="held", device=device, values=held), init
+        problem = prepare(model, x, y, points="held", device=device, values=held)
+        for note in notes:
+            problem.note(note)
+        return problem, init
 
     def _starts(self, problem: Problem, init: Any, seed: int) -> tuple[Tensor, Tensor | None]:
         """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
@@ -270,11 +274,9 @@ class NUTS:
     def _run(self, problem, z, num_draws, num_warmup, seed, file: DrawFile | None) -> Run:
         gradient, batched = batched_gradient(problem.density.log_joint, z)
         if not batched:
-            warnings.warn(
+            problem.note(
                 "the model's control flow depends on the values of its sites, so that it can be neither batched nor "
-                "compiled: the chains run one after the other, much slower",
-                UserWarning,
-                stacklevel=4,
+                "compiled: the chains run one after the other, much slower"
             )
         machine = Machine(
             gradient,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -100,7 +99,7 @@ class SWA:
             result, points = run.train(moments, callbacks, progress)
             draws = run.layout(points).constrain(moments.mean.to(run.problem.density.dtype))
             draws = {name: value[None, None] for name, value in draws.items()}
-            meta = {"iid": True, "num_collected": moments.count, "warnings": run.notes}
+            meta = {"iid": True, "num_collected": moments.count}
             return run.posterior(draws, result, points, meta=meta)
 
 
@@ -194,7 +193,7 @@ class SWAG:
         check_fit(num_draws, seed)
         run = _Run(self, model, x, y, seed=seed, init=init, device=device)
         with seeded(seed, run.problem.device):
-            notes = run.warn_about_rank(0 if self.diagonal else self.rank)
+            run.warn_about_rank(0 if self.diagonal else self.rank)
             moments = SWAGMoments(
                 run.latent_dim,
                 self.rank,
@@ -206,8 +205,8 @@ class SWAG:
             approximation = FlatApproximation(run.layout(points), *moments.family())
             draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
             if floored := moments.num_floored():
-                notes.append(f"{floored} weights did not move and got the smallest variance")
-            meta = {"num_collected": moments.count, "warnings": notes, "num_floored": floored}
+                run.problem.note(f"{floored} weights did not move and got the smallest variance")
+            meta = {"num_collected": moments.count, "num_floored": floored}
             if not self.diagonal:
                 meta["rank"] = moments.deviations.shape[1]
             return run.posterior(draws, result, points, meta=meta, approximation=approximation)
@@ -237,7 +236,6 @@ class _Run:
         self.batch_size, self.epoch = self._batching()
         self.every = method.collect_every or self.epoch
         self.first = round(method.burn_in * method.num_steps)
-        self.notes: list[str] = []
         planned = self.num_planned()
         if planned < 2:
             raise Refused(
@@ -245,7 +243,7 @@ class _Run:
                 f"steps takes {planned} iterates, but at least 2 are needed: raise num_steps or lower collect_every"
             )
         if self.epoch == 1 and self.problem.loader is None:
-            self._warn(
+            self.problem.note(
                 "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
             )
 
@@ -262,14 +260,13 @@ class _Run:
         """Iterates that will be taken."""
         return self.method.num_steps // self.every - self.first // self.every
 
-    def warn_about_rank(self, rank: int) -> list[str]:
-        """The notes so far; with a warning if fewer iterates than ``rank`` will be taken."""
+    def warn_about_rank(self, rank: int) -> None:
+        """Say so if fewer iterates than ``rank`` will be taken."""
         if self.num_planned() < rank:
-            self._warn(
+            self.problem.note(
                 f"only {self.num_planned()} iterates will be taken for rank={rank}: the covariance has that rank; "
                 "raise num_steps or lower collect_every"
             )
-        return self.notes
 
     def train(
         self, moments: SWAGMoments, callbacks: Sequence[Callback], progress: bool
@@ -341,7 +338,7 @@ class _Run:
         drawn = list(itertools.islice(batches, NUM_GRADIENTS))
         rise = sum(float(loss(mean, *batch) - loss(start, *batch)) for batch in drawn) / len(drawn)
         if not rise <= SLACK:
-            self._warn(
+            self.problem.note(
                 f"the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; "
                 f"use a smaller lr than {self.lr:g}"
             )
@@ -377,10 +374,6 @@ class _Run:
     def _falling(self, step: int) -> float:
         """Cyclical factor: linearly from 1 to 0.01 within each period."""
         return 1.0 - 0.99 * (step % self.every) / max(self.every - 1, 1)
-
-    def _warn(self, note: str) -> None:
-        self.notes.append(note)
-        warnings.warn(note, UserWarning, stacklevel=4)
 
 
 def _check_training(method: SWA | SWAG) -> None:

@@ -1,0 +1,89 @@
+"""The law of notes: what a fit warns of, it keeps in ``meta["warnings"]``, and the other way round; each once."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pyro.distributions as dist
+import pytest
+import torch
+from models import normal_prior, toy_net
+from test_contract import METHODS, X, Y, num_draws
+
+import pyrobnn as pb
+from pyrobnn.inference.mc_dropout import CAVEAT
+
+HELD = "no data have touched"
+
+
+def told(method, model, *data, **options) -> tuple[pb.Posterior, list[str]]:
+    """The posterior, and every text that was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = method.fit(model, *data, seed=0, **options)
+    return posterior, [str(warning.message) for warning in caught]
+
+
+def model_of(scale="learned", net=None) -> pb.BNN:
+    return pb.BNN(net or toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(scale))
+
+
+def loader() -> torch.utils.data.DataLoader:
+    # drops the last batch, of which a note is made
+    data = torch.utils.data.TensorDataset(X, Y)
+    return torch.utils.data.DataLoader(data, batch_size=len(X) // 2 + 1, drop_last=True)
+
+
+CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda: (X[:3], Y[:3])}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
+    posterior, said = told(METHODS[name], model_of(), *CASES[case](), **num_draws(name))
+    kept = [
+        text for text in posterior.meta["warnings"] if text != CAVEAT
+    ]  # stands in the docstring, for every fit
+    assert sorted(said) == sorted(kept)
+    assert len(set(kept)) == len(kept)
+    if case == "loader":
+        assert said
+
+
+@pytest.mark.parametrize("name", ["NUTS", "SGLD", "SGHMC"])
+def test_a_point_parameter_that_nobody_fitted_is_told(name):
+    fitted = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model_of(), X, Y)
+    hidden = pb.BNN(
+        toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["2.bias"]),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
+    )  # fmt: skip
+    for model, init, expected in (
+        (model_of(), None, "'likelihood.scale'"),
+        (model_of(), fitted, None),
+        (model_of(dist.HalfNormal(1.0)), None, None),
+        (hidden, None, "'net.2.bias'"),
+        (hidden, toy_net(), None),
+    ):
+        posterior, said = told(METHODS[name], model, X, Y, init=init, num_draws=6)
+        found = [text for text in said if HELD in text]
+        assert len(found) == (expected is not None)
+        assert expected is None or found[0].startswith(expected)
+
+
+def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypatch):
+    seen = "weights use up all data"
+    monkeypatch.setattr("pyrobnn.inference.point.noise_notes", lambda problem, values: [seen])
+    for method in (
+        dataclasses.replace(METHODS["Laplace"], num_steps=5),
+        dataclasses.replace(METHODS["NUTS"], init="map"),
+    ):
+        posterior, said = told(method, model_of(), X, Y, num_draws=6)
+        assert said.count(seen) == posterior.meta["warnings"].count(seen) == 1
+        assert not [text for text in said if HELD in text]  # the mode has fitted the noise
+
+
+def test_laplace_around_given_weights_checks_their_noise(monkeypatch):
+    monkeypatch.setattr("pyrobnn.inference.laplace_mode.noise_notes", lambda problem, values: ["checked"])
+    _, said = told(METHODS["Laplace"], model_of(), X, Y, init=toy_net(), num_draws=6)
+    assert said.count("checked") == 1
