@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare test lint notebooks benchmark clean
+.PHONY: help compare test lint notebooks benchmark gpu clean
 
 help:
-	@echo 'make compare | test | lint | notebooks | benchmark | clean     (options: ARGS="...")'
+	@echo 'make compare | test | lint | notebooks | benchmark | gpu | clean     (options: ARGS="...")'
 
 compare: $(VENV)/.installed
 	$(BIN)/pyrobnn compare $(ARGS)
@@ -30,6 +30,13 @@ notebooks: $(VENV)/.installed-notebooks
 
 benchmark: $(VENV)/.installed-bench
 	$(BIN)/python scripts/benchmark_speed.py $(ARGS)
+
+# what needs a GPU: the tests that a machine without one skips, and NUTS timed there
+gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo 'make gpu needs a CUDA device and a torch built for it: torch finds none here'; exit 1; }
+	$(BIN)/python -m pytest -m cuda $(ARGS)
+	$(BIN)/python scripts/benchmark_nuts.py --device cuda
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache $(VENV)/.installed*

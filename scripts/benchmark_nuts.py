@@ -5,6 +5,7 @@
 
 Same model, data, warm-up and number of draws. Repeats of ours and NumPyro's alternate; medians and ratios are printed.
 ``--clock cpu`` counts processor time instead of wall time, for a machine that is busy (then use one thread).
+``--device cuda`` times ours alone on a GPU: the peers run on the CPU, and their times say nothing of it.
 A compile is never part of a time. Cost per gradient counts the leapfrogs that belong to a trajectory.
 """
 
@@ -44,9 +45,18 @@ def data(case):
     return x, y.astype("float32")
 
 
-def clock(kind):
-    """Seconds, of the wall or of the processor."""
-    return time.perf_counter if kind == "wall" else lambda: sum(os.times()[:2])
+def clock(kind, device="cpu"):
+    """Seconds, of the wall or of the processor, once what was launched on a GPU has ended."""
+    seconds = time.perf_counter if kind == "wall" else lambda: sum(os.times()[:2])
+    if device == "cpu":
+        return seconds
+    import torch
+
+    def waited():
+        torch.cuda.synchronize(device)
+        return seconds()
+
+    return waited
 
 
 def slowest(values):
@@ -74,8 +84,12 @@ def torch_program(case):
     def program(x, y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
         spread = pyro.sample("spread", dist.HalfNormal(1.0))
-        offset = pyro.sample("offset", dist.Normal(torch.zeros(case["groups"]), 1.0).to_event(1))
-        slope = pyro.sample("slope", dist.Normal(torch.zeros(case["inputs"]), 1.0).to_event(1))
+        offset = pyro.sample(
+            "offset", dist.Normal(torch.zeros(case["groups"], device=x.device), 1.0).to_event(1)
+        )
+        slope = pyro.sample(
+            "slope", dist.Normal(torch.zeros(case["inputs"], device=x.device), 1.0).to_event(1)
+        )
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
         loc = mean + spread * offset[x[:, -1].long()] + x[:, :-1] @ slope
         with pyro.plate("data", len(x)):
@@ -96,9 +110,9 @@ class Ours:
         from pyrobnn.inference.hmc_machine import Machine
         from pyrobnn.inference.hmc_run import Run
 
-        self.clock, self.chains = clock(args["clock"]), args["num_chains"]
+        self.clock, self.chains = clock(args["clock"], args["device"]), args["num_chains"]
         x, y = (torch.from_numpy(part) for part in data(case))
-        self.problem = prepare(torch_program(case), x, y, points="held")
+        self.problem = prepare(torch_program(case), x, y, points="held", device=args["device"])
         self.z = self.problem.density.sample_prior(self.chains, seed=1)
         gradient, _ = batched_gradient(self.problem.density.log_joint, self.z)
         slots = max(args["num_draws"], args["num_warmup"])
@@ -313,8 +327,9 @@ def compare(name, num_chains, options):
     num_draws = max(50, options.draws // num_chains) if fit else 10
     args = {"num_chains": num_chains, "num_warmup": options.warmup if fit else 20, "num_draws": num_draws}
     # the cost of a gradient doesn't depend on the depth of trees; a warm-up that isn't used need not be long
-    args |= {"clock": options.clock, "max_tree_depth": 10 if fit else 6}
-    ours, peer = Ours(CASES[name], args), peer_or_none(options, CASES[name], args)
+    args |= {"clock": options.clock, "device": options.device, "max_tree_depth": 10 if fit else 6}
+    alone = options.device != "cpu"
+    ours, peer = Ours(CASES[name], args), None if alone else peer_or_none(options, CASES[name], args)
     row = {"case": name, "chains": num_chains}
     if fit:
         seconds, ess, steps = ours.fit(num_draws)
@@ -324,6 +339,8 @@ def compare(name, num_chains, options):
             row |= {"numpyro_ess": slowest(np.array(answer["values"])), "numpyro_fit_s": answer["seconds"]}
             row["ess per s / numpyro"] = (ess / seconds) / (row["numpyro_ess"] / answer["seconds"])
     row |= timed(ours, peer, options.repeats)
+    if alone:
+        return row | {"device": options.device}
     row["pyro_us"] = 1e6 * statistics.median(pyro_seconds(CASES[name], options.clock) for _ in range(3))
     row["pyro/ours"] = row["pyro_us"] / row["machine_us"]
     return row
@@ -367,6 +384,7 @@ def main():
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--device", default="cpu", help="where ours computes: cpu, or cuda")
     parser.add_argument("--numpyro-python", default=sys.executable)
     parser.add_argument("--results", help="append the rows here, one JSON object a line")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

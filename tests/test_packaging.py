@@ -107,6 +107,7 @@ def test_the_top_level_holds_what_it_may():
         ("lint", ".venv/bin/python -m ruff format --check ."),
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
         ("benchmark", ".venv/bin/python scripts/benchmark_speed.py --option"),
+        ("gpu", ".venv/bin/python -m pytest -m cuda --option"),
     ],
 )
 def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
