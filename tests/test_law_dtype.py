@@ -129,9 +129,7 @@ def _slow(names, quick) -> list:
 def test_predictive_agrees(name):
     (one, single), (two, double) = (few_data(name, dtype) for dtype in DTYPES)
     assert single.shape == double.shape and bool(single.isfinite().all())
-    if (
-        single.shape[1] < 100
-    ):  # a point, members, or a chain too short to be worth anything but its own numbers
+    if single.shape[1] < 100:  # a point, members, or a chain worth no more than its own numbers
         tolerance = 1e-2 if name in MARKOV else 1e-3
         torch.testing.assert_close(single, double, rtol=tolerance, atol=tolerance)
         return
