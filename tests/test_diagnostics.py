@@ -57,9 +57,34 @@ def test_chains_in_different_function_modes_fail_and_name_the_place():
     verdict = diagnose(tree)
     assert verdict.status == "fail"
     assert "x≈1.3" in check(verdict, "rhat_function").evidence
-    assert "x≈1.3" in verdict.action and "num_warmup" in verdict.action and "MAP" in verdict.action
+    assert "x≈1.3" in verdict.action and "num_warmup" in verdict.action
     modes = check(verdict, "modes")
     assert "[0, 1]" in modes.evidence and "[2, 3]" in modes.evidence
+    for found in verdict.checks:  # starts in common would hide the modes
+        assert "MAP" not in found.action, found
+    assert "new starts" in check(verdict, "rhat_function").action and "new starts" in modes.action
+
+
+def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
+    tree = exact_tree()
+    draws = {name: np.array(values) for name, values in tree["posterior"].data_vars.items()}
+    for values in draws.values():
+        values[1] = values[1, :1]
+    dims = {name: values.dims for name, values in tree["posterior"].data_vars.items()}
+    tree["posterior"] = tree["posterior"].to_dataset().assign({n: (dims[n], v) for n, v in draws.items()})
+    moving = check(diagnose(tree), "moving")
+    assert moving.status == "fail" and "Chain 1 never moved" in moving.evidence
+    assert "new starts" in moving.action and "MAP" not in moving.action
+
+
+def test_chains_that_are_copies_of_one_another_fail():
+    # four chains of one seed: R-hat is that of a single chain, and every draw counts four times
+    tree = exact_tree()
+    assert not [found for found in diagnose(tree).checks if found.name == "copied_chains"]
+    copied = tree.isel(chain=[0, 1, 0, 0])
+    verdict = diagnose(copied)
+    assert verdict.status == "fail"
+    assert "0, 2, 3" in check(verdict, "copied_chains").evidence
 
 
 def test_mean_field_on_a_correlated_posterior_fails_by_khat():

@@ -211,7 +211,7 @@ def _rhat_check(tree: xr.DataTree, found: Convergence) -> Check:
         if status == "pass"
         else f"Chains mix slowly {where}: raise num_draws."
         if slow
-        else f"Chains disagree {where}: raise num_warmup or start from a MAP.",
+        else f"Chains disagree {where}: raise num_warmup, and draw new starts (another seed).",
     )
 
 
@@ -242,8 +242,8 @@ def _modes_check(tree: xr.DataTree) -> list[Check]:
             thresholds.RHAT_SOURCE,
             f"At {where} chains {low} and chains {high} sit in different modes of the function, {gap:.1f} "
             "within-chain sd apart.",
-            f"Chains disagree at {where}: raise num_warmup or start from a MAP; if the modes stay, weight them by "
-            "stacking on elpd rather than by counting chains.",
+            f"Chains disagree at {where}: raise num_warmup, and draw new starts (another seed); if the modes stay, "
+            "weight them by stacking on elpd rather than by counting chains.",
         )
     ]
 

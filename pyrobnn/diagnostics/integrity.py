@@ -50,8 +50,8 @@ def hopeless(tree: xr.DataTree) -> Check | None:
 
 
 def integrity_checks(tree: xr.DataTree) -> list[Check]:
-    """Only what is wrong: values that are not finite, draws that never move, a run that was stopped."""
-    found = (_others_finite(tree), _moving(tree), interrupted(tree))
+    """Only what is wrong: values not finite, draws that never move, chains that are copies, a run that was stopped."""
+    found = (_others_finite(tree), _moving(tree), _copied(tree), interrupted(tree))
     return [check for check in found if check is not None]
 
 
@@ -109,7 +109,7 @@ def _moving(tree: xr.DataTree) -> Check | None:
             thresholds.RHAT_SOURCE,
             f"{'Chain' if len(frozen) == 1 else 'Chains'} {', '.join(map(str, frozen))} never moved: all "
             f"{draws} draws of it are the same.",
-            "Lower the step size or raise num_warmup, start from a MAP, and fit again.",
+            "Lower the step size or raise num_warmup, and draw new starts (another seed).",
         )
     what = (
         "draws repeat the one before, though they ought to be independent"
@@ -126,6 +126,30 @@ def _moving(tree: xr.DataTree) -> Check | None:
         "Raise num_draws, and look at how the draws were made: copies carry no information."
         if independent
         else "Lower the step size (raise target_accept): the sampler rejects most of its proposals.",
+    )
+
+
+def _copied(tree: xr.DataTree) -> Check | None:
+    """Whether chains repeat one another draw by draw: R-hat calls that agreement, and the ESS counts every copy."""
+    draws = [reading.stored_draws(tree, "posterior", str(name)) for name in tree["posterior"].data_vars]
+    flat = [reading.flattened(each, 2).reshape(len(each), -1) for each in draws if each is not None]
+    if not flat or len(flat[0]) < 2 or reading.is_point(tree):
+        return None
+    groups: dict[bytes, list[int]] = {}
+    for chain in range(len(flat[0])):
+        groups.setdefault(b"".join(each[chain].tobytes() for each in flat), []).append(chain)
+    copies = [group for group in groups.values() if len(group) > 1]
+    if not copies:
+        return None
+    named = "; ".join(", ".join(map(str, group)) for group in copies)
+    return Check(
+        "copied_chains",
+        "fail",
+        float(sum(len(group) - 1 for group in copies)),
+        "no chain is a copy of another",
+        thresholds.RHAT_SOURCE,
+        f"Chains hold the same draws: {named}. R-hat and ESS take them for chains that agree.",
+        "Give every chain a seed and a start of its own, and fit again.",
     )
 
 

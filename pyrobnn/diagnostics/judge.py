@@ -95,9 +95,8 @@ def _made(what: str, make: Callable[..., list[Check]], *trees: xr.DataTree) -> l
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
             return make(*trees)
-    except (
-        Exception
-    ) as error:  # whatever a foreign tree holds, the other checks and trees are still worth having
+    except Exception as error:
+        # whatever a foreign tree holds, the other checks and trees are still worth having
         return [
             Check(
                 what,
