@@ -333,5 +333,24 @@ def test_heat_is_told(diabetes):
 def test_worse_than_a_linear_fit_is_told(diabetes):
     x, y, *_ = diabetes
     tight = BNN(linear_model().net, IIDPrior(dist.Normal(0.0, 1e-3)), HomoskedasticGaussian(0.7))
-    with pytest.warns(UserWarning, match="further from the training targets than a linear fit"):
+    with pytest.warns(UserWarning, match="than a linear fit .* and so was every start .* a wider prior"):
         SGLD(num_chains=2, num_warmup=20, init_steps=20, compile=False).fit(tight, x, y, num_draws=10)
+
+
+def test_draws_that_moved_away_from_the_data_are_told_from_a_model_that_never_came_closer(diabetes):
+    x, y, *_ = diabetes
+    started = pb.MAP(num_steps=300, compile=False).fit(linear_model(), x, y)
+    with pytest.warns(
+        UserWarning, match="where the chains started closer .*: they have moved away from the data"
+    ):
+        far = SGLD(num_chains=2, num_warmup=0, step_size=1.0, compile=False)
+        far.fit(linear_model(), x, y, init=started, num_draws=10)
+
+
+def test_chains_that_lose_what_their_start_had_at_every_step_size_are_refused(diabetes, monkeypatch):
+    x, y, *_ = diabetes
+    monkeypatch.setattr("pyrobnn.inference.sgmcmc_step.StepSize.strayed", lambda *_: True)
+    with pytest.raises(FloatingPointError, match="at each of 9 step sizes .*lost what their start had"):
+        SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(
+            linear_model(), x, y, num_draws=10
+        )

@@ -117,7 +117,8 @@ class _StochasticGradientMCMC:
 
         Raises:
             ValueError: bad data.
-            FloatingPointError: a chain that left the finite numbers (names step, chain and step size).
+            FloatingPointError: a chain that left the finite numbers (names step, chain and step size), or that lost
+                what its start had at every step size tried.
             KeyboardInterrupt: Ctrl-C before the first draw; later it returns the draws there are, marked.
 
         Warns:
@@ -140,7 +141,7 @@ class _StochasticGradientMCMC:
             searching = time.perf_counter() - begun
             run = self._run(problem, self._start(z), plan, callbacks, progress)
             notes: list[str] = []
-            meta = self._judge(problem, run, notes)
+            meta = self._judge(problem, run, z, notes)
         lp, stopped = run.lp, run.stopped
         try:
             if stopped != "interrupt" and problem.loader is None:
@@ -165,14 +166,13 @@ class _StochasticGradientMCMC:
             interrupted=stopped == "interrupt",
         )
 
-    def _judge(self, problem: Problem, run: Run, notes: list[str]) -> dict[str, Any]:
+    def _judge(self, problem: Problem, run: Run, start: Tensor, notes: list[str]) -> dict[str, Any]:
         """What the run says of itself, for ``meta``; what is wrong with it goes into ``notes``."""
         record: dict[str, Any] = {"step_size": run.step_size * (problem.num_data or 1)}
         if self.has_momentum:
-            num_kept = run.z.shape[1]
-            heat = run.heat / num_kept
-            record["kinetic_temperature"] = kinetic_temperature(problem.density, heat, num_kept, notes)
-        compare_with_linear(problem, run.z, notes)
+            heat = kinetic_temperature(problem.density, run.heat, run.z.shape[1], notes)
+            record["kinetic_temperature"] = heat
+        compare_with_linear(problem, run.z, start, notes)
         return record
 
     def _start(self, z: Tensor) -> State:
@@ -221,11 +221,14 @@ class _StochasticGradientMCMC:
             state = State(k + 1, z, v, second)
             last = state.step == num_steps
             if k % CHECK_EVERY == 0 or last:
-                if chooser is not None and chooser.strayed(z, lp) and (back := chooser.retreat()) is not None:
+                strayed = chooser is not None and chooser.strayed(z, lp)
+                if strayed and (back := chooser.retreat()) is not None:
                     state = back
                     run.forget()
                     continue
                 check_chains(problem.density, z, lp, k, float(control[0]) * (problem.num_data or 1))
+                if strayed:
+                    raise FloatingPointError(chooser.lost(k, lp, problem.num_data or 1))
             if k in keep:
                 run.keep(z, lp, control[0], v.square() / self.temperature)
             if k % report_every == 0 or last:
@@ -249,8 +252,7 @@ class _StochasticGradientMCMC:
         # heat takes a chain about T / 2 nats per coordinate away from a mode
         drop = 2.0 * dim * self.temperature + (10.0 if noisy else 1.0) * num_data
         return StepSize(
-            problem.density, share=self.share, heating=self.heating, num_warmup=self.num_warmup, noisy=noisy,
-            drop=drop,
+            problem.density, share=self.share, heating=self.heating, num_warmup=self.num_warmup, noisy=noisy, drop=drop
         )  # fmt: skip
 
     def _transition(self, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:

@@ -102,6 +102,15 @@ class StepSize:
         worst, self.best = float(lp.min()), max(self.best, float(lp.min()))
         return worst < self.best - self.drop
 
+    def lost(self, step: int, lp: Tensor, num_data: int) -> str:
+        """What is said of chains that strayed after every retreat."""
+        return (
+            f"by step {step + 1} the log joint of a chain has fallen from {self.best:.4g} to {float(lp.min()):.4g}, "
+            f"further than the heat of a posterior takes it, at each of {NUM_RETREATS + 1} step sizes down to "
+            f"{self.value * num_data:.3g}: the chains lost what their start had; pass a smaller step_size, larger "
+            "batches, or use NUTS or SVI"
+        )
+
     def _curvature(
         self, z: Tensor, root: Tensor, log_joint: Callable[..., Tensor], rows: Tensor, dim: int | None
     ) -> float:
