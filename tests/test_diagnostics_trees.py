@@ -129,6 +129,15 @@ def test_nan_draws_fail_with_their_number():
     json.loads(verdict.to_json())
 
 
+@pytest.mark.parametrize("method", ["SVI", "Laplace"])
+def test_an_approximation_stopped_before_its_density_was_computed_is_not_said_to_have_none(method):
+    tree = exact_tree(1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs={"method": method, "iid": 1})
+    verdict = diagnose(tree)
+    assert find(verdict, "posterior_claim") is None
+    khat = find(verdict, "khat")
+    assert khat.status == "warn" and "not computed" in khat.evidence
+
+
 @pytest.mark.parametrize("attrs", [{}, {"method": "MLE"}, {"method": "unknown", "iid": 0}])
 def test_a_point_estimate_warns_at_most_and_holds_no_nan(attrs):
     verdict = diagnose(point_tree(**attrs), reference=exact_tree())

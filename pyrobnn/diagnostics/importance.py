@@ -14,6 +14,8 @@ from pyrobnn.diagnostics import reading, thresholds
 from pyrobnn.diagnostics.verdict import Check
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
+#: claim to be the posterior, by a density q: where it is missing, the fit was cut short or the tree is another's
+_HAVE_DENSITY = ("SVI", "Laplace")
 _FLAT = 1e-9
 _RICHER = {
     "SVI": "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare.",
@@ -261,6 +263,17 @@ def _unjudged(tree: xr.DataTree) -> Check:
             f"{log_p.size} draws are too few for Pareto k-hat, which needs {_MIN_DRAWS}.",
             "Raise num_draws.",
         )
+    if method in _HAVE_DENSITY:
+        return Check(
+            "khat",
+            "warn",
+            None,
+            "log_p and log_q of the draws",
+            thresholds.APPROXIMATION_SOURCE,
+            f"log p and log q of the draws of {method} were not computed, so no importance weight can tell how far off "
+            "they are.",
+            "Fit it to its end; until then judge it by held-out scores and calibration.",
+        )
     name = "This method" if method == "unknown" else method
     return Check(
         "posterior_claim",
@@ -269,7 +282,6 @@ def _unjudged(tree: xr.DataTree) -> Check:
         "log_p and log_q of the draws",
         thresholds.POSTERIOR_CLAIM_SOURCE,
         f"{name} has no density q, so its draws are not this prior's posterior and no importance weight can "
-        "tell how far off "
-        "they are.",
+        "tell how far off they are.",
         "Judge it by held-out scores and calibration, or compare it with a NUTS run as reference.",
     )
