@@ -183,3 +183,14 @@ def test_a_target_that_does_not_fit_the_task(tmp_path):
 def test_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         data.from_csv(tmp_path / "none.csv", "y")
+
+
+def test_numbers_with_a_unit_are_no_classes(tmp_path):
+    # 12 values in 36 rows were 12 classes
+    rows = [f"{i * i},{i % 12 - 3}.5%" for i in range(36)]
+    path = write(tmp_path, "\n".join(["a,share", *rows]))
+    with pytest.raises(
+        ValueError, match="'share' holds numbers with '%' behind them, such as .* plain numbers"
+    ):
+        data.from_csv(path, "share")
+    assert len(data.from_csv(path, "share", task="classification").class_names) == 12

@@ -269,6 +269,12 @@ def _target(file: str, column: pd.Series, task: Task | None) -> tuple[torch.Tens
             f"{file}: target {column.name!r} is not numeric: use task='classification' or another target"
         )
     labels, class_names = _classes(file, column)
+    units = {re.sub(r"^[+-]?(\d+\.?\d*|\.\d+)", "", name) for name in class_names}
+    if len(class_names) > _FEW_VALUES and len(units) == 1:
+        raise ValueError(
+            f"{file}: target {column.name!r} holds numbers with {units.pop().strip()!r} behind them, such as "
+            f"{class_names[0]!r}: write plain numbers (if they are classes, say so with task='classification')"
+        )
     if len(class_names) > max(len(labels) // 2, 2):
         raise ValueError(
             f"{file}: target {column.name!r} is text with {len(class_names)} different values in {len(labels)} rows "
