@@ -136,7 +136,7 @@ def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: 
         where = f", site {density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
         raise FloatingPointError(
             f"chain {chain} left the finite numbers by step {step + 1} (log joint {float(lp[chain]):g}{where}): "
-            f"reduce step_size (now {step_size:g}), or start from a MAP fit with init="
+            f"reduce step_size (now {step_size:g})"
         )
 
 
