@@ -54,6 +54,7 @@ def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, cas
 @pytest.mark.parametrize("name", ["NUTS", "SGLD", "SGHMC"])
 def test_a_point_parameter_that_nobody_fitted_is_told(name):
     fitted = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model_of(), X, Y)
+    members = METHODS["DeepEnsemble"].fit(model_of(), X, Y)
     hidden = pb.BNN(
         toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["2.bias"]),
         pb.likelihoods.HomoskedasticGaussian(0.2),
@@ -61,6 +62,7 @@ def test_a_point_parameter_that_nobody_fitted_is_told(name):
     for model, init, expected in (
         (model_of(), None, "'likelihood.scale'"),
         (model_of(), fitted, None),
+        (model_of(), members, None),
         (model_of(dist.HalfNormal(1.0)), None, None),
         (hidden, None, "'net.2.bias'"),
         (hidden, toy_net(), None),

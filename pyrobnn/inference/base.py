@@ -348,8 +348,8 @@ def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor
     names = ", ".join(map(repr, held[:3])) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
     problem.note(
         f"{names}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
-        "touched; pass fit(init=MAP().fit(...)), or the trained net, or give them a prior (a learned noise: "
-        "HomoskedasticGaussian(dist.HalfNormal(1.0)))"
+        "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
+        "ones: fit(init=DeepEnsemble().fit(...)), whose members start the chains apart, or a trained net"
     )
 
 
