@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pyro
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
-from pyrobnn.model import BNN
 from pyrobnn.point_sites import state_in_store
 
 FAMILIES = {
@@ -93,7 +92,7 @@ def state_points(layout: Density) -> None:
         ValueError: the store holds another value under the name of a plain program's parameter.
         Refused: the BNN has layers in training mode, whose statistics belong to each draw.
     """
-    model = _bnn(layout.program)
+    model = layout.owner
     if model is None:
         for name, value in layout.initial_points.items():
             state_in_store(name, value, layout.constraints[name])
@@ -106,12 +105,6 @@ def state_points(layout: Density) -> None:
         )
     for name, value in layout.initial_points.items():
         pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
-
-
-def _bnn(program: Callable[..., Any]) -> BNN | None:
-    """The BNN whose program this is."""
-    owner = getattr(getattr(program, "func", program), "__self__", None)
-    return owner if isinstance(owner, BNN) else None
 
 
 def log_importance(

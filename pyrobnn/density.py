@@ -14,17 +14,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest import mock
 
 import pyro
 import torch
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform
 
 from pyrobnn.checks import Refused
+from pyrobnn.model import BNN
 from pyrobnn.nodes import (
     datum_terms,
     is_datum,
@@ -35,6 +33,7 @@ from pyrobnn.nodes import (
     without_validation,
 )
 from pyrobnn.seeding import seeded, used_devices
+from pyrobnn.supply import Supply, all_rows
 
 Program = Callable[..., Any]
 
@@ -126,6 +125,13 @@ class Density:
             s.name for s in self.sites if s.kind == "latent" and is_masked(trace.nodes[s.name])
         )
         self._by_name = {site.name: site for site in self.sites}
+
+    @functools.cached_property
+    def owner(self) -> BNN | None:
+        """The BNN whose program this is; None for a plain program."""
+        program = self.program.func if isinstance(self.program, functools.partial) else self.program
+        found = getattr(program, "__self__", program)
+        return found if isinstance(found, BNN) else None
 
     @property
     def stochastic(self) -> str | None:
@@ -281,15 +287,18 @@ class Density:
     # -- running the program ---------------------------------------------------------------------------------------
 
     def _trace(self, values: Mapping[str, Tensor], args: tuple[Any, ...]) -> pyro.poutine.Trace:
-        rows = _all_rows({}) if self._all_rows and self.plate_sizes else contextlib.nullcontext()
-        with without_validation(), pyro.poutine.block(), _Supply(values, self._held), rows:
+        rows = all_rows({}) if self._all_rows and self.plate_sizes else contextlib.nullcontext()
+        with without_validation(), pyro.poutine.block(), self._supply(values), rows:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
+
+    def _supply(self, values: Mapping[str, Tensor]) -> Supply:
+        return Supply(values, self._held, stored=self.owner is None)
 
     def _first_trace(self) -> pyro.poutine.Trace:
         # where a program computes is known once it has run
         with seeded(0, *used_devices()), torch.no_grad():
             try:
-                with _all_rows(self.plate_sizes):
+                with all_rows(self.plate_sizes):
                     return self._trace({}, ())
             except (RuntimeError, ValueError, IndexError) as error:
                 if not self.plate_sizes:
@@ -337,48 +346,6 @@ class Density:
                     site = _site(node, support, start, "point")
                     start = site.stop
                     yield site
-
-
-class _Supply(Messenger):
-    """Gives every site its value; point parameters never reach Pyro's global store."""
-
-    def __init__(self, values: Mapping[str, Tensor], held: Mapping[str, Tensor]):
-        super().__init__()
-        self.values, self.held = values, held
-
-    def _pyro_sample(self, msg) -> None:
-        if msg["name"] in self.values and not msg["is_observed"]:
-            msg["value"], msg["done"] = self.values[msg["name"]], True
-
-    def _pyro_param(self, msg) -> None:
-        name = msg["name"]
-        if name in self.values:
-            value = self.values[name]
-        elif name in self.held:
-            value = self.held[name]
-        elif name in pyro.get_param_store():
-            value = pyro.get_param_store()[name].detach()
-        else:
-            init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
-            if init is None:
-                raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
-            value = (init() if callable(init) else init).detach()
-        msg["value"], msg["done"] = value, True
-
-
-@contextlib.contextmanager
-def _all_rows(found: dict[str, int]) -> Iterator[None]:
-    """Plates that would draw a subsample take all their rows; their names and sizes are added to ``found``."""
-    subsample = SubsampleMessenger._subsample
-
-    def whole(name, size=None, subsample_size=None, given=None, *rest):
-        if given is None and subsample_size is not None and subsample_size < size:
-            found[name] = int(size)
-            subsample_size = None
-        return subsample(name, size, subsample_size, given, *rest)
-
-    with mock.patch.object(SubsampleMessenger, "_subsample", staticmethod(whole)):
-        yield
 
 
 def _bijection(name: str, support: constraints.Constraint) -> Transform:

@@ -25,11 +25,12 @@ from torch.overrides import TorchFunctionMode
 
 from pyrobnn.approximation import state_points
 from pyrobnn.checks import Refused
-from pyrobnn.density import Density, _Supply
+from pyrobnn.density import Density
 from pyrobnn.inference.families import Draw, Moments
 from pyrobnn.inference.swag_guide import AutoSWAG
 from pyrobnn.nodes import is_subsample, log_prob_sum, without_validation
 from pyrobnn.seeding import seeded
+from pyrobnn.supply import Supply
 
 __all__ = ["AutoSWAG", "GuideApproximation", "GuideFactory", "GuideFamily"]
 
@@ -261,7 +262,7 @@ def _with_points_held(density: Density) -> Callable[..., Any]:
     """The program as a guide may run it: Pyro's modules of local parameters refuse a ``pyro.param`` of the model."""
 
     def program(*args: Any, **kwargs: Any) -> Any:
-        with _Supply({}, density.initial_points):
+        with Supply({}, density.initial_points):
             return density.program(*args, **kwargs)
 
     return program

@@ -136,6 +136,11 @@ class BNN:
 
     __call__ = pyro_model
 
+    def batch_model(self, factor: float, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """:meth:`pyro_model` with the likelihood of the batch (x, y) times ``factor``."""
+        # the likelihood's plate divides its size by the points it is given
+        return self.pyro_model(x, y, num_data=factor * len(x))
+
     def sample_parameters(self) -> dict[str, Tensor]:
         """The program's first half: every parameter of the net and of the likelihood, by site."""
         values = {}

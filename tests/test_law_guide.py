@@ -19,7 +19,8 @@ from pyrobnn.likelihoods import DATA
 
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged|did not converge)|the centre is not a mode"
+    "ignore:.*(of the draws|transitions diverged|did not converge|does not fit point|weights use up)"
+    "|the (centre is not a mode|ELBO ends)"
 )
 
 X, Y = toy()
@@ -237,3 +238,31 @@ def test_a_guide_in_eval_mode_agrees_for_batch_norm():
     for name in ("SVI", "SWAG"):
         posterior = GUIDED[name].fit(model, X, Y, num_draws=800)
         _assert_predictives_agree(posterior)
+
+
+def _foreign_store() -> None:
+    """What tracing another model leaves in Pyro's store."""
+    pyro.param("net.2.bias", torch.tensor([-50.0]))
+    pyro.param("likelihood.scale", torch.tensor([77.0, 7.0]), constraint=dist.constraints.positive)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_another_model_left_in_the_store_is_not_this_ones(name):
+    expected = fit(name, "hidden")
+    model, y = LAW_MODELS["hidden"]()
+    with pyro.get_param_store().scope():
+        _foreign_store()
+        draws = {"num_draws": 6} if num_draws(name) else {}
+        posterior = METHODS[name].fit(model, X, y, seed=3, **draws)
+    for site, value in expected.draws.items():
+        assert torch.equal(posterior.draws[site], value), site
+
+
+def test_the_guide_of_a_streamed_fit_leaves_the_store_alone():
+    model, y = LAW_MODELS["hidden"]()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
+    posterior = METHODS["SVI"].fit(model, loader, seed=3, num_draws=6)
+    with seeded(1):
+        trace = pyro.poutine.trace(posterior.guide).get_trace(X)
+    assert torch.equal(trace.nodes["net.2.bias"]["value"], posterior.draws["net.2.bias"][0, 0])
+    assert not list(pyro.get_param_store())

@@ -185,12 +185,7 @@ def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[.
     """The generative program of ``model`` with the likelihood of any batch scaled to all N data."""
     if epoch is None:
         return partial(model.pyro_model, num_data=num_data)
-    return partial(_streamed, model, epoch.factor)
-
-
-def _streamed(model: BNN, factor: float, x: Tensor, y: Tensor | None = None) -> Any:
-    # the likelihood's plate divides its size by the points it is given
-    return model.pyro_model(x, y, num_data=factor * len(x))
+    return partial(model.batch_model, epoch.factor)
 
 
 def check_batch_size(problem: Problem, batch_size: int | None) -> None:
