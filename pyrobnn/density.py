@@ -84,6 +84,7 @@ class Density:
         Refused: a program that subsamples and cannot be run with all rows, or has latent sites for every row.
 
     Example:
+        >>> import pyro.distributions as dist
         >>> def program(x, y):
         ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
         ...     scale = pyro.sample("scale", dist.HalfNormal(1.0))
