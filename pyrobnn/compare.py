@@ -116,7 +116,7 @@ def _fitted(
     device: str | None,
     progress: bool,
 ) -> Posterior:
-    """The posterior, whose warnings are announced and kept in its ``meta``."""
+    """The posterior; whatever the fit warned of is announced."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         posterior = method.fit(
@@ -128,12 +128,9 @@ def _fitted(
             progress=progress,
             **arguments,
         )
-    told = list(dict.fromkeys(str(warning.message) for warning in caught))
-    for text in told:
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
         announce(f"{name}: {text}")
-    kept = posterior.meta["warnings"]
-    meta = posterior.meta | {"warnings": [*kept, *(text for text in told if text not in kept)]}
-    return dataclasses.replace(posterior, meta=meta)
+    return posterior
 
 
 def check_memory(method: Any, study: Study, arguments: dict[str, Any], device: str | None = None) -> None:

@@ -89,3 +89,17 @@ def test_laplace_around_given_weights_checks_their_noise(monkeypatch):
     monkeypatch.setattr("pyrobnn.inference.laplace_mode.noise_notes", lambda problem, values: ["checked"])
     _, said = told(METHODS["Laplace"], model_of(), X, Y, init=toy_net(), num_draws=6)
     assert said.count("checked") == 1
+
+
+def test_the_verdict_says_what_the_fit_said():
+    posterior, _ = told(METHODS["SVI"], model_of(0.2), X, Y, num_draws=6)
+    noted = dataclasses.replace(
+        posterior, meta=posterior.meta | {"warnings": ["the noise is too small.", "b"]}
+    )
+    verdict = pb.diagnose(noted.to_datatree(X, Y))
+    found = next(check for check in verdict.checks if check.name == "fit_warnings")
+    assert found.status == "warn" and found.evidence.startswith(
+        "The fit warned: the noise is too small (and 1"
+    )
+    quiet = dataclasses.replace(posterior, meta=posterior.meta | {"warnings": []})
+    assert not any(c.name == "fit_warnings" for c in pb.diagnose(quiet.to_datatree(X, Y)).checks)

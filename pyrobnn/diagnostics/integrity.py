@@ -71,6 +71,26 @@ def interrupted(tree: xr.DataTree) -> Check | None:
     )
 
 
+def fit_warnings(tree: xr.DataTree) -> list[Check]:
+    """A warning if the fit itself had something to say: what it told its user then, whoever reads its tree is told."""
+    notes = reading.json_attr(tree, "warnings")
+    notes = [str(note) for note in notes] if isinstance(notes, list) else []
+    if not notes:
+        return []
+    more = "" if len(notes) == 1 else f" (and {len(notes) - 1} more, in the tree's attribute 'warnings')"
+    return [
+        Check(
+            "fit_warnings",
+            "warn",
+            float(len(notes)),
+            "a fit without warnings",
+            "",
+            f"The fit warned: {notes[0].rstrip('.')}{more}.",
+            "Do what the warning says, and fit again.",
+        )
+    ]
+
+
 def _others_finite(tree: xr.DataTree) -> Check | None:
     bad = {f"{group}/{name}": n for group in _READ for name, n in _not_finite(tree, group).items()}
     bad |= {f"sample_stats/{k}": n for k, n in _not_finite(tree, "sample_stats").items() if k in _STATS}

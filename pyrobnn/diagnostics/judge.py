@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.calibration import calibration_checks
 from pyrobnn.diagnostics.convergence import convergence_checks
 from pyrobnn.diagnostics.fidelity import cost_per_draw, fidelity_checks
 from pyrobnn.diagnostics.importance import importance_checks
-from pyrobnn.diagnostics.integrity import hopeless, integrity_checks, interrupted
+from pyrobnn.diagnostics.integrity import fit_warnings, hopeless, integrity_checks, interrupted
 from pyrobnn.diagnostics.loo import loo, loo_checks
 from pyrobnn.diagnostics.model_checks import model_checks
 from pyrobnn.diagnostics.sampler import sampler_checks
@@ -83,6 +83,7 @@ def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verd
     if reference is not None and reference is not tree and not point:
         checks += _made("fidelity", fidelity_checks, tree, reference)
     checks += _made("cost", _cost, tree)
+    checks += _made("fit_warnings", fit_warnings, tree)
     if point:
         checks = [replace(check, status="warn") if check.status == "fail" else check for check in checks]
     nothing = not any(check.status in ("pass", "warn", "fail") for check in checks)
