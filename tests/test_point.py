@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import pyro.distributions as dist
 import pytest
 import torch
-from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model
+from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model, toy_net
 
 import pyrobnn as pb
 from pyrobnn.inference.base import prepare
@@ -164,3 +165,12 @@ def test_small_noise_of_many_data_is_not():
     model, x, y = noisy_line(200, 0.01, pb.likelihoods.HomoskedasticGaussian("learned"))
     posterior = pb.MAP(num_steps=300, polish_steps=0, compile=False).fit(model, x, y)
     assert posterior.meta["warnings"] == []
+
+
+def test_a_start_without_a_density_is_told_from_a_large_step():
+    x = torch.linspace(-1, 1, 10)[:, None]
+    prior = pb.priors.IIDPrior(dist.LogNormal(0.0, 1.0))
+    net = toy_net()  # its weights are not all positive
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.1))
+    with pytest.raises(FloatingPointError, match="the start itself has no finite density.*support"):
+        pb.MAP(num_steps=5, compile=False).fit(model, x, x)

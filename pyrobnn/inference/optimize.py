@@ -378,9 +378,15 @@ class _Log:
         row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()
         whose = f" of member {member[0]}" if member else ""
         before = f" (it was {float(losses[(row - 1, *member)]):.4g} before)" if row else ""
+        remedy = f"use a smaller lr than {self.lr:g}, or clip_norm"
+        if self.seen + row == 0:  # the loss of the first step is that of the start
+            remedy = (
+                "the start itself has no finite density; look for a prior whose support leaves out the net's own "
+                "weights (a positive one, say), for data far outside of the model's units, or pass init="
+            )
         raise FloatingPointError(
             f"the loss of {self.name}{whose} is {float(losses[(row, *member)])} at step {self.seen + row + 1}{before}: "
-            f"use a smaller lr than {self.lr:g}, or clip_norm"
+            f"{remedy}"
         )
 
 
