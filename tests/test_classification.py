@@ -54,6 +54,7 @@ def scores(prediction, y):
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*weights did not move")  # of pixels that are always dark
 def test_a_mode_and_swag_classify_digits():
     train, test = split()
     model = classifier("mlp")

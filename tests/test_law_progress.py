@@ -45,6 +45,8 @@ class Bar:
 
 @pytest.fixture(autouse=True)
 def bars(monkeypatch) -> list[Bar]:
+    for name in ("CI", "PYTEST_XDIST_WORKER"):  # where Pyro's own bar stays off
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("tqdm.auto.tqdm", Bar)
     monkeypatch.setattr("pyro.infer.mcmc.logger.tqdm", Bar)
     monkeypatch.setattr(Bar, "made", [])

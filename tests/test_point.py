@@ -174,3 +174,12 @@ def test_a_start_without_a_density_is_told_from_a_large_step():
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.1))
     with pytest.raises(FloatingPointError, match="the start itself has no finite density.*support"):
         pb.MAP(num_steps=5, compile=False).fit(model, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:the weights use up")
+@pytest.mark.parametrize("prior", [pb.priors.ScaleMixture(), pb.priors.IIDPrior(dist.Cauchy(0.0, 1.0))])
+def test_learned_noise_under_a_prior_without_a_variance(prior):
+    x, y = toy(8)
+    model = pb.BNN(toy_net(), prior, pb.likelihoods.HomoskedasticGaussian("learned"))
+    posterior = pb.MAP(num_steps=20, compile=False).fit(model, x, y)
+    assert bool(torch.isfinite(posterior.predict(x).var).all())

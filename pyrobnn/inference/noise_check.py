@@ -91,6 +91,9 @@ def _used_up(problem: Problem, values: dict[str, Tensor], names: list[str]) -> t
 
 
 def _variance(prior: torch.distributions.Distribution, value: Tensor) -> Tensor:
-    """The prior's variance; of heavy tails, which have none, the square of the weight itself."""
-    variance = prior.variance.to(value).expand(value.shape)
+    """The prior's variance; of heavy tails, and of a family that doesn't tell it, the square of the weight itself."""
+    try:
+        variance = prior.variance.to(value).expand(value.shape)
+    except NotImplementedError:
+        return value.square()
     return torch.where(torch.isfinite(variance), variance, value.square())
