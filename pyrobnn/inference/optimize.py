@@ -384,9 +384,9 @@ class _Log:
                 "the start itself has no finite density; look for a prior whose support leaves out the net's own "
                 "weights (a positive one, say), for data far outside of the model's units, or pass init="
             )
+        value, step = float(losses[(row, *member)]), self.seen + row + 1
         raise FloatingPointError(
-            f"the loss of {self.name}{whose} is {float(losses[(row, *member)])} at step {self.seen + row + 1}{before}: "
-            f"{remedy}"
+            f"the loss of {self.name}{whose} is {value} at step {step}{before}: {remedy}"
         )
 
 

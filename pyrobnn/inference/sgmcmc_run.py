@@ -129,6 +129,11 @@ def metric_of(second: Tensor) -> Tensor:
 
 
 def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: float) -> None:
+    """Stop a run whose chains (chain, dim), or their log joints (chain,), are no longer finite.
+
+    Raises:
+        FloatingPointError: naming the chain, the site and the step.
+    """
     bad = ~(torch.isfinite(z).all(1) & torch.isfinite(lp))
     if bool(bad.any()):
         chain = int(bad.nonzero()[0])
