@@ -9,8 +9,14 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyrobnn.compile import CudaGraph, compiled
-from pyrobnn.compile_graph import DECOMPOSITIONS, lay_data_innermost, library_calls, operator, settled
-from pyrobnn.compile_once import fold_constants, lift_repeats, settle_broadcasts
+from pyrobnn.compile.folding import fold_constants, hoist_invariants, materialize_broadcasts
+from pyrobnn.compile.products import (
+    DECOMPOSITIONS,
+    lay_out_data_innermost,
+    library_calls,
+    materialize,
+    operator,
+)
 
 
 def _energy(z):
@@ -52,7 +58,7 @@ def test_activations_of_one_feature_lie_along_the_data(inputs, deep, turned):
 
     fn = vmap(grad_and_value(loss))
     graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(w)
-    lay_data_innermost(graph)
+    lay_out_data_innermost(graph)
     assert ("as_strided" in graph.code) == turned
     torch.testing.assert_close(graph(w), fn(w))
     torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
@@ -107,7 +113,7 @@ def test_what_repeats_along_the_data_is_computed_once():
     fn, z = vmap(grad_and_value(log_density)), torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     graph = make_fx(fn)(z)
     exact = graph(z)
-    lift_repeats(graph)
+    hoist_invariants(graph)
     graph.graph.eliminate_dead_code()
     sizes = []
 
@@ -132,7 +138,7 @@ def test_what_repeats_is_computed_before_its_argument_is_written_into():
 
     y = torch.linspace(-1.0, 1.0, 300)
     graph = make_fx(fn)(torch.zeros(1), y)
-    lift_repeats(graph)
+    hoist_invariants(graph)
     assert torch.equal(graph(torch.zeros(1), y), y)
     assert torch.equal(compiled(fn, torch.zeros(1), y)(torch.zeros(1), y), y)
 
@@ -144,11 +150,11 @@ def test_the_residual_of_a_datum_is_written_to_memory_before_every_unit_reads_it
     generator = torch.Generator().manual_seed(0)
     y, f, h = (torch.randn(shape, generator=generator) for shape in ((40,), (40,), (40, 50)))
     graph = make_fx(fn)(y, f, h)
-    settle_broadcasts(graph)
+    materialize_broadcasts(graph)
     assert _calls(graph, "as_strided") == 1
     assert torch.equal(graph(y, f, h), fn(y, f, h))
     narrow = make_fx(fn)(y, f, h[:, :2])
-    settle_broadcasts(narrow)
+    materialize_broadcasts(narrow)
     assert _calls(narrow, "as_strided") == 0
 
 
@@ -188,7 +194,7 @@ def test_only_functions_that_return_nothing_have_intermediates_on_the_stack(monk
     monkeypatch.setattr(CppWrapperCpuArrayRef, "make_allocation", make_allocation)
 
     def fn(z):
-        weights = settled(z.exp())
+        weights = materialize(z.exp())
         return weights.flip(0) / weights.sum()
 
     def write(z, out):

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyrobnn.compile import Compiled
-from pyrobnn.compile_graph import DECOMPOSITIONS
-from pyrobnn.compile_once import fold_constants
+from pyrobnn.compile.folding import fold_constants
+from pyrobnn.compile.products import DECOMPOSITIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 _CUDA = torch.device("cuda", 0)

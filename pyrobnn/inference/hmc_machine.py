@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn import rng
-from pyrobnn.compile_graph import settled
+from pyrobnn.compile import materialize
 from pyrobnn.inference.adaptation import dual_average
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
@@ -201,12 +201,12 @@ class Machine:
     def _leapfrog(self, old: Vectors, s: Scalars, scale: Tensor) -> tuple[Tensor, ...]:
         move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
         half = old.r + 0.5 * move * old.g
-        q = settled(old.q + move * half)
+        q = materialize(old.q + move * half)
         dense = scale.dim() == 2
-        g, lp = self.gradient(settled(q @ scale.T if dense else q * scale))
-        g = settled(g)
+        g, lp = self.gradient(materialize(q @ scale.T if dense else q * scale))
+        g = materialize(g)
         g = g @ scale if dense else g * scale
-        r = settled(half + 0.5 * move * g)
+        r = materialize(half + 0.5 * move * g)
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
     def _extend_tree(self, new: Vectors, s: Scalars, buffers: Buffers, lp, energy, fine, chance):

@@ -1,4 +1,8 @@
-"""What a compiled function computes once instead of again and again: constants, what repeats itself, what many read."""
+"""Graph passes that compute once what would be computed again and again.
+
+Constant folding, the hoisting of operations that are invariant along a broadcast dimension, and the materialisation of
+intermediates that many iterations of a loop read.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,15 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pyrobnn.compile_graph import ACTIVATIONS, operator, settled_node, shape_of, size
+from pyrobnn.compile.products import ACTIVATIONS, materialize_node, operator, shape_of, size
 
 _ATEN = torch.ops.aten
 _CPU = torch.device("cpu")
 _SMALL = 2**13  # elements of a constant that is packed with others
-_MANY = 16  # repetitions from which something costly is computed once and read from memory,
-_SEVERAL, _MUCH_WORK = 4, 4  # or from which it is, if it takes so many operations
-_COSTLY_WORK = 8  # that a costly one counts as
+_HOISTED_FROM_REPEATS = 16  # a costly operation is hoisted if it would be repeated so often
+_STORED_FROM_READS = 4  # an intermediate is materialised if each of its elements is read so often,
+_STORED_FROM_OPERATIONS = 4  # and takes so many operations,
+_OPERATIONS_OF_COSTLY = 8  # a costly one counting as so many
 #: what costs more than reading its result
 _COSTLY = {
     _ATEN.log,
@@ -148,8 +153,8 @@ def _is_view(node: Node) -> bool:
     return node.target is getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
-def lift_repeats(graph: GraphModule) -> None:
-    """Compute what is the same for every datum once: the logarithm of a scale, the inverse of a variance.
+def hoist_invariants(graph: GraphModule) -> None:
+    """Hoist what every datum shares out of the loop over the data: the logarithm of a scale, the inverse of a variance.
 
     A distribution expands its parameters to the shape of the data before it computes with them: the loops over the
     data would take a logarithm per datum.
@@ -186,11 +191,11 @@ def lift_repeats(graph: GraphModule) -> None:
             continue
         for source in [source for source in node.all_input_nodes if source in costly]:
             shape = narrow_shape(source)
-            if repeats[source] <= repeats[node] or size(source) < _MANY * math.prod(shape):
+            if repeats[source] <= repeats[node] or size(source) < _HOISTED_FROM_REPEATS * math.prod(shape):
                 continue
             if source not in lifted:
                 with graph.graph.inserting_before(source):
-                    lifted[source] = settled_node(graph, narrowed(source), shape)
+                    lifted[source] = materialize_node(graph, narrowed(source), shape)
             with graph.graph.inserting_before(node):
                 wide = graph.graph.call_function(
                     _ATEN.expand.default, (lifted[source], list(shape_of(source)))
@@ -199,27 +204,27 @@ def lift_repeats(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def settle_broadcasts(graph: GraphModule) -> None:
-    """Write to memory what many turns of a loop would compute again: the residual of a datum, read by every unit.
+def materialize_broadcasts(graph: GraphModule) -> None:
+    """Materialise what many iterations of a loop would compute again: the residual of a datum, read by every unit.
 
-    Inductor inlines arithmetic into the loops that read it, by rules that count operations but not turns.
+    Inductor inlines arithmetic into the loops that read it, by rules that count operations but not iterations.
     """
     work: dict[Node, int] = {}  # operations of a loop that reads the node
     for node in list(graph.graph.nodes):
         sources = node.all_input_nodes
         work[node] = 0
         if _elementwise(node):
-            cost = _COSTLY_WORK if operator(node) in _COSTLY else 1
+            cost = _OPERATIONS_OF_COSTLY if operator(node) in _COSTLY else 1
             work[node] = cost + sum(work[source] for source in sources)
         elif _is_inlined_view(node):
             work[node] = work[sources[0]]
         if not _elementwise(node) and operator(node) not in _SUMS:
             continue
-        turns = max(size(one) for one in (node, *sources))
+        reads = max(size(one) for one in (node, *sources))
         for root in sources:
             while _is_inlined_view(root):
                 root = root.all_input_nodes[0]
-            if work[root] >= _MUCH_WORK and 0 < _SEVERAL * size(root) <= turns:
+            if work[root] >= _STORED_FROM_OPERATIONS and 0 < _STORED_FROM_READS * size(root) <= reads:
                 meta = root.meta["tensor_meta"]
                 with graph.graph.inserting_after(root):
                     place = (root, list(meta.shape), list(meta.stride))

@@ -1,7 +1,6 @@
-"""What is changed in a traced graph before inductor turns it into loops.
+"""Small matrix products as arithmetic, and the memory layout of activations: graph passes before inductor.
 
-Small products become arithmetic, and the data lie along memory where that pays: no result changes by more than the
-rounding of a sum. What need not be computed again and again is in compile_once.
+No result changes by more than the rounding of a sum.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def returns_nothing(graph: GraphModule) -> bool:
     return not graph.graph.output_node().all_input_nodes
 
 
-def settled(tensor: Tensor) -> Tensor:
+def materialize(tensor: Tensor) -> Tensor:
     """The same tensor, written to memory where inductor would otherwise compute it again in every loop that reads it.
 
     Weights that are cheap to compute, read once per datum, are the case in point.
@@ -63,8 +62,8 @@ def shape_of(node: Node) -> torch.Size | None:
     return getattr(node.meta.get("tensor_meta"), "shape", None)
 
 
-def settled_node(graph: GraphModule, node: Node, shape: list[int]) -> Node:
-    """:func:`settled` as nodes of the graph, contiguous."""
+def materialize_node(graph: GraphModule, node: Node, shape: list[int]) -> Node:
+    """:func:`materialize` as nodes of the graph, contiguous."""
     call, strides = graph.graph.call_function, list(torch.empty(shape, device="meta").stride())
     new = call(_ATEN.clone.default, (node,), {"memory_format": torch.contiguous_format})
     return call(_ATEN.as_strided.default, (new, shape, strides))
@@ -103,11 +102,11 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
     if rows * inner * columns > _FEW_MULTIPLICATIONS:
         return NotImplemented
     if inner <= _FEW_FEATURES:
-        features = settled(left.T.contiguous())
+        features = materialize(left.T.contiguous())
         terms = [features[i] * right[i].unsqueeze(1) for i in range(inner)]
         return sum(terms[1:], terms[0]).T
     if rows <= _FEW_FEATURES and right.stride(0) == 1:
-        return (settled(left.contiguous()).unsqueeze(1) * right.T).sum(2)
+        return (materialize(left.contiguous()).unsqueeze(1) * right.T).sum(2)
     return NotImplemented
 
 
@@ -126,7 +125,7 @@ DECOMPOSITIONS = {
 # -- layout ------------------------------------------------------------------------------------------------------------
 
 
-def lay_data_innermost(graph: GraphModule) -> None:
+def lay_out_data_innermost(graph: GraphModule) -> None:
     """Store the activations (..., N, units) of a layer of one input feature with the data along memory.
 
     The loops over hidden units then add whole vectors, where 50 units would leave 14 lanes of the fourth vector of 16
@@ -140,7 +139,7 @@ def lay_data_innermost(graph: GraphModule) -> None:
             turned = call(_ATEN.transpose.int, (node.args[0], -2, -1))
             new = call(node.target, (turned, *node.args[1:]), node.kwargs)
             *batch, rows, columns = shape_of(node)
-            new = settled_node(graph, new, [*batch, columns, rows])  # in this very order
+            new = materialize_node(graph, new, [*batch, columns, rows])  # in this very order
             new = call(_ATEN.transpose.int, (new, -2, -1))
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
