@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pyrobnn import callbacks, data, guides, likelihoods, metrics, networks, plots, priors
 from pyrobnn.checks import Refused
-from pyrobnn.datatree import to_datatree
 from pyrobnn.density import Density
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference.ensemble import DeepEnsemble
@@ -18,7 +17,8 @@ from pyrobnn.inference.svi import SVI
 from pyrobnn.inference.swag import SWA, SWAG
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.predict import Prediction
+from pyrobnn.posterior.datatree import to_datatree
+from pyrobnn.posterior.predict import Prediction
 from pyrobnn.report import write_report, write_summary
 
 __all__ = [

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from .style import ALEATORIC, EPISTEMIC, INK, MUTED, panels, style
+from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, panels, style
 
 __all__ = ["Callback", "EarlyStopping", "LivePlot", "ProgressBar", "TensorBoardLogger"]
 

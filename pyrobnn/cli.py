@@ -15,15 +15,15 @@ from xarray import DataTree
 
 from pyrobnn import data
 from pyrobnn.checks import Refused, check_choice, check_device
-from pyrobnn.compare import DEFAULT_METHODS, METHODS, run_study
 from pyrobnn.data.csv_file import read_features
 from pyrobnn.diagnostics import Verdict, reading
 from pyrobnn.diagnostics.verdict import said
+from pyrobnn.posterior.storage import check_writable, read
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, compare_rows
 from pyrobnn.report.page import judge_all
-from pyrobnn.storage import check_writable, read
-from pyrobnn.study import describe, load_run, make_study, prediction_table
+from pyrobnn.studies.compare import DEFAULT_METHODS, METHODS, run_study
+from pyrobnn.studies.study import describe, load_run, make_study, prediction_table
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 

@@ -23,7 +23,8 @@ from torch.distributions.transforms import Transform
 
 from pyrobnn.checks import Refused
 from pyrobnn.model import BNN
-from pyrobnn.nodes import (
+from pyrobnn.seeding import seeded, used_devices
+from pyrobnn.sites.nodes import (
     datum_terms,
     is_datum,
     is_masked,
@@ -32,8 +33,7 @@ from pyrobnn.nodes import (
     log_prob_sum,
     without_validation,
 )
-from pyrobnn.seeding import seeded, used_devices
-from pyrobnn.supply import Supply, all_rows
+from pyrobnn.sites.supply import Supply, all_rows
 
 Program = Callable[..., Any]
 

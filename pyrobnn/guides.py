@@ -23,14 +23,14 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.approximation import state_points
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
-from pyrobnn.inference.families import Draw, Moments
-from pyrobnn.inference.swag_guide import AutoSWAG
-from pyrobnn.nodes import is_subsample, log_prob_sum, without_validation
+from pyrobnn.inference.nets.swag_moments import AutoSWAG
+from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.posterior.approximation import state_points
 from pyrobnn.seeding import seeded
-from pyrobnn.supply import Supply
+from pyrobnn.sites.nodes import is_subsample, log_prob_sum, without_validation
+from pyrobnn.sites.supply import Supply
 
 __all__ = ["AutoSWAG", "GuideApproximation", "GuideFactory", "GuideFamily"]
 
@@ -106,7 +106,7 @@ class GuideFamily:
 
 
 class GuideApproximation:
-    """A fitted Pyro guide over the model's sites; meets :class:`pyrobnn.approximation.Approximation`.
+    """A fitted Pyro guide over the model's sites; meets :class:`pyrobnn.posterior.approximation.Approximation`.
 
     Args:
         layout: the density of the model: its latent sites and the arguments the guide was set up with.

@@ -21,8 +21,8 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.checks import check_finite, check_number
-from pyrobnn.point_sites import point
 from pyrobnn.priors import move
+from pyrobnn.sites.point import point
 
 SCALE = "likelihood.scale"
 DATA = "likelihood.data"

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
-from pyrobnn.point_sites import given, point
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
 from pyrobnn.seeding import seeded
+from pyrobnn.sites.point import given, point
 
 if TYPE_CHECKING:
     from pyrobnn.preflight import Preflight

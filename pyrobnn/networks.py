@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
-from .seeding import seeded
+from pyrobnn.seeding import seeded
 
 __all__ = ["mlp", "small_cnn"]
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.inference.batches import survey
-from pyrobnn.inference.evidence import draws_together
-from pyrobnn.inference.hmc_checks import needed_bytes
-from pyrobnn.inference.laplace_mode import precision_bytes
+from pyrobnn.inference.curvature.mode import precision_bytes
+from pyrobnn.inference.fitting.batches import survey
+from pyrobnn.inference.fitting.memory import free_bytes
+from pyrobnn.inference.hmc.checks import needed_bytes
 from pyrobnn.inference.nuts import DEFAULT_WARMUP
-from pyrobnn.memory import free_bytes
+from pyrobnn.inference.vi.evidence import draws_together
 from pyrobnn.model import BNN
 
 #: bytes that loading the compiler and lowering a graph take, once per process

@@ -32,7 +32,7 @@ def draw_growth(rows, path):
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-    from pyrobnn.style import style
+    from pyrobnn.plots.style import style
 
     labels = {"num_chains": "chains", "hidden": "hidden units", "num_data": "data"}
     series = {"machine_us": "pyrobnn", "bare_gradient_us": "its bare gradient", "numpyro_us": "NumPyro"}
@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--figure", help="write the figure here")
     parser.add_argument("--results", help="append the rows here, one JSON object a line")
     options = parser.parse_args()
-    from pyrobnn.benchmarks import append_record
+    from pyrobnn.studies.uci import append_record
 
     rows = []
     for row in growth(options):

@@ -105,10 +105,10 @@ class Ours:
         import torch
 
         from pyrobnn.compile import compiled
-        from pyrobnn.inference.base import prepare
-        from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
-        from pyrobnn.inference.hmc_machine import Machine
-        from pyrobnn.inference.hmc_run import Run
+        from pyrobnn.inference.fitting.problem import prepare
+        from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
+        from pyrobnn.inference.hmc.machine import Machine
+        from pyrobnn.inference.hmc.run import Run
 
         self.clock, self.chains = clock(args["clock"], args["device"]), args["num_chains"]
         x, y = (torch.from_numpy(part) for part in data(case))
@@ -127,7 +127,7 @@ class Ours:
 
     def fit(self, num_draws):
         """Seconds, ESS of the slowest quantity, leapfrogs per draw."""
-        from pyrobnn.inference.hmc_hooks import slowest_ess
+        from pyrobnn.inference.hmc.hooks import slowest_ess
 
         start = self.clock()
         draws = self.run.sample(num_draws)
@@ -392,7 +392,7 @@ def main():
     if options.worker:
         numpyro_worker(**json.loads(options.worker))
         return
-    from pyrobnn.benchmarks import append_record
+    from pyrobnn.studies.uci import append_record
 
     for case, chains in itertools.product(options.cases, options.chains):
         row = compare(case, chains, options)

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.one:
         print(json.dumps(measure(*options.one, threads=options.threads)))
         return 0
-    from pyrobnn.benchmarks import append_record, read_records
+    from pyrobnn.studies.uci import append_record, read_records
 
     failures = 0
     if not options.table_only:

@@ -59,7 +59,7 @@ def pyrobnn_step(case):
 
 def train_only(method, model, x, y, seed):
     """A fit without its evaluation and its draws."""
-    from pyrobnn.inference.base import prepare
+    from pyrobnn.inference.fitting.problem import prepare
     from pyrobnn.inference.svi import _Fit
     from pyrobnn.seeding import seeded
 
@@ -220,7 +220,7 @@ def main() -> None:
             f"{row['case']:30s} " + "  ".join(parts) + f"  compile {row.get('compile', 0):.1f} s", flush=True
         )
         if args.results:
-            from pyrobnn.benchmarks import append_record
+            from pyrobnn.studies.uci import append_record
 
             append_record(args.results, row)
 

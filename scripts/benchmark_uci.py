@@ -5,7 +5,7 @@
     python scripts/benchmark_uci.py --table-only
 
 Each finished fit is one line of the results file: stop the sweep at any moment, by any means, and the same command goes
-on where it was. Hyper-parameters follow one rule per method (pyrobnn.benchmarks.RULES), from the train part alone.
+on where it was. Hyper-parameters follow one rule per method (pyrobnn.studies.uci.RULES), from the train part alone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     # one thread a fit: the nets are small, and parallelism is across fits
     os.environ["OMP_NUM_THREADS"] = "1"
-    from pyrobnn import benchmarks
-    from pyrobnn.benchmarks import uci
+    from pyrobnn.studies import uci
+    from pyrobnn.studies.uci import fits
 
-    methods = options.methods or [uci.FLOOR, *benchmarks.RULES]
+    methods = options.methods or [fits.FLOOR, *uci.RULES]
     failures = 0
     if not options.table_only:
-        tasks = benchmarks.tasks(options.datasets, methods, options.splits)
-        sweep = benchmarks.Sweep(options.results, uci.key, jobs=options.jobs, scheduler=options.scheduler)
-        failures = run(sweep, functools.partial(uci.run_task, root=options.data_root), tasks)
-    records = current(benchmarks.read_records(options.results), uci.rule_id, [uci.FLOOR, *benchmarks.RULES])
-    published = benchmarks.read_published(HERE / "published_uci.json")
-    show(records, [uci.FLOOR, *benchmarks.RULES], published)
+        tasks = uci.tasks(options.datasets, methods, options.splits)
+        sweep = uci.Sweep(options.results, fits.key, jobs=options.jobs, scheduler=options.scheduler)
+        failures = run(sweep, functools.partial(fits.run_task, root=options.data_root), tasks)
+    records = current(uci.read_records(options.results), fits.rule_id, [fits.FLOOR, *uci.RULES])
+    published = uci.read_published(HERE / "published_uci.json")
+    show(records, [fits.FLOOR, *uci.RULES], published)
     return 1 if failures else 0
 
 
@@ -100,8 +100,8 @@ def current(records, rule_id, methods) -> list[dict]:
 
 def show(records, methods, published) -> None:
     """The tables, then what should hold and whether it does."""
-    from pyrobnn.benchmarks import compare_with_published
-    from pyrobnn.benchmarks.tables import METRICS, markdown
+    from pyrobnn.studies.uci import compare_with_published
+    from pyrobnn.studies.uci.tables import METRICS, markdown
 
     names = [
         name

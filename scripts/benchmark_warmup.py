@@ -32,8 +32,8 @@ def cost(name, num_chains, num_warmup, num_draws, seed):
     from arviz_stats.base import array_stats
 
     import pyrobnn as pb
-    from pyrobnn.inference.base import prepare
-    from pyrobnn.inference.hmc_hooks import slowest_ess
+    from pyrobnn.inference.fitting.problem import prepare
+    from pyrobnn.inference.hmc.hooks import slowest_ess
 
     program = correlated if name == "correlated" else torch_program(CASES[name])
     x, y = (torch.from_numpy(part) for part in data(CASES["hierarchical" if name == "correlated" else name]))
@@ -72,7 +72,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", help="append the rows here, one JSON object a line")
     options = parser.parse_args()
-    from pyrobnn.benchmarks import append_record
+    from pyrobnn.studies.uci import append_record
 
     for name, chains, warmup in itertools.product(options.cases, options.chains, options.warmups):
         for seed in range(options.seeds):

@@ -25,8 +25,8 @@ from torch import nn
 from tqdm import tqdm
 
 import pyrobnn as pb
-from pyrobnn.diagnostics.sbc import combined, rank, replicate, replication_seed, simulate, uniformity
-from pyrobnn.inference.nuts_batch import fit_batch
+from pyrobnn.studies.nuts_batch import fit_batch
+from pyrobnn.studies.sbc import combined, rank, replicate, replication_seed, simulate, uniformity
 
 NUM_RANKED = 99
 BATCH = 25

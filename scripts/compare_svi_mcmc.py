@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyrobnn import cli
 from pyrobnn.plots.reading import widest_gap
-from pyrobnn.storage import read
+from pyrobnn.posterior.storage import read
 
 DEFAULTS = ["--data", "clusters", "--methods", "svi", "nuts", "map", "mle", "--out", "results/clusters"]
 

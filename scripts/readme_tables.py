@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from pyrobnn.benchmarks import RULES, compare_with_published, read_published, read_records, uci
-from pyrobnn.benchmarks.tables import markdown
+from pyrobnn.studies.uci import RULES, compare_with_published, fits, read_published, read_records
+from pyrobnn.studies.uci.tables import markdown
 
 HERE = Path(__file__).parent
 MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -33,12 +33,12 @@ def uci_table(metric: str, published: bool) -> str:
         if any(r["dataset"] == name for r in records)
     ]
     columns = read_published(HERE / "published_uci.json") if published else None
-    return markdown(records, metric, [uci.FLOOR, *RULES], datasets, columns)
+    return markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns)
 
 
 def uci_records() -> list[dict]:
     """Results of today's rules."""
-    rules = {method: uci.rule_id(method) for method in [uci.FLOOR, *RULES]}
+    rules = {method: fits.rule_id(method) for method in [fits.FLOOR, *RULES]}
     records = read_records(HERE / "results" / "uci.jsonl")
     return [record for record in records if rules.get(record["method"]) == record["rule"]]
 

@@ -16,28 +16,28 @@ import pytest
 import torch
 from helpers import seeded
 
-from pyrobnn.benchmarks import (
-    LinearFloor,
-    Rule,
-    Sweep,
-    append_record,
-    compare_with_published,
-    mixture_scores,
-    read_published,
-    read_records,
-    summarize,
-    tasks,
-    uci,
-)
-from pyrobnn.benchmarks.rules import RULES
-from pyrobnn.benchmarks.scores import mixture_crps
-from pyrobnn.benchmarks.tables import markdown
 from pyrobnn.data import Dataset, diabetes
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.metrics import crps
+from pyrobnn.studies.uci import (
+    LinearFloor,
+    Rule,
+    Sweep,
+    append_record,
+    compare_with_published,
+    fits,
+    mixture_scores,
+    read_published,
+    read_records,
+    summarize,
+    tasks,
+)
+from pyrobnn.studies.uci.rules import RULES
+from pyrobnn.studies.uci.scores import mixture_crps
+from pyrobnn.studies.uci.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "scripts" / "published_uci.json"
@@ -188,11 +188,11 @@ def test_variants_change_the_method_and_the_identity_of_the_rule():
     assert [candidate.method.lr for candidate in rule.candidates()] == [0.1, 0.2]
     assert [rule.label(candidate) for candidate in rule.candidates()] == ["lr=0.1", "lr=0.2"]
     other = Rule(DeepEnsemble(num_members=3), (1.0,), (0.1,))
-    assert len({uci.rule_id("a", {"a": each}) for each in (rule, other)}) == 2
+    assert len({fits.rule_id("a", {"a": each}) for each in (rule, other)}) == 2
 
 
 def test_every_declared_rule_can_be_written_down():
-    assert len({uci.rule_id(method) for method in RULES}) == len(RULES)
+    assert len({fits.rule_id(method) for method in RULES}) == len(RULES)
     for rule in RULES.values():
         json.dumps(rule.describe())
 
@@ -215,7 +215,7 @@ def uci_root():
 
 def test_the_floor_on_the_standard_splits_is_the_known_one():
     root = uci_root()
-    floor = [uci.run_task(task, root=root) for task in tasks(["yacht"], ["linear"], range(20))]
+    floor = [fits.run_task(task, root=root) for task in tasks(["yacht"], ["linear"], range(20))]
     known = next(c for c in read_published(PUBLISHED)["columns"] if c["id"] == "linear")
     for metric in ("rmse", "log_density"):
         found = summarize(floor, metric)["yacht"]["linear"]
@@ -227,8 +227,8 @@ def test_a_record_says_how_it_was_made():
     root = uci_root()
     rules = {"map": Rule(MAP(num_steps=20, compile=False, polish_steps=0), (1.0,), (0.2,))}
     (task,) = tasks(["yacht"], ["map"], [3], rules)
-    record = json.loads(json.dumps(uci.run_task(task, root=root, rules=rules), allow_nan=False))
-    assert uci.key(record) == uci.key(task)
+    record = json.loads(json.dumps(fits.run_task(task, root=root, rules=rules), allow_nan=False))
+    assert fits.key(record) == fits.key(task)
     assert set(record["scores"]) == {"rmse", "log_density", "crps", "coverage"}
     assert record["chosen"]["settings"]["num_steps"] == 20 and record["seed"] == 3
     assert record["num_train"] + record["num_test"] == 308 and "torch" in record["versions"]
@@ -282,7 +282,7 @@ def test_two_sweeps_do_not_write_to_one_file(tmp_path):
 
 KILLED = """
 import sys, time
-from pyrobnn.benchmarks.sweep import Sweep
+from pyrobnn.studies.uci.sweep import Sweep
 
 def work(task):
     with open(sys.argv[2], "a") as log:
@@ -324,7 +324,7 @@ def test_processes_share_the_work(tmp_path):
 ON_A_CLUSTER = """
 import sys
 from distributed import LocalCluster
-from pyrobnn.benchmarks.sweep import Sweep, read_records
+from pyrobnn.studies.uci.sweep import Sweep, read_records
 
 def square(task):
     return {**task, "square": task["n"] ** 2}
@@ -418,7 +418,7 @@ def test_the_script_prints_tables_and_refuses_what_it_does_not_know(tmp_path, ca
     assert benchmark.splits("0-2,7") == [0, 1, 2, 7]
     results = tmp_path / "results.jsonl"
     for record in records("linear", [-3.6, -3.5]):
-        append_record(results, {**record, "rule": uci.rule_id("linear")})
+        append_record(results, {**record, "rule": fits.rule_id("linear")})
     append_record(results, {**records("map", [-1.0])[0], "rule": "of another day"})
     assert benchmark.main(["--results", str(results), "--table-only"]) == 0
     shown = capsys.readouterr().out

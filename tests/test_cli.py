@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import pyrobnn as pb
-from pyrobnn import cli, compare, preflight, storage
+from pyrobnn import cli, preflight
+from pyrobnn.posterior import storage
+from pyrobnn.studies import compare
 
 FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "5"]
 

@@ -100,7 +100,9 @@ def traced(fn, *example) -> GraphModule:
 def device(monkeypatch):
     # constants of the stand-in are traced like those of CUDA
     monkeypatch.setattr(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, ElsewhereTensor))
-    monkeypatch.setattr("pyrobnn.inference.base.check_device", lambda given: given and torch.device(given))
+    monkeypatch.setattr(
+        "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)
+    )
     with stand_in_device() as device:
         yield device
 
@@ -114,7 +116,7 @@ def steps(monkeypatch):
         seen.append((traced(fn, *example), pytree.tree_leaves(example)))
         return Compiled(fn, "eager", 0.0)
 
-    for module in ("hmc_run", "optimize", "sgmcmc_run"):
+    for module in ("hmc.run", "optim.minimize", "langevin.run"):
         monkeypatch.setattr(f"pyrobnn.inference.{module}.compiled", compiled)
     return seen
 

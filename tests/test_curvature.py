@@ -14,12 +14,12 @@ from pyro.infer.autoguide import AutoLaplaceApproximation
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.curvature import ggn, hessian, hessian_diagonal, jacobian, output_root
-from pyrobnn.curvature.blocks import DenseBlock, DiagBlock, KronBlock, LowRankBlock
-from pyrobnn.curvature.jacobian import NetworkJacobian
-from pyrobnn.curvature.prior import prior_precision
 from pyrobnn.density import Density
-from pyrobnn.inference.point import polish
+from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian, output_root
+from pyrobnn.inference.curvature.blocks import DenseBlock, DiagBlock, KronBlock, LowRankBlock
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.prior import prior_precision
+from pyrobnn.inference.optim.point import polish
 from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
 
 

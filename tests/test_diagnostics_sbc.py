@@ -10,9 +10,9 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.diagnostics.sbc import combined, replicate, replication_seed, simulate, uniformity
-from pyrobnn.inference.nuts_batch import fit_batch
 from pyrobnn.posterior import Posterior
+from pyrobnn.studies.nuts_batch import fit_batch
+from pyrobnn.studies.sbc import combined, replicate, replication_seed, simulate, uniformity
 
 NOISE, NUM_RANKED, REPLICATIONS = 0.5, 49, 150
 

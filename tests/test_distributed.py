@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import assert_mean_within, seeded
 
-from pyrobnn import distributed
+from pyrobnn.inference import distributed
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -28,7 +28,7 @@ import sys
 import torch
 sys.path.insert(0, sys.argv[2])
 from test_distributed import METHOD, problem
-from pyrobnn import distributed
+from pyrobnn.inference import distributed
 
 torch.set_num_threads(1)
 with distributed.process_group() as rank:

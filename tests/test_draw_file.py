@@ -17,8 +17,8 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
-from pyrobnn.inference import hmc_checks
-from pyrobnn.inference.base import prepare
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.hmc import checks
 from pyrobnn.inference.nuts import NUTS
 
 # more draws than a block holds, so that the blocks' seams are inside
@@ -96,23 +96,23 @@ def test_progress_counts_what_is_on_disk(tmp_path):
 def test_memory_holds_a_block_only():
     config = NUTS(num_chains=4, num_warmup=100)
     size = prepare(program, points="held").density.dim, torch.float32
-    few, many = (hmc_checks.needed_bytes(*size, config, num, 100, True) for num in (1000, 10_000))
+    few, many = (checks.needed_bytes(*size, config, num, 100, True) for num in (1000, 10_000))
     per_draw = 4 * 8 * 7  # of four chains, seven statistics in float64: no positions
     assert many - few == 9000 * per_draw
-    kept = hmc_checks.needed_bytes(*size, config, 10_000, 100, False)
+    kept = checks.needed_bytes(*size, config, 10_000, 100, False)
     assert many < kept / 1.5
 
 
 def test_a_refused_run_is_told_of_the_file(monkeypatch):
     config = NUTS(num_chains=4, num_warmup=10, max_tree_depth=3, compile=False)
     dim = prepare(program, points="held").density.dim
-    streamed = hmc_checks.needed_bytes(dim, torch.float32, config, 5000, 10, True)
-    monkeypatch.setattr(hmc_checks.memory, "free_bytes", lambda device: streamed)
+    streamed = checks.needed_bytes(dim, torch.float32, config, 5000, 10, True)
+    monkeypatch.setattr(checks.memory, "free_bytes", lambda device: streamed)
     with pytest.raises(
         ValueError, match=r"needs [\d,]+ bytes .* or write the draws to disk with fit\(stream_to"
     ):
         config.fit(program, num_draws=5000)
-    monkeypatch.setattr(hmc_checks.memory, "free_bytes", lambda device: streamed - 1)
+    monkeypatch.setattr(checks.memory, "free_bytes", lambda device: streamed - 1)
     with pytest.raises(ValueError, match="are free: lower num_draws or num_chains$"):
         config.fit(program, num_draws=5000)
 

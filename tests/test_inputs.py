@@ -12,7 +12,7 @@ from models import normal_prior
 
 import pyrobnn as pb
 from pyrobnn.checks import as_tensor
-from pyrobnn.inference.base import prepare
+from pyrobnn.inference.fitting.problem import prepare
 
 TABLE = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)
 FRAME = pd.DataFrame(TABLE, columns=["p", "q"])

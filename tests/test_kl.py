@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyrobnn import kl_schedules
-from pyrobnn.divergence import Mixture1D, fit_normal, kl_divergence
+from pyrobnn.studies.divergence import Mixture1D, fit_normal, kl_divergence
 
 TWO = Mixture1D((0.4, 0.6), (-2.0, 3.0), (0.5, 1.0))
 

@@ -10,7 +10,7 @@ from models import diabetes_linear, normal_prior, toy, toy_net
 from scipy import optimize
 
 import pyrobnn as pb
-from pyrobnn.inference import laplace_tuning
+from pyrobnn.inference.curvature import tuning
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
 
@@ -192,5 +192,5 @@ def test_no_signal_ends_at_the_bound_and_says_so():
 
 def test_the_bracket_contains_the_minimum():
     for centre in (-7.3, 0.1, 5.9):
-        low, high = laplace_tuning._bracket(lambda v, centre=centre: (v - centre) ** 2)
+        low, high = tuning._bracket(lambda v, centre=centre: (v - centre) ** 2)
         assert low < centre < high

@@ -27,8 +27,8 @@ from torch.utils.data import (
 )
 
 import pyrobnn as pb
-from pyrobnn.inference.base import prepare
-from pyrobnn.inference.batches import survey
+from pyrobnn.inference.fitting.batches import survey
+from pyrobnn.inference.fitting.problem import prepare
 
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings(

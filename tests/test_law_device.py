@@ -74,7 +74,9 @@ def method_of(name: str):
 
 @pytest.fixture
 def device(monkeypatch):
-    monkeypatch.setattr("pyrobnn.inference.base.check_device", lambda given: given and torch.device(given))
+    monkeypatch.setattr(
+        "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)
+    )
     with stand_in_device() as device:
         yield device
 
@@ -127,7 +129,7 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
 @pytest.mark.parametrize("mode", ["inductor", "graph"])
 def test_a_step_that_is_not_compiled_is_told(mode, device, monkeypatch):
     monkeypatch.setattr(
-        "pyrobnn.inference.hmc_run.compiled", lambda fn, *example, **options: Compiled(fn, mode, 0.0, example)
+        "pyrobnn.inference.hmc.run.compiled", lambda fn, *example, **options: Compiled(fn, mode, 0.0, example)
     )
     method = dataclasses.replace(METHODS["NUTS"], compile=True)
     posterior = method.fit(gaussian(), X, torch.sin(X), device=device, num_draws=3)

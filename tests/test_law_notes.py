@@ -75,7 +75,7 @@ def test_a_point_parameter_that_nobody_fitted_is_told(name):
 
 def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypatch):
     seen = "weights use up all data"
-    monkeypatch.setattr("pyrobnn.inference.point.noise_notes", lambda problem, values: [seen])
+    monkeypatch.setattr("pyrobnn.inference.optim.point.noise_notes", lambda problem, values: [seen])
     for method in (
         dataclasses.replace(METHODS["Laplace"], num_steps=5),
         dataclasses.replace(METHODS["NUTS"], init="map"),
@@ -86,7 +86,7 @@ def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypat
 
 
 def test_laplace_around_given_weights_checks_their_noise(monkeypatch):
-    monkeypatch.setattr("pyrobnn.inference.laplace_mode.noise_notes", lambda problem, values: ["checked"])
+    monkeypatch.setattr("pyrobnn.inference.curvature.mode.noise_notes", lambda problem, values: ["checked"])
     _, said = told(METHODS["Laplace"], model_of(), X, Y, init=toy_net(), num_draws=6)
     assert said.count("checked") == 1
 

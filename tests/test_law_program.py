@@ -20,8 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
 from pyrobnn.density import Density
-from pyrobnn.inference.elbo import Elbo
-from pyrobnn.inference.families import MeanField
+from pyrobnn.inference.vi.elbo import Elbo
+from pyrobnn.inference.vi.families import MeanField
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"

@@ -10,7 +10,7 @@ from models import toy_model
 from test_contract import METHODS, X, Y, num_draws
 from test_law_interrupt import EARLY
 
-from pyrobnn.inference.optimize import minimize
+from pyrobnn.inference.optim.minimize import minimize
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged|Ctrl-C|not a mode|not evaluated|no k-hat)"

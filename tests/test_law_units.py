@@ -18,8 +18,8 @@ from test_contract import METHODS, num_draws
 
 import pyrobnn as pb
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.datatree import to_datatree
 from pyrobnn.diagnostics import score
+from pyrobnn.posterior.datatree import to_datatree
 from pyrobnn.report.comparison import compare_rows
 
 # runs this short are told to be too short, as they should

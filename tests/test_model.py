@@ -12,7 +12,7 @@ from models import normal_prior, toy, toy_model, toy_net
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.inference.base import prepare
+from pyrobnn.inference.fitting.problem import prepare
 
 
 def test_the_users_net_is_copied():

@@ -12,8 +12,8 @@ import torch
 from helpers import assert_mean_within, assert_var_within
 
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.inference.base import prepare
-from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.inference.hmc_checks import verdicts
-from pyrobnn.inference.hmc_machine import STATS
+from pyrobnn.inference.hmc.checks import verdicts
+from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.nuts import NUTS
 
 QUICK = {"num_chains": 3, "num_warmup": 30, "compile": False}

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from pyrobnn.inference.optimize import minimize
+from pyrobnn.inference.optim.minimize import minimize
 
 CENTER = torch.tensor([1.0, -2.0, 3.0])
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pyrobnn import plots
 from pyrobnn.plots.importance import leave_one_out
 from pyrobnn.plots.reading import regression_points, widest_gap
-from pyrobnn.style import style
+from pyrobnn.plots.style import style
 
 KINDS = {
     "regression_1d": factory.regression_1d(),

@@ -10,7 +10,7 @@ import torch
 from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model, toy_net
 
 import pyrobnn as pb
-from pyrobnn.inference.base import prepare
+from pyrobnn.inference.fitting.problem import prepare
 
 
 def test_map_is_ridge_regression():

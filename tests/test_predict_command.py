@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pyrobnn import cli
-from pyrobnn.compare import METHODS, _fitted, make_method, to_tree
 from pyrobnn.data import from_csv
-from pyrobnn.storage import write_atomically
-from pyrobnn.study import load_run, make_study, prediction_table
+from pyrobnn.posterior.storage import write_atomically
+from pyrobnn.studies.compare import METHODS, _fitted, make_method, to_tree
+from pyrobnn.studies.study import load_run, make_study, prediction_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {

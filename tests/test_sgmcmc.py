@@ -11,9 +11,9 @@ from sklearn.datasets import load_diabetes
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn.inference.base import prepare
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.langevin.plan import lay_out
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
-from pyrobnn.inference.sgmcmc_plan import lay_out
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.priors import IIDPrior
@@ -349,7 +349,7 @@ def test_draws_that_moved_away_from_the_data_are_told_from_a_model_that_never_ca
 
 def test_chains_that_lose_what_their_start_had_at_every_step_size_are_refused(diabetes, monkeypatch):
     x, y, *_ = diabetes
-    monkeypatch.setattr("pyrobnn.inference.sgmcmc_step.StepSize.strayed", lambda *_: True)
+    monkeypatch.setattr("pyrobnn.inference.langevin.step.StepSize.strayed", lambda *_: True)
     with pytest.raises(FloatingPointError, match="at each of 9 step sizes .*lost what their start had"):
         SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(
             linear_model(), x, y, num_draws=10

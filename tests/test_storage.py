@@ -9,7 +9,7 @@ import xarray as xr
 from models import toy, toy_model
 
 import pyrobnn as pb
-from pyrobnn.storage import read
+from pyrobnn.posterior.storage import read
 
 
 @pytest.fixture(scope="module")

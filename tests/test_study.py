@@ -8,8 +8,8 @@ from helpers import assert_mean_within, assert_var_within
 from models import diabetes_linear, diabetes_model, joined
 
 import pyrobnn as pb
-from pyrobnn.compare import run_study
-from pyrobnn.study import make_study
+from pyrobnn.studies.compare import run_study
+from pyrobnn.studies.study import make_study
 
 
 def test_nuts_is_the_conjugate_posterior():

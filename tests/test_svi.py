@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn import kl_schedules
-from pyrobnn.inference.elbo_notes import elbo_notes
-from pyrobnn.inference.families import FullRank
 from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.vi.elbo_notes import elbo_notes
+from pyrobnn.inference.vi.families import FullRank
 
 BEST_MEAN_FIELD_ELBO = -503.79427
 

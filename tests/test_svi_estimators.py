@@ -15,10 +15,10 @@ from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 import pyrobnn as pb
-from pyrobnn.inference import evidence
-from pyrobnn.inference.base import prepare
-from pyrobnn.inference.elbo import Elbo, gradient_samples
+from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.svi import SVI, build_elbo
+from pyrobnn.inference.vi import evidence
+from pyrobnn.inference.vi.elbo import Elbo, gradient_samples
 
 ESTIMATORS = (None, "local_reparameterization", "flipout")
 
@@ -120,7 +120,7 @@ def test_local_noise_on_convolutions(estimator):
 @pytest.mark.parametrize("estimator", ESTIMATORS[1:])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_noise_of_a_convolution_has_the_right_moments(estimator, groups):
-    from pyrobnn.inference.local_noise import LocalNoise
+    from pyrobnn.inference.vi.local_noise import LocalNoise
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 2, 4, 4, generator=generator)

@@ -11,16 +11,16 @@ import torch
 from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyrobnn.approximation import FlatApproximation
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.sgd_rate import constant_rate
+from pyrobnn.inference.nets.swag_moments import AutoSWAG, SWAGMoments
+from pyrobnn.inference.optim.sgd_rate import constant_rate
 from pyrobnn.inference.swag import SWA, SWAG
-from pyrobnn.inference.swag_guide import AutoSWAG, SWAGMoments
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.networks import mlp
+from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.priors import IIDPrior
 
 QUICK = {"num_steps": 60, "collect_every": 3, "init_steps": 20, "batch_size": 8, "compile": False}

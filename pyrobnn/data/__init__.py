@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .csv_file import from_csv
-from .dataset import Dataset, Standardizer, train_test_split
-from .real import breast_cancer, diabetes, digits
-from .registry import load, names
-from .synthetic import clusters, cubic_clusters, polynomial, sine, sinusoid, sinx3
-from .uci_sets import fetch_uci_openml, uci, uci_all
+from pyrobnn.data.csv_file import from_csv
+from pyrobnn.data.dataset import Dataset, Standardizer, train_test_split
+from pyrobnn.data.real import breast_cancer, diabetes, digits
+from pyrobnn.data.registry import load, names
+from pyrobnn.data.synthetic import clusters, cubic_clusters, polynomial, sine, sinusoid, sinx3
+from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all
 
 __all__ = [
     "Dataset",

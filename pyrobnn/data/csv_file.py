@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .dataset import Dataset, Task
+from pyrobnn.data.dataset import Dataset, Task
 
 __all__ = ["from_csv", "read_features"]
 

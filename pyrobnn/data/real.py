@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sklearn import datasets
 
-from .dataset import Dataset
+from pyrobnn.data.dataset import Dataset
 
 __all__ = ["breast_cancer", "diabetes", "digits"]
 

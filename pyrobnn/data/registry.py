@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pyrobnn.data.dataset import Dataset
+from pyrobnn.data.uci_sets import OPENML, uci_all
+
 from . import csv_file, real, synthetic
-from .dataset import Dataset
-from .uci_sets import OPENML, uci_all
 
 __all__ = ["load", "names"]
 

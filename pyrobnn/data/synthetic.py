@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .dataset import Dataset
+from pyrobnn.data.dataset import Dataset
 
 __all__ = ["clusters", "cubic_clusters", "polynomial", "sine", "sinusoid", "sinx3"]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from sklearn.datasets import fetch_openml
 
-from .dataset import Dataset
+from pyrobnn.data.dataset import Dataset
 
 __all__ = ["fetch_uci_openml", "uci", "uci_all"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count
-from pyrobnn.inference.base import Callback, Problem, check_fit, prepare
-from pyrobnn.inference.optimize import OptimizerFactory
-from pyrobnn.inference.point import check_point_options, optimize_points, point_posterior
-from pyrobnn.inference.program import check_batched
+from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, prepare
+from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.optim.minimize import OptimizerFactory
+from pyrobnn.inference.optim.point import check_point_options, optimize_points, point_posterior
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 

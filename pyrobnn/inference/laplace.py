@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
-from pyrobnn.curvature.blocks import Block
-from pyrobnn.curvature.gaussian import FAMILY, BlockGaussian
-from pyrobnn.curvature.jacobian import NetworkJacobian
-from pyrobnn.curvature.linearized import Linearized, SubsetNetwork
 from pyrobnn.density import Density
-from pyrobnn.float32 import full_float32
-from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
-from pyrobnn.inference.laplace_mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
-from pyrobnn.inference.laplace_precision import Precision, ggn_precision, hessian_precision
+from pyrobnn.inference.curvature.blocks import Block
+from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork
+from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
+from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
+from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.program import check_batched, check_proper
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_count
-from pyrobnn.inference.base import Callback, prepare
-from pyrobnn.inference.optimize import OptimizerFactory
-from pyrobnn.inference.point import (
+from pyrobnn.inference.fitting.problem import Callback, prepare
+from pyrobnn.inference.optim.minimize import OptimizerFactory
+from pyrobnn.inference.optim.point import (
     check_point_fit,
     check_point_options,
     optimize_points,

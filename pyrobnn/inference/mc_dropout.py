@@ -13,17 +13,23 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.density import Density
-from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
-from pyrobnn.inference.batch_norm import training_norms
-from pyrobnn.inference.batches import scaled_program
-from pyrobnn.inference.dropout_masks import Mask, drop_inputs, inserted_masks, layer_masks, masked_weights
-from pyrobnn.inference.noise_check import noise_notes
-from pyrobnn.inference.optimize import OptimizerFactory, check_optimizer, minimize
-from pyrobnn.inference.point import start_values
+from pyrobnn.inference.fitting.batches import scaled_program
+from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior, prepare
+from pyrobnn.inference.nets.batch_norm import training_norms
+from pyrobnn.inference.nets.dropout_masks import (
+    Mask,
+    drop_inputs,
+    inserted_masks,
+    layer_masks,
+    masked_weights,
+)
+from pyrobnn.inference.optim.minimize import OptimizerFactory, check_optimizer, minimize
+from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
-from pyrobnn.nodes import without_validation
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
+from pyrobnn.sites.nodes import without_validation
 
 #: temperature of the relaxed masks through which p is learned
 RELAXATION = 0.1

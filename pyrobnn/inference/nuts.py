@@ -1,4 +1,4 @@
-"""NUTS and plain HMC: configuration and fit. The arithmetic is in ``hmc_machine``, the host's loop in ``hmc_run``."""
+"""NUTS and plain HMC: configuration and fit. The arithmetic is in ``hmc.machine``, the host's loop in ``hmc.run``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
-from pyrobnn.float32 import full_float32
-from pyrobnn.inference import checkpoint as checkpoints
-from pyrobnn.inference import pyro_engine
-from pyrobnn.inference.base import (
+from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.problem import (
     Callback,
     Problem,
     check_fit,
@@ -25,16 +23,18 @@ from pyrobnn.inference.base import (
     prepare,
     whole,
 )
-from pyrobnn.inference.draw_file import DrawFile
-from pyrobnn.inference.hmc_checks import check_memory, no_start, num_slots, run_name, verdicts
-from pyrobnn.inference.hmc_gradient import batched_gradient, chains_together
-from pyrobnn.inference.hmc_hooks import Hooks, by_site
-from pyrobnn.inference.hmc_machine import STATS, Machine
-from pyrobnn.inference.hmc_run import Draws, Run
+from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
+from pyrobnn.inference.hmc import checkpoint as checkpoints
+from pyrobnn.inference.hmc import pyro_engine
+from pyrobnn.inference.hmc.checks import check_memory, no_start, num_slots, run_name, verdicts
+from pyrobnn.inference.hmc.draw_file import DrawFile
+from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
+from pyrobnn.inference.hmc.hooks import Hooks, by_site
+from pyrobnn.inference.hmc.machine import STATS, Machine
+from pyrobnn.inference.hmc.run import Draws, Run
+from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.point import start_values
-from pyrobnn.inference.program import check_proper, refuse_subsampling
-from pyrobnn.inference.sgmcmc_plan import start_chains
+from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded

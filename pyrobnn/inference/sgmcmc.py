@@ -14,13 +14,20 @@ from torch import Tensor, nn
 
 from pyrobnn.callbacks import ProgressBar
 from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.inference.base import Callback, Problem, check_fit, interruption, make_posterior, notify, prepare
-from pyrobnn.inference.batches import check_batch_size
-from pyrobnn.inference.point import start_values
-from pyrobnn.inference.program import check_batched, check_proper
-from pyrobnn.inference.sgmcmc_checks import compare_with_linear, kinetic_temperature
-from pyrobnn.inference.sgmcmc_plan import Plan, find_modes, lay_out, start_chains
-from pyrobnn.inference.sgmcmc_run import (
+from pyrobnn.inference.fitting.batches import check_batch_size
+from pyrobnn.inference.fitting.problem import (
+    Callback,
+    Problem,
+    check_fit,
+    interruption,
+    make_posterior,
+    notify,
+    prepare,
+)
+from pyrobnn.inference.fitting.program import check_batched, check_proper
+from pyrobnn.inference.langevin.checks import compare_with_linear, kinetic_temperature
+from pyrobnn.inference.langevin.plan import Plan, find_modes, lay_out, start_chains
+from pyrobnn.inference.langevin.run import (
     CHECK_EVERY,
     Run,
     Step,
@@ -30,7 +37,8 @@ from pyrobnn.inference.sgmcmc_run import (
     full_log_joint,
     metric_of,
 )
-from pyrobnn.inference.sgmcmc_step import State, StepSize
+from pyrobnn.inference.langevin.step import State, StepSize
+from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -298,7 +306,7 @@ class SGLD(_StochasticGradientMCMC):
         num_chains: chains, run together in one compiled step, each with its own batches.
         num_warmup: steps before the first draw.
         step_size: :math:`\varepsilon N`, the (initial) step size; None chooses it in warm-up from the curvature and the
-            gradient noise that the chains meet (:mod:`pyrobnn.inference.sgmcmc_step`); ``meta`` has it.
+            gradient noise that the chains meet (:mod:`pyrobnn.inference.langevin.step`); ``meta`` has it.
         schedule: ``"constant"``; ``"polynomial"``, with
             :math:`\varepsilon (1 + t / \texttt{decay\_steps})^{-\texttt{decay}}` at step t, warm-up included;
             ``"cyclical"``, after warm-up ``num_cycles`` cosine cycles, each an ``exploration`` share without noise

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.approximation import FAMILIES, FlatApproximation
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
-from pyrobnn.float32 import full_float32
 from pyrobnn.guides import GuideFamily
-from pyrobnn.inference.base import Callback, Problem, check_fit, make_posterior, prepare
-from pyrobnn.inference.batches import check_batch_size, permuted_rows
-from pyrobnn.inference.coupling_flow import CouplingFlow, FlowApproximation
-from pyrobnn.inference.elbo import TRACKED, Elbo
-from pyrobnn.inference.elbo_notes import elbo_notes
-from pyrobnn.inference.evidence import evaluate_elbo, importance_stats
-from pyrobnn.inference.families import Family, FullRank, LowRank, MeanField
-from pyrobnn.inference.learning_rate import Schedule
-from pyrobnn.inference.noise_check import noise_notes
-from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
-from pyrobnn.inference.point import start_values
-from pyrobnn.inference.program import check_batched, check_proper
+from pyrobnn.inference.fitting.batches import check_batch_size, permuted_rows
+from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior, prepare
+from pyrobnn.inference.fitting.program import check_batched, check_proper
+from pyrobnn.inference.optim.learning_rate import Schedule
+from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
+from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.vi.elbo import TRACKED, Elbo
+from pyrobnn.inference.vi.elbo_notes import elbo_notes
+from pyrobnn.inference.vi.evidence import evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
+from pyrobnn.inference.vi.flow import CouplingFlow, FlowApproximation
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 from pyrobnn.seeding import seeded
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")

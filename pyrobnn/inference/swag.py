@@ -12,19 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.approximation import FlatApproximation
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
-from pyrobnn.inference.base import Callback, check_fit, make_posterior, prepare
-from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
-from pyrobnn.inference.batches import Inputs, check_batch_size, independent_batches
-from pyrobnn.inference.noise_check import noise_notes
-from pyrobnn.inference.optimize import OptimizerFactory, Result, check_optimizer, minimize
-from pyrobnn.inference.point import check_point_fit, start_values
-from pyrobnn.inference.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
-from pyrobnn.inference.swag_guide import SWAGMoments
+from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
+from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
+from pyrobnn.inference.nets.swag_moments import SWAGMoments
+from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
+from pyrobnn.inference.optim.point import check_point_fit, start_values
+from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.seeding import seeded
 
 
@@ -37,7 +37,8 @@ class SWA:
     Args:
         num_steps: SGD steps.
         lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`; None for the one whose wandering is
-            closest to the posterior (:func:`pyrobnn.inference.sgd_rate.constant_rate`), recorded in ``meta["lr"]``.
+            closest to the posterior (:func:`pyrobnn.inference.optim.sgd_rate.constant_rate`), recorded in
+            ``meta["lr"]``.
         lr_schedule: ``"constant"``, or ``"cyclical"``: within each ``collect_every`` steps it falls linearly from
             ``lr`` to a hundredth of it, and the iterate is taken at the end.
         momentum: of SGD.

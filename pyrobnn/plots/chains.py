@@ -12,7 +12,7 @@ from scipy import stats
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, num_draws, variable
 from pyrobnn.plots.reading import Trees, as_trees
-from pyrobnn.style import INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_CHAINS = 8
 MAX_STEPS = 300

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pyrobnn.diagnostics.scores import expected_calibration_error
 from pyrobnn.plots.reading import ClassPoints, Trees, as_trees, class_points
-from pyrobnn.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 
 def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:

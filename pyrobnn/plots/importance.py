@@ -13,7 +13,7 @@ from pyrobnn.diagnostics.loo import loo_weights
 from pyrobnn.diagnostics.reading import log_likelihood, num_draws
 from pyrobnn.diagnostics.thresholds import good_k
 from pyrobnn.plots.reading import Trees, as_trees, outcome_draws
-from pyrobnn.style import ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_DATA = 1000
 MAX_KHAT = 2.0

@@ -17,7 +17,7 @@ from pyrobnn.plots.reading import (
     regression_points,
     widest_gap,
 )
-from pyrobnn.style import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 NORMAL_95 = 1.96
 MAX_POINTS = 400

@@ -15,8 +15,8 @@ from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, variable
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.importance import LeaveOneOut, leave_one_out
 from pyrobnn.plots.reading import class_points, regression_points
+from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, PALETTE
 from pyrobnn.report.svg import inline_panels, inline_svg
-from pyrobnn.style import ALEATORIC, EPISTEMIC, PALETTE
 
 Trees = Mapping[str, xr.DataTree]
 Fits = Mapping[str, LeaveOneOut | None]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from pyrobnn.style import INK, MUTED, PALETTE, RULE
+from pyrobnn.plots.style import INK, MUTED, PALETTE, RULE
 
 POINTS_PER_INCH = 72
 PIXELS_PER_INCH = 96

@@ -1,0 +1,133 @@
+"""The Laplace posterior as an approximation: independent Gaussian blocks around the mode, fixed elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyrobnn.density import Density
+from pyrobnn.inference.curvature.blocks import KINDS, Block
+from pyrobnn.posterior.approximation import state_points
+
+FAMILY = "block_normal"
+
+
+class BlockNormal(TorchDistribution):
+    """Independent zero-mean Gaussian blocks side by side around ``loc``; event (p,), the blocks' coordinates joined."""
+
+    arg_constraints = {}
+    support = constraints.real_vector
+    has_rsample = False
+
+    def __init__(self, loc: Tensor, blocks: Sequence[Block]):
+        self.loc, self.blocks = loc, list(blocks)
+        self.splits = [len(block.index) for block in self.blocks]
+        super().__init__(torch.Size(), torch.Size([sum(self.splits)]))
+
+    def expand(self, batch_shape, _instance=None) -> BlockNormal:
+        """Itself for an empty batch shape; plates are not supported."""
+        if len(batch_shape):
+            raise ValueError("a Laplace guide has no batch dimensions: take it out of the plate")
+        return self
+
+    def log_det(self) -> Tensor:
+        """log det of the precision, float64 scalar."""
+        return sum(block.log_det().double() for block in self.blocks)
+
+    def sample(self, sample_shape=()) -> Tensor:
+        """Draws (\\*sample_shape, p)."""
+        shape = torch.Size(sample_shape)
+        noise = torch.randn(shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device)
+        parts = [block.sample(part) for block, part in zip(self.blocks, noise.split(self.splits, 1))]
+        draws = torch.cat([part.to(self.loc) for part in parts], 1) + self.loc
+        return draws.reshape(shape + self.event_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density (\\*batch,), float64."""
+        parts = (value - self.loc).split(self.splits, -1)
+        quad = sum(block.quad(part).double() for block, part in zip(self.blocks, parts))
+        return 0.5 * (self.log_det() - quad - sum(self.splits) * math.log(2 * math.pi))
+
+
+class BlockGaussian:
+    r"""Gaussian over some coordinates of the flat unconstrained vector, the others held at the mode.
+
+    .. math:: z_{\mathrm{index}} \sim N(z^*_{\mathrm{index}}, \Lambda^{-1})
+
+    It follows :class:`pyrobnn.posterior.approximation.Approximation`: sites outside the subset are constant in
+    the draws and have no part in ``log_prob``.
+
+    Args:
+        layout: the density whose latent sites make up the vector (its data are not used).
+        loc: the whole flat vector at the mode, (dim,).
+        blocks: see :mod:`pyrobnn.inference.curvature.blocks`; their indices don't overlap.
+
+    Example:
+        >>> from pyrobnn.inference.curvature.blocks import DiagBlock
+        >>> layout = Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1)))
+        >>> block = DiagBlock(torch.tensor([1]), torch.tensor([4.0]))
+        >>> BlockGaussian(layout, torch.tensor([3.0, 0.0]), [block]).sample(2)["z"][:, 0]
+        tensor([3., 3.])
+    """
+
+    def __init__(self, layout: Density, loc: Tensor, blocks: Sequence[Block]):
+        self.layout, self.loc, self.blocks = layout, loc.detach(), list(blocks)
+        self.index = torch.cat([block.index for block in self.blocks])
+        self.distribution = BlockNormal(self.loc[self.index], self.blocks)
+        chosen = set(self.index.tolist())
+        self.sites = tuple(site for site in layout.sites if site.start in chosen)
+
+    def sample(self, num_draws: int) -> dict[str, Tensor]:
+        """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
+        return self.layout.constrain(self._filled(self.distribution.sample((num_draws,))))
+
+    def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """log q of constrained draws (\\*batch, \\*shape), over the subset's sites; (\\*batch,)."""
+        z = self.layout.unconstrain(draws)
+        total = self.distribution.log_prob(z[..., self.index])
+        for site in self.sites:
+            total = total - self.layout.log_jacobian(z, site)
+        return total
+
+    def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
+        state_points(self.layout)
+        z = self._filled(pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}))
+        values = self.layout.constrain(z)
+        for site in self.layout.sites:
+            density = -self.layout.log_jacobian(z, site) if site in self.sites else z.new_zeros(())
+            pyro.sample(
+                site.name, dist.Delta(values[site.name], log_density=density, event_dim=len(site.shape))
+            )
+        return values
+
+    def state(self) -> tuple[str, dict[str, Tensor]]:
+        """Family name and tensors: ``loc``, and ``<i>.<kind>.<field>`` for every block."""
+        tensors = {"loc": self.loc}
+        for i, block in enumerate(self.blocks):
+            tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
+        return FAMILY, tensors
+
+    @classmethod
+    def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockGaussian:
+        """Rebuild what :meth:`state` described."""
+        fields: dict[tuple[int, str], dict[str, Tensor]] = {}
+        for key, value in state.items():
+            if key != "loc":
+                number, kind, name = key.split(".")
+                fields.setdefault((int(number), kind), {})[name] = value
+        blocks = [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
+        return cls(layout, state["loc"], blocks)
+
+    def _filled(self, part: Tensor) -> Tensor:
+        z = self.loc.expand(*part.shape[:-1], -1).clone()
+        z[..., self.index] = part.to(z)
+        return z.to(self.layout.dtype)

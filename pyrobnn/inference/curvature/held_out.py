@@ -1,0 +1,139 @@
+"""The prior precision of a Laplace fit by cross-validation: a mode that has never seen the points it is judged on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.inference.curvature.ggn import ggn
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.linearized import Linearized
+from pyrobnn.inference.curvature.mode import Centre, find_centre
+from pyrobnn.inference.curvature.output import output_root
+from pyrobnn.inference.curvature.prior import prior_precision
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.map import MAP
+from pyrobnn.likelihoods import HeteroskedasticGaussian
+from pyrobnn.model import NET
+from pyrobnn.seeding import generator
+
+#: factors on the prior precision that are tried; the middle one is the declared prior
+_GRID = torch.logspace(-4, 4, 25, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What held-out data say about the prior precision.
+
+    Attributes: ``best`` of the factors tried, with its ``gain`` over the declared prior in log predictive density per
+        held-out point and the gain's standard ``error``; ``factor``, the one closest to one that the best does not
+        beat by more than the error of the difference; ``num_points`` held out.
+    """
+
+    factor: float
+    best: float
+    gain: float
+    error: float
+    num_points: int
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether the factor is at the end of those tried."""
+        return self.factor in (float(_GRID[0]), float(_GRID[-1]))
+
+
+def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int, notes: list[str]) -> HeldOut:
+    """Search for a mode on four fifths of the data, and judge widths around it by the fifth that it has not seen.
+
+    Where the centre was ``given``, the search starts from a freshly initialised net: the given one may know all of the
+    data. Otherwise it starts where the fit did.
+
+    Raises:
+        ValueError: too few data.
+    """
+    problem = centre.problem
+    count = len(problem.x)
+    order = torch.randperm(count, generator=generator(seed)).to(problem.device)
+    if count < 4:
+        raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
+    num_held = max(2, count // 5)  # a gain has an error from two points on
+    held, kept = order[:num_held], order[num_held:]
+    x, y = problem.x[held], problem.y[held]
+    model = problem.model.reinitialized(seed) if given else copy.copy(problem.model)
+    model.standardizer = None  # the problem's data are in standard units already
+    source = model, problem.x[kept], problem.y[kept]
+    part = prepare(*source, points="free", device=problem.device)
+    found = find_centre(search, part, source, centre.names, init=None, seed=seed)
+    score = _score(method, found, x, y)
+    chosen = _choose(torch.stack([score(tau) for tau in _GRID.to(problem.device)]))
+    if chosen.factor == 1.0 and chosen.best != 1.0:
+        notes.append(
+            f"cross-validation leaves the prior as declared: a factor of {chosen.best:.3g} on its precision is better "
+            f"by {chosen.gain:.2g} ± {chosen.error:.2g} nats per held-out point, no more than its error"
+        )
+    if not given and _knows(found, x, y):
+        notes.append(
+            "the model's own net, from which the search starts, fits the held-out data as well as the mode found "
+            "without them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
+        )
+    return chosen
+
+
+def _choose(scores: Tensor) -> HeldOut:
+    """From log predictive densities (factors, points): the mildest factor that the best does not beat by its error."""
+    middle, root = len(_GRID) // 2, math.sqrt(scores.shape[1])
+    best = int(scores.mean(1).argmax())
+    loss = scores[best] - scores
+    allowed = (loss.mean(1) <= loss.std(1) / root).nonzero().squeeze(1).tolist()
+    chosen = min(allowed, key=lambda number: abs(number - middle))
+    gain, error = float(loss[middle].mean()), float(loss[middle].std()) / root
+    return HeldOut(float(_GRID[chosen]), float(_GRID[best]), gain, error, scores.shape[1])
+
+
+def _score(method: Any, centre: Centre, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """τ → log predictive density (N,) of points, linearised, with the curvature at the centre."""
+    problem = centre.problem
+    likelihood = problem.model.likelihood
+    parameters = centre.density.constrain(centre.mode) | centre.points
+    weights = [name for name in centre.names if name.startswith(NET)]
+    jacobian = NetworkJacobian(problem.model, centre.density, centre.mode, centre.points, weights)
+    jacobian.prefer_products(problem.x)
+    root = partial(_root, likelihood, parameters)
+    curvature = ggn(jacobian, problem.x, root, method.structure, prior_precision(jacobian).prec)
+
+    def score(tau: Tensor) -> Tensor:
+        f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
+        var = cov.diagonal(dim1=1, dim2=2).double()
+        if likelihood.task != "gaussian":
+            return likelihood.log_prob(f / (1 + math.pi / 8 * var).sqrt().to(f), y, parameters).double()
+        loc, scale = likelihood.loc_scale(f, parameters)
+        if isinstance(likelihood, HeteroskedasticGaussian):
+            var = var[:, : loc.shape[1]]
+        total = (var + scale.double().square()).sqrt()
+        return torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1)
+
+    return score
+
+
+def _root(likelihood: Any, parameters: dict[str, Tensor], f: Tensor) -> Tensor:
+    return output_root(likelihood, f, parameters)
+
+
+@torch.no_grad()
+def _knows(centre: Centre, x: Tensor, y: Tensor) -> bool:
+    """Whether the net that the search started from fits the points no worse than the mode."""
+    model = centre.problem.model
+    values = centre.density.constrain(centre.mode) | centre.points
+    start = values | model.initial_values()
+    fits = [
+        model.likelihood.log_prob(model.forward(each, x), y, values).double().sum()
+        for each in (start, values)
+    ]
+    return bool(fits[0] >= fits[1])

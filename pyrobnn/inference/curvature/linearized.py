@@ -1,0 +1,183 @@
+"""The network linearised at the mode: closed-form mean and covariance of f, and linear function draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pyrobnn.inference.curvature.blocks import (
+    Block,
+    DenseBlock,
+    DiagBlock,
+    KronBlock,
+    diagonal_output_covariance,
+)
+from pyrobnn.inference.curvature.forward import jvp
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.layers import Factors
+from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian
+
+
+class Linearized:
+    r"""The network as a linear function of its parameters, under a Gaussian over them.
+
+    .. math:: f(x, \theta) \approx f(x, \theta^*) + J(x) (\theta - \theta^*), \qquad
+        f(x) \sim N\left(f(x, \theta^*),\; J(x) \Lambda^{-1} J(x)^\top\right)
+
+    Called with (params, x) it is a network like any other, so posterior draws become draws of this Gaussian process.
+
+    Args:
+        jacobian: the network around the mode.
+        blocks: the Gaussian over the network's coordinates.
+
+    Caveat: the Gauss-Newton posterior *is* the posterior of this linear model, which is why its predictions are usually
+    better than those of the same weights through the network itself.
+
+    Reference: Improving predictions of Bayesian neural nets via local linearization (Immer, Korzepa & Bauer, 2021).
+    """
+
+    def __init__(self, jacobian: NetworkJacobian, blocks: Sequence[Block]):
+        self.jacobian = jacobian
+        inside = set(jacobian.index.tolist())
+        self.blocks = [block for block in blocks if int(block.index[0]) in inside]
+        self._scalars: int | None = None
+        self._covariance: Tensor | None = None
+
+    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """f(θ*) + J (θ − θ*) for one set of parameters, (N, width)."""
+        jacobian = self.jacobian
+        values = {site.name: params[site.name] for site in jacobian.sites}
+        parts = [site.transform.inv(values[site.name]).reshape(-1) for site in jacobian.sites]
+        centre = jacobian.mode[jacobian.index]
+        f, slope = jvp(lambda z: jacobian.output(z, x), centre, torch.cat(parts) - centre)
+        return f + slope
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the likelihood's mean (point, out); for classes of the logits (point, width)."""
+        f, cov = self.output_moments(x)
+        var = cov.diagonal(dim1=1, dim2=2)
+        if isinstance(self.jacobian.model.likelihood, HeteroskedasticGaussian):
+            out = f.shape[1] // 2
+            f, var = f[:, :out], var[:, :out]
+        return f, var
+
+    def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (point, width) of f and its covariance over outputs (point, width, width), point by point."""
+        jacobian = self.jacobian
+        means, covs = [], []
+        for part in jacobian.chunks(x, self._scalars_per_point(x)):
+            f, cov = self._product_moments(part) if self._by_products else self._row_moments(part)
+            means.append(f)
+            covs.append(cov.to(f))
+        return torch.cat(means), torch.cat(covs)
+
+    def covariance(self, x: Tensor) -> Tensor:
+        """Joint covariance of f over all inputs and outputs, (point, width, point, width)."""
+        f, rows = self.jacobian.rows(x)
+        root = self._root(rows.flatten(0, 1))
+        return (root @ root.T).reshape(*f.shape, *f.shape).to(f)
+
+    def probs(self, x: Tensor) -> Tensor:
+        r"""Class probabilities by the probit approximation, (point, class); Bernoulli (point, out).
+
+        .. math:: p \approx \mathrm{softmax}\left(f_c / \sqrt{1 + \pi v_c / 8}\right)
+
+        Caveat: correlations between logits are dropped; averaging draws (``predict(x).probs``) keeps them.
+
+        Reference: The evidence framework applied to classification networks (MacKay, 1992).
+
+        Raises:
+            TypeError: the likelihood is not of classes.
+        """
+        likelihood = self.jacobian.model.likelihood
+        if not isinstance(likelihood, (Bernoulli, Categorical)):
+            raise TypeError(
+                f"probit probabilities need Categorical or Bernoulli, the likelihood is {likelihood!r}"
+            )
+        f, cov = self.output_moments(x)
+        return likelihood.probs(f / (1 + math.pi / 8 * cov.diagonal(dim1=1, dim2=2)).sqrt())
+
+    @property
+    def _by_products(self) -> bool:
+        return bool(self.jacobian.layers) and all(isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks)
+
+    def _scalars_per_point(self, x: Tensor) -> int:
+        if self._scalars is None:
+            if not self._by_products:
+                width = self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1]
+                self._scalars = 4 * width * self.jacobian.size
+            else:
+                _, factors = self.jacobian.factors(x[:1])
+                self._scalars = sum(
+                    f.inputs.numel() + f.grads.numel() + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
+                    for f in factors
+                )
+        return self._scalars
+
+    def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        f, factors = self.jacobian.factors(x)
+        total = 0.0
+        for number, (layer, factor) in enumerate(zip(self.jacobian.layers, factors)):
+            if isinstance(self.blocks[0], KronBlock):
+                total = total + self.blocks[number].output_covariance(factor)
+            else:
+                prec = self.blocks[0].prec[self.jacobian.positions(layer)]
+                total = total + diagonal_output_covariance(prec, factor)
+        return f, total
+
+    def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if (
+            len(self.jacobian.layers) == 1
+            and len(self.blocks) == 1
+            and isinstance(self.blocks[0], DenseBlock)
+        ):
+            f, factors = self.jacobian.factors(x)
+            if factors[0].inputs.shape[1] == 1 and len(self.blocks[0].index) == self.jacobian.size:
+                return f, self._single_layer_covariance(factors[0])
+        f, rows = self.jacobian.rows(x)
+        root = self._root(rows.flatten(0, 1)).reshape(*f.shape, -1)
+        return f, root @ root.transpose(1, 2)
+
+    def _single_layer_covariance(self, factor: Factors) -> Tensor:
+        """(N, k, k) from Σ itself: an output pair's covariance aᵀ Σ a, then the k backpropagated vectors."""
+        place = self.jacobian.positions(self.jacobian.layers[0])
+        outs, ins = place.shape
+        if self._covariance is None:
+            flat = place.reshape(-1)
+            cov = torch.cholesky_inverse(self.blocks[0].prec_tril)
+            self._covariance = cov[flat[:, None], flat].reshape(outs, ins, outs, ins)
+        inputs = factor.inputs.squeeze(1).to(self._covariance)
+        grads = factor.grads.squeeze(2).to(self._covariance)
+        inner = [
+            (inputs @ self._covariance[out].flatten(1)).reshape(-1, outs, ins) @ inputs.unsqueeze(2)
+            for out in range(outs)
+        ]
+        return grads @ torch.cat(inner, 2) @ grads.transpose(1, 2)
+
+    def _root(self, rows: Tensor) -> Tensor:
+        return torch.cat([block.root(self._columns(rows, block)) for block in self.blocks], 1)
+
+    def _columns(self, rows: Tensor, block: Block) -> Tensor:
+        """The block's columns of ``rows``; zero for coordinates that the network does not depend on (the noise)."""
+        own = self.jacobian.index
+        place = torch.searchsorted(own, block.index).clamp_max(len(own) - 1)
+        return rows[:, place] * (own[place] == block.index)
+
+
+class SubsetNetwork:
+    """The network where only some sites vary: the others stay at the mode, so that what precedes them is computed once.
+
+    Args:
+        jacobian: the network around the mode; its sites vary.
+    """
+
+    def __init__(self, jacobian: NetworkJacobian):
+        self.jacobian = jacobian
+
+    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Output (N, width) of one set of parameters."""
+        moving = {site.name: params[site.name] for site in self.jacobian.sites}
+        return self.jacobian.model.forward(self.jacobian.params | moving, x)

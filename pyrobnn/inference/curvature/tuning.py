@@ -1,0 +1,146 @@
+"""Prior precision and noise of a Laplace fit: by the marginal likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from pyrobnn.inference.curvature.ggn import DiagCurvature, FullCurvature, KronCurvature
+
+Curvature = FullCurvature | KronCurvature | DiagCurvature
+#: bounds of log τ and log c
+_BOUND = 18.0
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Factors on the declared model.
+
+    Attributes:
+        tau: on the prior precision, (1,) or (layers,), float64, on the curvature's device.
+        c: on the likelihood's curvature: the noise variance is divided by it.
+        at_bound: whether a factor ended at the edge of the search.
+    """
+
+    tau: Tensor
+    c: float
+    at_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What the likelihood contributes when the noise is tuned: Σ r²/σ² at the present noise, and the terms' number."""
+
+    sum_squares: float
+    count: int
+
+
+def maximize_evidence(
+    curvature: Curvature, deviation: Tensor, residual: Residual | None, per_layer: bool
+) -> Tuned:
+    r"""Maximise the log marginal likelihood over prior factors τ and, for learned noise, the likelihood factor c.
+
+    .. math:: \log Z = \tfrac{n}{2} \log c - \tfrac{c}{2} \textstyle\sum r^2/\sigma^2 - \tfrac12 \sum_g \tau_g q_g
+        + \tfrac12 \sum_g p_g \log \tau_g - \tfrac12 \log \det(\mathrm{diag}(\tau) + c \tilde H) + \mathrm{const}
+
+    For one τ, the determinant depends on ρ = τ/c only, and given ρ the best c is n / (Σ r²/σ² + ρ q): one dimension is
+    left whatever is tuned.
+
+    Args:
+        curvature: whitened curvature at the mode.
+        deviation: squared distance of the mode from the prior mean in prior standard deviations, (p,).
+        residual: given when the noise is tuned.
+        per_layer: one τ per layer.
+
+    Returns:
+        The best factors. The mode itself is left where it is.
+    """
+    if per_layer and len(curvature.group_names) > 1:
+        return _per_layer(curvature, deviation, residual)
+    q, size = float(deviation.double().sum()), len(curvature.index)
+    vector = partial(_vector, device=curvature.index.device)
+    one = vector(1.0).squeeze()
+
+    def factors(log_rho: float) -> tuple[float, float]:
+        rho = math.exp(log_rho)
+        c = 1.0 if residual is None else residual.count / (residual.sum_squares + rho * q)
+        return rho * c, c
+
+    def loss(log_rho: float) -> float:
+        tau, c = factors(log_rho)
+        log_det = float(curvature.log_det(vector(math.exp(log_rho)), one)) + size * math.log(c)
+        fit = 0.0 if residual is None else residual.count * math.log(c) - c * residual.sum_squares
+        return -0.5 * (fit - tau * q + size * math.log(tau) - log_det)
+
+    best = _minimize_scalar(loss, curvature.cheap)
+    tau, c = factors(best)
+    return Tuned(vector(tau), c, abs(best) > _BOUND - 1e-3)
+
+
+def _minimize_scalar(loss: Callable[[float], float], cheap: bool) -> float:
+    """Bounded minimum in one dimension: from a grid where evaluations are cheap, else downhill from 0."""
+    if cheap:
+        grid = torch.linspace(-_BOUND, _BOUND, 73).tolist()
+        values = [loss(point) for point in grid]
+        best = min(range(len(grid)), key=values.__getitem__)
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        tolerance = 1e-8
+    else:
+        low, high = _bracket(loss)
+        tolerance = 1e-3  # the loss is flat there: its error is of second order
+    found = optimize.minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": tolerance})
+    return float(found.x)
+
+
+def _bracket(loss: Callable[[float], float]) -> tuple[float, float]:
+    here, step = 0.0, 1.5
+    value = loss(here)
+    if loss(here + step) > value:
+        step = -step
+    while abs(here + step) < _BOUND:
+        ahead = loss(here + step)
+        if ahead > value:
+            break
+        here, value = here + step, ahead
+    low, high = sorted((here - step, here + step))
+    return max(low, -_BOUND), min(high, _BOUND)
+
+
+def _per_layer(curvature: Curvature, deviation: Tensor, residual: Residual | None) -> Tuned:
+    """L-BFGS on the logarithms, from the best common factor, with exact gradients."""
+    common = maximize_evidence(curvature, deviation, residual, per_layer=False)
+    groups = len(curvature.group_names)
+    q = torch.zeros(groups, dtype=torch.float64, device=deviation.device)
+    q.index_add_(0, curvature.group, deviation.double())
+    sizes = torch.bincount(curvature.group, minlength=groups).to(q)
+    start = [common.tau.log().expand(groups), _vector(math.log(common.c), q.device)]
+    theta = torch.cat(start).requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [theta], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        log_tau = theta[:-1].clamp(-_BOUND, _BOUND)
+        log_c = theta[-1] if residual is not None else torch.zeros_like(theta[-1])
+        tau, c = log_tau.exp(), log_c.exp()
+        fit = 0.0 if residual is None else residual.count * log_c - c * residual.sum_squares
+        loss = -0.5 * (fit - tau @ q + sizes @ log_tau - curvature.log_det(tau, c))
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    log_tau = theta[:-1].detach()
+    c = float(theta[-1].detach().exp()) if residual is not None else 1.0
+    return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), c, bool((log_tau.abs() >= _BOUND).any()))
+
+
+def _vector(value: float, device: torch.device) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64, device=device)

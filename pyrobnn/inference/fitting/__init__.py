@@ -1,0 +1,1 @@
+"""What every fit does: the problem it is given, mini-batches, memory, and what it notes."""

@@ -1,0 +1,285 @@
+r"""Where mini-batches come from, so that every datum weighs the same whatever brings it.
+
+An epoch of a loader gives K batches of :math:`b_1, \dots, b_K` points. A step on one of them sees the likelihood of its
+points times a factor s, so that over the epoch a datum has the mean weight s / K, whatever batch it is in. It has to be
+:math:`N / \sum_k b_k` (one, if an epoch shows each datum once), hence
+
+.. math:: s = \frac{N}{\bar b}, \qquad \bar b = \frac1K \sum_k b_k .
+
+The familiar :math:`N / b_k` is the same where all batches are alike, but gives the points of a short last batch more
+weight than the others'; in a fixed order they are always the same points.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from pyrobnn.checks import Refused, as_tensor
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.problem import Problem
+    from pyrobnn.model import BNN
+
+#: an epoch of a sampler without length is walked this many times the data set's size before it is called endless
+_ENDLESS = 100
+
+
+#: data per pass when batch-norm statistics are refreshed
+_REFRESH_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one pass through a DataLoader gives.
+
+    Attributes: ``num_data``, N; ``num_points`` that a pass yields; ``num_batches`` of a pass; ``notes`` on what the
+        loader leaves out or repeats.
+    """
+
+    num_data: int
+    num_points: int
+    num_batches: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def factor(self) -> float:
+        """What the likelihood of each batch is multiplied by: N over the mean batch size."""
+        return self.num_data * self.num_batches / self.num_points
+
+
+def survey(loader: DataLoader) -> Epoch:
+    """N, points and batches of a pass, from the loader's sampler; one that has no length is walked through once.
+
+    N is the number of points a pass yields. It is never more than the data set holds: a point drawn twice is no second
+    datum. A sampler that shuffles and drops its last incomplete batch still shows every point in time, so they count.
+
+    Raises:
+        ValueError: a data set without length, an empty loader, a sampler that is endless or can be walked only once.
+    """
+    try:
+        size = len(loader.dataset)
+    except TypeError as error:
+        raise ValueError(
+            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
+        ) from error
+    batching = loader.batch_sampler
+    sampler = loader.sampler if batching is None else batching
+    if type(batching) is BatchSampler:
+        sampler = batching.sampler
+    for part in (sampler, batching):
+        if isinstance(part, Iterator):
+            raise ValueError(
+                "the DataLoader's sampler is an iterator, which can be walked only once: pass a list or a Sampler"
+            )
+    if isinstance(loader.dataset, IterableDataset) or batching is None:
+        sizes = [len(pair[0]) for pair in loader]
+        drawn, points, batches = sum(sizes), sum(sizes), len(sizes)
+    elif type(batching) is BatchSampler and hasattr(sampler, "__len__"):
+        drawn, width = len(sampler), batching.batch_size
+        batches = drawn // width if batching.drop_last else -(-drawn // width)
+        points = min(drawn, batches * width)
+    else:
+        drawn, points, batches = _walked(batching, size)
+    if points == 0:
+        raise ValueError(
+            f"the DataLoader gives no batch: its data set holds {size} points and its sampler draws {drawn}"
+            + (", fewer than a batch, with drop_last=True" if drawn else "")
+            + ": pass at least one data point"
+        )
+    num_data = min(drawn if _shuffles(sampler) else points, size if batching is not None else drawn)
+    return Epoch(num_data, points, batches, tuple(_notes(sampler, size, drawn, points, num_data)))
+
+
+def _walked(batching: Any, size: int) -> tuple[int, int, int]:
+    """Points drawn, points yielded and batches of one pass through the indices of a batch sampler."""
+    points = batches = 0
+    for rows in batching:
+        points, batches = points + len(rows), batches + 1
+        if points > _ENDLESS * max(size, 1):
+            raise ValueError(
+                f"the DataLoader's sampler has given {points} points of {size} and does not end, so that an epoch has "
+                "no length: use a sampler that ends"
+            )
+    return points, points, batches
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether another epoch shows other points, or the same in another order."""
+    known = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return isinstance(sampler, known) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
+
+
+def _notes(sampler: Any, size: int, drawn: int, points: int, num_data: int) -> Iterator[str]:
+    if points < drawn and not _shuffles(sampler):
+        yield (
+            f"the DataLoader drops its last incomplete batch and keeps its order: the last {drawn - points} of {drawn} "
+            f"points are never seen, and N is {num_data}; pass drop_last=False or shuffle=True"
+        )
+    if isinstance(sampler, WeightedRandomSampler):
+        yield (
+            f"the DataLoader draws points with weights of their own: the posterior is that of the weighted data, as "
+            f"wide as N = {num_data} points make it"
+        )
+    elif drawn > size and num_data == size:
+        yield f"an epoch of the DataLoader draws {drawn} times from {size} points: N is {size}"
+    elif drawn < size and not isinstance(sampler, (SubsetRandomSampler, Sequence)):
+        yield (
+            f"an epoch of the DataLoader draws {drawn} of the {size} points of its data set, and N is {num_data}: the "
+            "posterior is as wide as that many make it; draw all for the posterior of all"
+        )
+
+
+def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
+    """The first batch of a loader, or with ``gather`` the points of a pass as whole tensors; and what a pass gives.
+
+    Raises:
+        ValueError: as :func:`survey`; batches that are not pairs.
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):  # iterating a loader advances the global state
+        epoch = survey(loader)
+        batches = iter(loader)
+        first = next(batches, None)
+        if first is None:
+            raise ValueError(
+                f"the DataLoader gives no batch, although its sampler promises {epoch.num_batches}: is it one that can "
+                "be walked only once? Pass a list or a Sampler"
+            )
+        if not isinstance(first, (tuple, list)) or len(first) != 2:
+            raise ValueError("the DataLoader must give batches (x, y): return two tensors from the dataset")
+        pairs = [first, *batches] if gather else [first]
+    x, y = (torch.cat([as_tensor(name, pair[i]) for pair in pairs]) for i, name in enumerate("xy"))
+    if not gather:
+        return x, y, epoch
+    sampler, notes = getattr(loader.batch_sampler, "sampler", None), list(epoch.notes)
+    if getattr(sampler, "replacement", False):
+        notes.append(
+            "the DataLoader draws with replacement and its points are gathered once: some are there twice, others "
+            "not at all; pass the data themselves"
+        )
+    elif len(x) < epoch.num_data:
+        notes.append(
+            f"the DataLoader drops its last incomplete batch and is gathered once: {epoch.num_data - len(x)} of its "
+            f"{epoch.num_data} points are left out; pass drop_last=False"
+        )
+    return x, y, Epoch(len(x), len(x), 1, tuple(notes))
+
+
+def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:
+    """The generative program of ``model`` with the likelihood of any batch scaled to all N data."""
+    if epoch is None:
+        return partial(model.pyro_model, num_data=num_data)
+    return partial(model.batch_model, epoch.factor)
+
+
+def check_batch_size(problem: Problem, batch_size: int | None) -> None:
+    """Refuse a size of mini-batches where they are not the method's to choose.
+
+    Raises:
+        Refused: beside a plain program.
+        ValueError: beside a DataLoader.
+    """
+    if batch_size is None:
+        return
+    if not problem.is_bnn:
+        raise Refused(
+            "'batch_size' needs a BNN: a plain Pyro program cannot be sub-sampled from outside, since only the program "
+            "knows which of its sites are one per datum; leave out 'batch_size' and let it subsample in a pyro.plate"
+        )
+    if problem.loader is not None:
+        raise ValueError(
+            f"'batch_size' is that of the DataLoader here, got {batch_size} beside it: leave it out"
+        )
+
+
+def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
+    check_batch_size(problem, batch_size)
+    if problem.loader is not None:
+        return streamed(problem)
+    if batch_size is None or batch_size >= problem.num_data:
+        return itertools.repeat((problem.x, problem.y))
+    rows = permuted_rows(problem.num_data, batch_size, problem.device)
+    return ((problem.x[index], problem.y[index]) for index in rows)
+
+
+def permuted_rows(
+    num_data: int, batch_size: int, device: torch.device, num_walks: int | None = None
+) -> Iterator[Tensor]:
+    """Endless row numbers (batch_size,); for several walks, each in an order of its own, (num_walks, batch_size).
+
+    The last incomplete batch of a permutation is dropped, and the next epoch draws another one: in the mean every datum
+    is seen equally often.
+    """
+    used = num_data - num_data % batch_size
+    while True:
+        if num_walks is None:
+            order = torch.randperm(num_data, device=device)
+        else:
+            order = torch.rand(num_walks, num_data, device=device).argsort(1)
+        yield from order[..., :used].split(batch_size, -1)
+
+
+def independent_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless mini-batches drawn independently; a loader's as they come.
+
+    Within a reshuffled epoch the noise of the gradients cancels, and the iterates of SGD hardly move.
+    """
+    if batch_size is None or batch_size >= problem.num_data:
+        yield from mini_batches(problem, batch_size)
+    while True:
+        rows = torch.randint(problem.num_data, (batch_size,), device=problem.device)
+        yield problem.x[rows], problem.y[rows]
+
+
+class Inputs:
+    """One pass through the inputs alone, as often as wanted."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.problem.loader is None:
+            return iter(self.problem.x.split(_REFRESH_BATCH))
+        return (x for x, _ in self.problem.one_pass())
+
+
+def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of the loader, epoch after epoch.
+
+    Raises:
+        ValueError: an epoch without any batch.
+    """
+    changed = False
+    while True:
+        seen = 0
+        for x, y in problem.one_pass():
+            seen += len(x)
+            yield x, y
+        if seen == 0:
+            raise ValueError(
+                "the DataLoader gave its batches once and then none: its sampler can be walked only once; pass a "
+                "list or a Sampler"
+            )
+        if seen != problem.epoch.num_points and not changed:
+            changed = True
+            problem.note(
+                f"an epoch of the DataLoader yielded {seen} points where {problem.epoch.num_points} were expected: N "
+                f"is taken to be {problem.num_data}"
+            )

@@ -1,0 +1,369 @@
+"""What every ``fit`` starts from and ends with: a validated problem, and a posterior with its provenance."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pyrobnn.checks import Refused, as_tensor, check_cast, check_count, check_device, check_finite
+from pyrobnn.data import Dataset
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting import batches
+from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.program import check_gaps
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import Approximation, log_importance
+
+Callback = Callable[[int, Mapping[str, Any]], bool | None]
+_INTERRUPTED = "was interrupted by Ctrl-C"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model and its data, checked, on one device.
+
+    Attributes: ``model``; ``x``, ``y`` (the whole data set; for a streamed loader its first batch); ``num_data``;
+    ``device``; ``loader`` (None when everything is in memory) and its ``epoch``; ``density`` over the whole data set;
+    ``notes`` on the data that the posterior keeps.
+    """
+
+    model: BNN | Callable[..., Any]
+    density: Density
+    x: Any
+    y: Any
+    num_data: int | None
+    device: torch.device
+    loader: DataLoader | None = None
+    epoch: batches.Epoch | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_bnn(self) -> bool:
+        """Whether the model is a BNN (otherwise a plain Pyro program)."""
+        return isinstance(self.model, BNN)
+
+    def batches(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
+        return batches.mini_batches(self, batch_size)
+
+    def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The checked batches of one pass through the loader."""
+        return (check_data(self.model, x, y, self.device) for x, y in self.loader)
+
+    def note(self, text: str) -> None:
+        """Warn of ``text`` and keep it for the posterior, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def prepare(
+    model: BNN | Callable[..., Any],
+    x: Any = None,
+    y: Any = None,
+    *,
+    points: Literal["free", "held"],
+    device: str | torch.device | None = None,
+    values: Mapping[str, Tensor] | None = None,
+    stream: bool = False,
+    deterministic: bool = True,
+) -> Problem:
+    """Check the model and its data before any compute, and build the density.
+
+    Args:
+        model: a BNN or a plain Pyro callable ``fn(x, y)``.
+        x, y: the data; or ``x`` a DataLoader of (x, y) batches and ``y`` None.
+        points: whether point parameters are optimised (``"free"``) or held.
+        device: where to compute; default where ``x`` is.
+        values: values of held point parameters (an earlier posterior's).
+        stream: keep a DataLoader as a stream; otherwise its batches are gathered in memory.
+        deterministic: refuse dropout and batch-norm layers in training mode.
+
+    Raises:
+        TypeError, ValueError: naming the argument and the remedy.
+    """
+    device = check_device(device)
+    loader = x if isinstance(x, DataLoader) else None
+    if not isinstance(model, BNN):
+        if not callable(model) or isinstance(model, type):
+            raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
+        if loader is not None:
+            raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
+        return _program_problem(model, x, y, points, device, values)
+    if deterministic and (layers := model.stochastic_layers()):
+        raise Refused(
+            f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
+            "so it has no fixed density: call net.eval() before building the BNN"
+        )
+    if isinstance(x, (Dataset, torch.utils.data.Dataset)):
+        raise TypeError(
+            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
+        )
+    epoch = None
+    if loader is not None:
+        if y is not None:
+            raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
+        x, y, epoch = batches.read(loader, gather=not stream)
+    elif x is None or y is None:
+        raise TypeError(
+            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
+        )
+    device = device or check_device(x.device if isinstance(x, Tensor) else model.device)
+    model = model.to(device)
+    values = {name: value.to(device) for name, value in (values or {}).items()}
+    x, y = check_data(model, x, y, device, whole=True)
+    num_data = len(x) if epoch is None else epoch.num_data
+    program = batches.scaled_program(model, num_data, epoch if stream else None)
+    density = Density(program, (x, y), points=points, values=values)
+    problem = Problem(model, density, x, y, num_data, device, loader if stream else None, epoch)
+    for text in () if epoch is None else epoch.notes:
+        problem.note(text)
+    _note_held_points(problem, points, values)
+    return problem
+
+
+def check_data(
+    model: BNN, x: Any, y: Any, device: torch.device, *, whole: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
+
+    Args:
+        model, x, y, device: as in :func:`prepare`.
+        whole: whether these are all the data, or enough of them to see how far each column spreads.
+
+    Raises:
+        TypeError: not numeric.
+        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
+            net's floating type keeps too little.
+    """
+    x, y = as_tensor("x", x).to(device), as_tensor("y", y).to(device)
+    if x.dim() == 0 or len(x) == 0:
+        raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
+    if y.dim() == 0 or len(y) != len(x):
+        raise ValueError(
+            f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
+        )
+    check_finite("x", x)
+    x, y = model.standard_inputs(x), model.standard_targets(y)
+    cast = model.cast_inputs(x)
+    if whole:
+        check_cast("x", x, cast)
+        if model.likelihood.task == "gaussian":
+            check_cast("y", y, y.to(model.dtype))
+    x = cast
+    width = _output_width(model, x)
+    return x, model.likelihood.target(y, width, model.dtype)
+
+
+def make_posterior(
+    problem: Problem,
+    method: Any,
+    draws: Mapping[str, Tensor],
+    *,
+    seed: int,
+    timings: Mapping[str, float],
+    sample_stats: Mapping[str, Tensor] | None = None,
+    approximation: Approximation | None = None,
+    point_values: Mapping[str, Tensor] | None = None,
+    log_evidence: float | None = None,
+    history: Mapping[str, Tensor] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    interrupted: bool = False,
+    importance: bool = True,
+    network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Posterior:
+    r"""Assemble a posterior with its provenance.
+
+    Args:
+        problem: what was fitted.
+        method: the configuration (a frozen dataclass); its fields are recorded.
+        draws: site → (chain, draw, \*shape).
+        point_values: fitted point parameters, site → value; they join the draws, constant over them.
+        timings: seconds of ``compile`` and ``fit``.
+        notes: what the user has to know of this fit, in sentences: each is warned of and kept in ``meta["warnings"]``.
+        interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
+        importance: compute log_p and log_q of the draws for an approximation (k-hat and LOO need them).
+        The rest as in :class:`pyrobnn.posterior.Posterior`.
+    """
+    draws = {name: value.detach() for name, value in draws.items()}
+    num_chains, num_draws = next(iter(draws.values())).shape[:2]
+    fixed = {
+        name: value.detach()
+        for name, value in (problem.density.initial_points | dict(point_values or {})).items()
+    }
+    for name, value in fixed.items():
+        if name not in draws:
+            draws[name] = value.expand(num_chains, num_draws, *value.shape)
+    stats, notes = dict(sample_stats or {}), list(notes)
+    if approximation is not None and importance:
+        held = Density(problem.density.program, problem.density.args, points="held", values=fixed)
+        try:
+            # who has asked to stop does not wait for a pass over the data per draw
+            if not interrupted:
+                with full_float32(problem.device):
+                    stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
+        except KeyboardInterrupt:
+            interrupted = True
+            notes.append(
+                f"{type(method).__name__} {_INTERRUPTED} when it was fitted and its draws were weighed"
+            )
+        if interrupted:
+            notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
+    if getattr(method, "compile", True) is False:
+        notes += launches(problem.device, "compile=False")
+    notes = [note for note in dict.fromkeys(notes) if note not in problem.notes]
+    record = {
+        "method": type(method).__name__,
+        "settings": settings(method),
+        "seed": seed,
+        "num_data": problem.num_data,
+        "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
+        "timings": {name: round(value, 6) for name, value in timings.items()},
+        "iid": approximation is not None,
+        "temperature": 1.0,
+        "point_sites": sorted(fixed),
+        "likelihood": problem.model.likelihood.task if problem.is_bnn else None,
+        "device": str(problem.device),
+        "interrupted": interrupted,
+        "warnings": [*problem.notes, *notes, *(meta or {}).get("warnings", ())],
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
+    }
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=4)
+    return Posterior(
+        problem.model,
+        draws,
+        stats,
+        log_evidence=log_evidence,
+        approximation=approximation,
+        network=network,
+        moments=moments,
+        history=dict(history or {}),
+        meta=record
+        | {name: value for name, value in (meta or {}).items() if name != "warnings"}
+        | ({"stopped": "interrupt"} if interrupted else {}),
+    )
+
+
+def interruption(method: Any, done: int, asked: int, what: str) -> str:
+    """The note of a fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``)."""
+    name = type(method).__name__
+    return f"{name} {_INTERRUPTED} after {done} of {asked} {what}: it is what there was by then, not a finished fit"
+
+
+def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
+    """The result of a fit that another one begins with.
+
+    What it has to say is in its ``meta["warnings"]``, for the other to say.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; of the fit that called for it nothing exists yet.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = search()
+    for warning in caught:
+        if str(warning.message) not in found.meta["warnings"]:
+            warnings.warn_explicit(warning.message, None, warning.filename, warning.lineno)
+    if found.meta["interrupted"]:
+        raise KeyboardInterrupt(
+            f"the search {_INTERRUPTED} while {owner} looked for its start: there is nothing to return yet"
+        )
+    return found
+
+
+def launches(device: torch.device, why: str) -> list[str]:
+    """What must be said of a run on a GPU whose steps are not compiled."""
+    if device.type == "cpu":
+        return []
+    return [
+        f"{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "
+        "slower than on the CPU"
+    ]
+
+
+def settings(method: Any) -> dict[str, Any]:
+    """The configuration of a method as plain values that JSON can hold."""
+    plain = (bool, int, float, str, type(None))
+
+    def value_of(value: Any) -> Any:
+        if isinstance(value, plain):
+            return value
+        if isinstance(value, (tuple, list)):
+            return [value_of(item) for item in value]
+        return getattr(value, "__name__", None) or repr(value)
+
+    return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
+
+
+def check_fit(num_draws: int, seed: int) -> None:
+    """The arguments every ``fit`` shares.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    check_count("num_draws", num_draws)
+    check_count("seed", seed, minimum=0)
+
+
+def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any]) -> bool:
+    """Call every callback; True if any of them asks to stop."""
+    answers = [callback(step, metrics) for callback in callbacks]  # each is called, whatever the others say
+    return any(answers)
+
+
+def _program_problem(program, x, y, points, device, values) -> Problem:
+    tensors = [value for value in (x, y) if isinstance(value, Tensor)]
+    device = device or (check_device(tensors[0].device) if tensors else torch.device("cpu"))
+    x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
+    values = {name: value.to(device) for name, value in (values or {}).items()}
+    density = Density(program, (x, y), points=points, values=values)
+    check_gaps(density, {"x": x, "y": y})
+    # data that the program closes over are counted by the plate that subsamples them
+    num_data = max(density.plate_sizes.values(), default=None)
+    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else num_data
+    problem = Problem(program, density, x, y, num_data, device)
+    _note_held_points(problem, points, values)
+    return problem
+
+
+def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor]) -> None:
+    """A sampler holds point parameters; where they come from no earlier fit, it holds them where nobody put them."""
+    held = sorted(set(problem.density.initial_points) - set(values)) if points == "held" else []
+    if not held:
+        return
+    names = ", ".join(map(repr, held[:3])) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+    problem.note(
+        f"{names}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
+        "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
+        "ones: fit(init=DeepEnsemble().fit(...)), whose members start the chains apart, or a trained net"
+    )
+
+
+@torch.no_grad()
+def _output_width(model: BNN, x: Tensor) -> int:
+    try:
+        f = model.forward({}, x[:2])
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"the net cannot take 'x' of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+        ) from error
+    if f.dim() != 2:
+        raise ValueError(
+            f"the net returns shape {tuple(f.shape)} for {len(x[:2])} points but (points, outputs) is expected: "
+            "end it with nn.Flatten() or a linear layer with one column per output"
+        )
+    return f.shape[1]

@@ -1,0 +1,108 @@
+"""What the user is told about a run of NUTS: refusals before it starts, and the verdict on its statistics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyrobnn.inference.fitting import memory
+from pyrobnn.inference.fitting.problem import Problem, settings
+from pyrobnn.inference.hmc import checkpoint as checkpoints
+from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.inference.hmc.run import kept_in_warmup
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.nuts import NUTS
+
+_BLOCK = 64  # draws per chain between writes to a file
+
+
+def num_slots(dim: int, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> int:
+    """Draws per chain that the machine holds: those of a warm-up window, and all draws or a block of them."""
+    kept = kept_in_warmup(num_warmup, config.num_chains, dim)
+    return max(_BLOCK if streamed else num_draws, kept)
+
+
+def needed_bytes(
+    dim: int, dtype: torch.dtype, config: NUTS, num_draws: int, num_warmup: int, streamed: bool
+) -> int:
+    """Bytes of a run's static buffers and of the copies on the way to the posterior."""
+    chains, item = config.num_chains, dtype.itemsize
+    slots = num_slots(dim, config, num_draws, num_warmup, streamed) + 1
+    levels = 2 * (config.max_tree_depth + 1)
+    copies = 2 if streamed else 3  # the draws, without the whitening, and by site
+    rows = slots + num_draws if streamed else slots
+    need = chains * (dim * item * (copies * slots + levels + 24) + rows * 8 * len(STATS))
+    return need + (dim * dim * item * 3 if config.mass_matrix == "dense" else 0)
+
+
+def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> None:
+    """Refuse a run whose buffers do not fit before it starts.
+
+    Raises:
+        NotEnoughMemory: naming the bytes and the options to change.
+    """
+    dim, dtype = problem.density.dim, problem.density.dtype
+    need = needed_bytes(dim, dtype, config, num_draws, num_warmup, streamed)
+    options = ["lower num_chains" if streamed else "lower num_draws or num_chains"]
+    free = memory.free_bytes(problem.device)
+    if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
+        options.append("write the draws to disk with fit(stream_to=PATH)")
+    if config.mass_matrix == "dense":
+        options.append("use mass_matrix='diag'")
+    what = f"a run of {config.num_chains} chains × {num_draws} draws × {dim} parameters"
+    memory.require(need, problem.device, what, ", or ".join(options))
+
+
+def run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool) -> str:
+    """Fingerprint of everything that the draws depend on."""
+    parts = {"x": problem.x, "y": problem.y, "start": z}
+    tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+    sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
+    plan = {**settings(config), "num_draws": num_draws, "seed": seed, "sites": sites, "streamed": streamed}
+    del plan["checkpoint_every"]
+    return checkpoints.fingerprint(plan, tensors)
+
+
+def no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+    """Which site is to blame that no start has a finite density."""
+    density = problem.density
+    log_prior, log_likelihood = density.log_parts(z)
+    bad = (~torch.isfinite(gradient)).nonzero()
+    if not bool(torch.isfinite(log_likelihood)):
+        where = f"the observed site {', '.join(map(repr, density.observed))}"
+    elif len(bad):
+        where = f"the site {density.site_of(int(bad[0]))!r}"
+    else:
+        where = f"a latent site ({', '.join(repr(site.name) for site in density.sites)})"
+    return (
+        f"no start with a finite density in 100 draws from the prior: the log density is {float(value):g}, because of "
+        f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
+    )
+
+
+def verdicts(stats: Tensor, config: NUTS) -> list[str]:
+    """What must be said about the statistics (chain, draw, 7) of a run."""
+    messages = []
+    diverging = stats[..., STATS.index("diverging")]
+    count, share = int(diverging.sum()), diverging.mean().item()
+    if share == 1.0:
+        messages.append(
+            "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or "
+            "set a smaller step_size"
+        )
+    elif count:
+        messages.append(
+            f"{count} of {diverging.numel()} transitions diverged: the sampler could not follow the density there, and "
+            f"the draws are biased away from it. Raise target_accept (now {config.target_accept:g}) or reparameterise "
+            "the model"
+        )
+    full = (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
+    if config.trajectory is None and full > 0.1:
+        messages.append(
+            f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
+            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or use mass_matrix='dense'"
+        )
+    return messages

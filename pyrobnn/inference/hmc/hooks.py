@@ -1,0 +1,105 @@
+"""What the host does while the HMC machine runs: progress, callbacks, and the test for enough draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from arviz_stats.base import array_stats
+from torch import Tensor
+
+from pyrobnn.callbacks import ProgressBar
+from pyrobnn.inference.fitting.problem import Problem, notify
+from pyrobnn.inference.hmc.draw_file import DrawFile
+from pyrobnn.inference.hmc.run import Draws, Look
+
+_NUM_PROBES = 16
+
+
+class Hooks:
+    """What happens at the host's looks: progress, callbacks, and the test for enough draws."""
+
+    def __init__(
+        self, problem: Problem, file: DrawFile | None, until_ess, callbacks, progress: bool, num_draws, num_warmup
+    ) -> None:  # fmt: skip
+        self._problem, self._file, self._until, self._callbacks = problem, file, until_ess, tuple(callbacks)
+        self._bar = ProgressBar(num_draws + num_warmup, "NUTS") if progress else None
+        self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
+        self._stopped = "num_draws"
+        self.enough: Callable[[Draws], bool] | None = None if until_ess is None else self._enough
+        self.look = self._look if self._bar or self._callbacks else None
+
+    def __enter__(self) -> Hooks:
+        if self._bar is not None:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*error)
+
+    def end(self, result: Draws) -> str:
+        """Why the run ended, as ``meta["stopped"]`` says it; a bar that is not full says it too."""
+        stopped = self._stopped if result.stats.shape[1] < self._num_draws else "num_draws"
+        stopped = "interrupt" if result.interrupted else stopped
+        if self._bar is not None:
+            self._bar.close(stopped)
+        return stopped
+
+    def _look(self, look: Look) -> bool:
+        done = look.draws + (0 if look.phase == "warm-up" else self._num_warmup)
+        if done <= self._told:
+            return False
+        self._told = done
+        metrics = {
+            "step_size": look.step_size,
+            "tree_depth": look.tree_depth,
+            "divergences": look.divergences,
+            "draws": look.draws,
+        }
+        if self._bar is not None:
+            self._bar(done, metrics)
+        stop = notify(self._callbacks, look.steps, metrics | {"phase": look.phase})
+        if stop and not (look.phase == "sampling" and look.draws):
+            raise ValueError(
+                f"a callback stopped the run at step {look.steps}, before the first draw was kept"
+            )
+        self._stopped = "callback" if stop else self._stopped
+        return stop
+
+    def _enough(self, draws: Draws) -> bool:
+        enough = slowest_ess(self._problem, by_site(self._problem, self._file, draws)) >= self._until
+        self._stopped = "until_ess" if enough else self._stopped
+        return enough
+
+
+def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float:
+    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value).
+
+    Args:
+        problem: what was fitted.
+        draws: site → (chain, draw, …), or unconstrained draws (chain, draw, dim).
+    """
+    if isinstance(draws, Tensor):
+        draws = problem.density.constrain(draws)
+    if problem.is_bnn:
+        rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
+        x = problem.x[rows.to(problem.x.device)]
+        function = torch.func.vmap(lambda params: problem.model.forward(params, x))
+        num_chains, num_draws = next(iter(draws.values())).shape[:2]
+        blocks = [  # a block at a time: the draws may be on disk
+            function({name: value[chain, start : start + 256].to(x.device) for name, value in draws.items()})
+            for chain in range(num_chains)
+            for start in range(0, num_draws, 256)
+        ]
+        values = torch.cat(blocks).reshape(num_chains, num_draws, -1)
+    else:
+        values = torch.cat([value.reshape(*value.shape[:2], -1) for value in draws.values()], -1)
+    values = values.detach().double().cpu().numpy()
+    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
+
+
+def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:
+    """Constrained draws, site → (chain, draw, …)."""
+    return problem.density.constrain(draws.z) if file is None else file.draws(draws.stats.shape[1])

@@ -1,0 +1,384 @@
+"""The host side of the HMC machine: warm-up and sampling phases, looking at the chains every few dozen steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrobnn.compile import CudaGraph, compiled
+from pyrobnn.inference.hmc import checkpoint, rng
+from pyrobnn.inference.hmc.adaptation import (
+    FROZEN,
+    OWN,
+    POOLED,
+    dual_averaging,
+    first_step_size,
+    whitening,
+    windows,
+)
+from pyrobnn.inference.hmc.draw_file import DrawFile
+from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
+
+_SLOT = Scalars._fields.index("slot")
+_TRANSITION = Scalars._fields.index("transition")
+_LP = Scalars._fields.index("lp_prop")
+_KEPT = (32, 256)
+_KEPT_SCALARS = 2**28  # over all chains
+
+
+class Draws(NamedTuple):
+    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
+
+    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
+    step was compiled.
+    """
+
+    z: Tensor | None
+    stats: Tensor
+    compile_seconds: float
+    num_gradients: int
+    scale: Tensor
+    history: dict[str, Tensor]
+    interrupted: bool = False
+    mode: str = "inductor"
+
+
+class Look(NamedTuple):
+    """What the host sees between steps."""
+
+    phase: str
+    draws: int  # of the slowest chain in this phase
+    wanted: int
+    step_size: float
+    tree_depth: float
+    divergences: int
+    steps: int
+
+
+class Run:
+    """A resumable run of the machine.
+
+    Args:
+        machine: sizes and gradient; ``machine.num_slots`` holds the longest phase worth keeping.
+        seed: of all randomness.
+        num_warmup: transitions of the warm-up, on average over chains.
+        dense: dense mass matrix.
+        step_size: the first one; None finds it.
+        compile: compile the step.
+        every: steps between looks.
+        together: chains in one call of the compiled step, a divisor of the machine's; None for all of them.
+        file: where the draws go, block by block, instead of staying in the machine's buffers.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        seed: int,
+        num_warmup: int,
+        dense: bool = False,
+        step_size: float | None = None,
+        compile: bool = True,
+        every: int = 16,
+        together: int | None = None,
+        file: DrawFile | None = None,
+    ) -> None:
+        self.machine, self.dense, self.every = machine, dense, every
+        self.together = together or machine.num_chains
+        self.keys = rng.key(
+            torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
+        )
+        self.plan = windows(num_warmup)
+        self.first_step, self.compile = step_size, compile
+        self.buffers = machine.buffers()
+        self.phase = self.steps = self.total_steps = 0
+        self.ready = 0  # draws that every chain had at the last look
+        self.kept = min(machine.num_slots, kept_in_warmup(num_warmup, machine.num_chains, machine.dim))
+        self.file = file
+        # draws that are in the file already, by chain, and their statistics
+        self.spilled = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
+        self.spilled_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
+        self.history: list[list[float]] = []
+        self._advance: Callable[[int], None] | None = None
+        self.compile_seconds, self.mode = 0.0, "eager"
+
+    # -- beginning, saving, resuming ---------------------------------------------------------------------------------
+
+    def begin(self, z: Tensor, scale: Tensor | None = None) -> None:
+        """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
+        one = torch.ones(self.machine.dim, dtype=z.dtype, device=z.device)
+        scale = one if scale is None else scale
+        self.scale = torch.diag(scale) if self.dense else scale
+        q = self._whiten(z)
+        g, lp = self._gradient(q)
+        zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
+        dual = dual_averaging(step, len(z), z.device, self._mode())
+        self.state = self.machine.start(q, g, lp, dual, self.keys, zero)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs."""
+        counters = torch.tensor([self.phase, self.steps, self.total_steps])
+        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
+        return {
+            **self.state._asdict(),
+            **self.buffers._asdict(),
+            "scale": self.scale,
+            "counters": counters,
+            "history": history,
+            "spilled": self.spilled,
+            "spilled_stats": self.spilled_stats,
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what :meth:`tensors` gave."""
+        device = self.machine.device
+        self.state = State(*(tensors[name].to(device) for name in State._fields))
+        for mine, name in zip(self.buffers, Buffers._fields, strict=True):
+            mine.copy_(tensors[name])
+        self.scale = tensors["scale"].to(device)
+        self.spilled, self.spilled_stats = tensors["spilled"].to(device), tensors["spilled_stats"]
+        self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
+        self.history = tensors["history"].tolist()
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        num_draws: int,
+        *,
+        look: Callable[[Look], bool] | None = None,
+        enough: Callable[[Draws], bool] | None = None,
+        save: tuple[str | Path, str, float] | None = None,
+    ) -> Draws:
+        """Run the remaining phases and return the draws.
+
+        Args:
+            num_draws: draws per chain.
+            look: called now and then with a :class:`Look`; True stops the run at the draws that every chain has.
+            enough: called with the draws so far at growing lengths; True stops.
+            save: checkpoint path, fingerprint, and seconds between writes.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C before every chain had a draw; later it ends the run with the draws it has.
+        """
+        self.prepare()
+        try:
+            return self._sample(num_draws, look, enough, save)
+        except KeyboardInterrupt:
+            # the step may have been cut in two: what every chain had at the last look is whole
+            if self.ready == 0:
+                raise
+            return self._finish(self.ready, num_draws)._replace(interrupted=True)
+
+    def _sample(self, num_draws: int, look, enough, save) -> Draws:
+        written, next_check = time.monotonic(), 100
+        while True:
+            warming = self.phase < len(self.plan)
+            wanted = self.plan[self.phase][0] if warming else num_draws
+            self.advance(self.every)
+            if self.file is not None and not warming:
+                if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
+                    self._spill(num_draws)
+            slots = self.state.scalars[_SLOT] + self.spilled
+            # a warm-up phase ends when the chains have so many transitions on average: none waits for another
+            count = int(slots.mean() if warming else slots.min())
+            self.ready = 0 if warming else min(count, num_draws)
+            stop = look is not None and look(self._look(warming, count, wanted))
+            if count >= wanted and warming:
+                self._next_phase()
+            elif not warming:
+                if count >= next_check and enough is not None and count < wanted:
+                    next_check = int(count * 1.25) + 1
+                    stop = stop or enough(self._finish(count, num_draws))
+                if count >= wanted or (stop and count > 0):
+                    return self._finish(min(count, num_draws), num_draws)
+            if save is not None and time.monotonic() - written > save[2]:
+                if self.file is not None:
+                    self.file.flush()
+                checkpoint.write(save[0], save[1], self.tensors())
+                written = time.monotonic()
+
+    def advance(self, num: int) -> None:
+        """Take ``num`` leapfrogs with every chain, without looking."""
+        self._advance(num)
+
+    def prepare(self) -> None:
+        """Compile the step; on CUDA capture it, with the state in static buffers. A second call does nothing."""
+        if self._advance is not None:
+            return
+        kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
+        starts = range(0, self.machine.num_chains, self.together)
+        parts = [slice(start, start + self.together) for start in starts]
+        machine = replace(self.machine, num_chains=self.together, pooled_chains=self.machine.num_chains)
+        example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
+        step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        for mine, old in zip(self.buffers, kept or (), strict=False):
+            mine.copy_(old)
+        self.compile_seconds, self.mode = step.seconds, step.mode
+        if self.machine.device.type == "cuda" and step.mode == "inductor":
+            self._capture(step)
+            return
+
+        def advance(num: int) -> None:
+            states, own = [self._rows(part) for part in parts], self._mode() == OWN
+            if not own:  # one step size for all: it goes from call to call
+                states = [state._replace(dual=states[0].dual) for state in states]
+            calls = [(*state, *self._fixed(part)) for state, part in zip(states, parts, strict=True)]
+            for arguments in calls:
+                step(*arguments)
+            with torch.no_grad():
+                for _ in range(num - 1):
+                    for arguments in calls:
+                        step.unchecked(*arguments)
+            self.state = self._joined(states)
+            self.steps += num
+            self.total_steps += num
+
+        self._advance = advance
+
+    def _mode(self) -> float:
+        """How the step size adapts in this phase: in the first, a chain that starts where it is steep has its own."""
+        if self.phase == len(self.plan):
+            return FROZEN
+        return OWN if self.phase == 0 and len(self.plan) > 1 else POOLED
+
+    def _rows(self, part: slice) -> State:
+        """The state of some chains, to be written into."""
+        return State(*(tensor[:, part].contiguous() for tensor in self.state))
+
+    @staticmethod
+    def _joined(states: list[State]) -> State:
+        return (
+            states[0]
+            if len(states) == 1
+            else State(*(torch.cat(parts, 1) for parts in zip(*states, strict=True)))
+        )
+
+    def _fixed(self, part: slice) -> tuple[Tensor, ...]:
+        """What the step of some chains is given beside their state."""
+        return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
+
+    def _capture(self, step: Callable[..., Any]) -> None:
+        static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
+        buffers, num = self.buffers, len(State._fields)
+        kept = [buffer.clone() for buffer in buffers]
+        graph = CudaGraph(step, *static[:num], *buffers, *static[num:])
+        for mine, old in zip(buffers, kept, strict=True):  # the warm-up calls of the capture never happened
+            mine.copy_(old)
+
+        def advance(count: int) -> None:
+            for mine, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
+                if mine is not value:
+                    mine.copy_(value)
+            for _ in range(count):
+                graph.replay()
+            self.state = State(*static[:num])
+            self.steps += count
+            self.total_steps += count
+
+        self._advance = advance
+
+    def _next_phase(self) -> None:
+        """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
+        _, new_mass = self.plan[self.phase]
+        self.phase, self.steps = self.phase + 1, 0
+        state = self.state
+        vectors, lp = Vectors(*state.vectors), state.scalars[_LP]
+        q, g = vectors.q_prop, vectors.g_prop
+        transition = state.scalars[_TRANSITION] + 1
+        if new_mass:
+            counts = state.scalars[_SLOT].clamp(max=self.kept)
+            z = self._unwhiten(q)
+            window = self._unwhiten(self.buffers.draws[:, : self.kept])
+            self.scale = whitening(window, counts, self.scale, self.dense)
+            q = self._whiten(z)
+            g, lp = self._gradient(q)
+        step = float(state.dual[1].median().exp())
+        first = new_mass and not any(mass for _, mass in self.plan[: self.phase - 1])
+        if first:  # later windows change the whitened scale little
+            step = self._find_step(q, g, lp, transition, step)
+        self.history.append([float(self.phase), step, float(self.total_steps)])
+        # a new average: the old one belongs to another scale, or to single chains
+        dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
+        self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
+
+    def _spill(self, num_draws: int) -> None:
+        """Move the block of draws to the file; every chain begins an empty block."""
+        if self.spilled_stats.shape[1] < num_draws:
+            self.spilled_stats = self.spilled_stats.new_zeros(self.machine.num_chains, num_draws, len(STATS))
+        slots = self.state.scalars[_SLOT]
+        for chain, (start, num) in enumerate(
+            zip(self.spilled.long().tolist(), slots.long().tolist(), strict=True)
+        ):
+            num = min(num, num_draws - start)
+            if num > 0:
+                self.file.write(chain, start, self._unwhiten(self.buffers.draws[chain, :num]))
+                self.spilled_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
+        self.spilled = self.spilled + slots
+        scalars = self.state.scalars.clone()
+        scalars[_SLOT] = 0.0
+        self.state = self.state._replace(scalars=scalars)
+
+    def _look(self, warming: bool, count: int, wanted: int) -> Look:
+        slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
+        rows = self.buffers.stats
+        latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
+        column = STATS.index("diverging")
+        valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
+        diverging = int((rows[..., column] * valid).sum()) + int(self.spilled_stats[..., column].sum())
+        return Look(
+            "warm-up" if warming else "sampling",
+            min(count, wanted) + (0 if not warming else sum(length for length, _ in self.plan[: self.phase])),
+            wanted if not warming else sum(length for length, _ in self.plan),
+            float(self.state.dual[0].median().exp()),
+            float(latest[:, STATS.index("tree_depth")].mean()),
+            0 if warming else diverging,
+            self.total_steps,
+        )
+
+    def _finish(self, count: int, num_draws: int) -> Draws:
+        """The first ``count`` draws of every chain."""
+        if self.file is not None:
+            self._spill(num_draws)
+        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
+        return Draws(
+            self._unwhiten(self.buffers.draws[:, :count]) if self.file is None else None,
+            (self.buffers.stats if self.file is None else self.spilled_stats)[:, :count],
+            self.compile_seconds,
+            self.total_steps * self.machine.num_chains,
+            self.scale,
+            {"warmup_step_size": history[:, 1], "warmup_steps": history[:, 2]},
+            mode=self.mode,
+        )
+
+    # -- whitening ---------------------------------------------------------------------------------------------------
+
+    def _unwhiten(self, q: Tensor) -> Tensor:
+        return q @ self.scale.T if self.dense else q * self.scale
+
+    def _whiten(self, z: Tensor) -> Tensor:
+        if self.dense:
+            return torch.linalg.solve_triangular(self.scale, z.T, upper=False).T.contiguous()
+        return z / self.scale
+
+    def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        g, lp = self.machine.gradient(self._unwhiten(q))
+        return (g @ self.scale if self.dense else g * self.scale), lp
+
+    def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: float) -> float:
+        keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
+        return first_step_size(
+            self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess, self.machine.target_accept
+        )
+
+
+def kept_in_warmup(num_warmup: int, num_chains: int, dim: int) -> int:
+    """Draws per chain that a warm-up window keeps: ample for a pooled covariance, and bounded for large models."""
+    return max(_KEPT[0], min(_KEPT[1], num_warmup, _KEPT_SCALARS // (num_chains * dim)))

@@ -1,0 +1,1 @@
+"""Stochastic-gradient MCMC: step size, plan, run and checks."""

@@ -1,0 +1,122 @@
+"""The course of stochastic-gradient chains, laid out beforehand: starts, step sizes, noise, and which are kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.point import start_values
+from pyrobnn.model import NET
+from pyrobnn.posterior import Posterior
+
+#: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP
+RMSPROP = 0.99
+
+
+class Plan:
+    """Per step: ε, how much the preconditioner forgets, heat; and the steps after which a draw is kept."""
+
+    def __init__(self, controls: Tensor, keep: Tensor):
+        self.controls = controls
+        self.keep = keep
+
+
+def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
+    """The plan of a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC` for so many draws per chain of so many data."""
+    warmup, thinning = config.num_warmup, config.thinning
+    heat = [config.temperature] * warmup
+    if config.schedule == "cyclical":
+        per_cycle = math.ceil(num_draws / config.num_cycles)
+        sampling = per_cycle * thinning
+        length = math.ceil(sampling / (1.0 - config.exploration))
+        position = torch.arange(config.num_cycles * length, dtype=torch.float64) % length
+        shape = 0.5 * (torch.cos(math.pi * position / length) + 1.0)
+        sizes = torch.cat([torch.ones(warmup, dtype=torch.float64), shape])
+        heat += ([0.0] * (length - sampling) + [config.temperature] * sampling) * config.num_cycles
+        ends = torch.arange(1, per_cycle + 1) * thinning + length - sampling - 1
+        keep = (ends + length * torch.arange(config.num_cycles)[:, None]).reshape(-1)[:num_draws] + warmup
+    else:
+        total = warmup + num_draws * thinning
+        t = torch.arange(total, dtype=torch.float64)
+        power = config.decay if config.schedule == "polynomial" else 0.0
+        sizes = (1.0 + t / config.decay_steps) ** -power
+        heat += [config.temperature] * (total - warmup)
+        keep = warmup + thinning * torch.arange(1, num_draws + 1) - 1
+    num_steps = int(keep[-1]) + 1
+    forget = torch.zeros(len(sizes), dtype=torch.float64)
+    if config.preconditioner is not None:
+        forget[:warmup] = 1.0 - RMSPROP
+        forget[0] = 1.0
+    heat = torch.tensor(heat, dtype=torch.float64)
+    # without a step size the first column holds the schedule alone, and ε is chosen as the chains go
+    size = 1.0 if config.step_size is None else config.step_size / num_data
+    controls = torch.stack([size * sizes, forget, heat], 1)
+    return Plan(controls[:num_steps], keep)
+
+
+def start_chains(model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int) -> Tensor:
+    """Starting points (num_chains, dim), from torch's present random state.
+
+    Draws of an earlier posterior, different ones where it has enough; the parameters of a net, for all chains alike;
+    or draws from the prior. Sites that ``init`` lacks come from the prior.
+
+    Raises:
+        TypeError, ValueError: ``init`` is something else, or of another model.
+    """
+    points = density.sample_prior(num_chains, seed=int(torch.randint(2**31, ())))
+    if init is None:
+        return points
+    if isinstance(init, Posterior):
+        stacked = init.stacked()
+        total = len(next(iter(stacked.values())))
+        pick = torch.randperm(max(total, num_chains))[:num_chains] % total
+        values = {name: value[pick.to(value.device)] for name, value in stacked.items()}
+    else:
+        one = start_values(model, init)
+        values = {name: value.expand(num_chains, *value.shape) for name, value in one.items()}
+    given = {site.name: values[site.name] for site in density.sites if site.name in values}
+    return density.unconstrain(density.constrain(points) | given)
+
+
+def find_modes(config: Any, problem: Problem) -> Tensor:
+    """Starting points (num_chains, dim) near modes: nets initialised anew, each trained by Adam for ``init_steps``.
+
+    For two thirds of the steps the likelihood's own parameters stay at their prior medians. Trained along from the
+    start, an inferred noise runs to zero wherever the net can interpolate the data, to a place that no chain leaves; in
+    the last third it comes closer to the residuals, by no more than the learning rate allows.
+    """
+    density, num_steps = problem.density, config.init_steps
+    seeds = torch.randint(2**31, (config.num_chains,)).tolist()
+    start = torch.stack(
+        [density.initial(problem.model.reinitialized(seed).initial_values(), seed) for seed in seeds]
+    )
+    weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
+    for site in density.sites:
+        weights[site.start : site.stop] = site.name.startswith(NET)
+    switch = num_steps - num_steps // 3
+
+    def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
+        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_data
+
+    def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
+        return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
+
+    def factor(step: int) -> float:
+        begun, length = (0, switch) if step < switch else (switch, num_steps - switch)
+        return 0.5 * (1.0 + math.cos(math.pi * (step - begun) / length))
+
+    free = torch.arange(num_steps + 1, device=start.device) >= switch
+    result = minimize(
+        losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
+        num_steps=num_steps, lr=config.init_lr, lr_schedule=factor, compile=config.compile,
+        name=f"the start of {type(config).__name__}",
+    )  # fmt: skip
+    if result.stopped == "interrupt":  # before the first draw
+        raise KeyboardInterrupt
+    return result.params

@@ -1,0 +1,153 @@
+"""The run of stochastic-gradient chains: their batches, their compiled step, and what is kept on the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.compile import compiled
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting.batches import permuted_rows
+from pyrobnn.inference.fitting.problem import Problem
+
+#: steps between two looks at whether a chain has left the finite numbers
+CHECK_EVERY = 50
+
+
+class Step:
+    """The compiled transition, anew for every batch shape (a loader's last batch is smaller)."""
+
+    def __init__(self, config: Any, problem: Problem, control: Tensor):
+        self.config, self.problem, self.control = config, problem, control
+        self.seconds = 0.0
+        self.kernels: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
+
+    def __call__(self, batch: Batch, *state: Tensor) -> tuple[Tensor, ...]:
+        args = (*state, self.control, batch.rows, *batch.tensors)
+        key = tuple(value.shape for value in batch.tensors)
+        if key not in self.kernels:
+            begun = time.perf_counter()
+            transition = self.config._transition(self.problem, batch.per_chain)
+            name = f"the {type(self.config).__name__} step"
+            self.kernels[key] = compiled(transition, *args, enabled=self.config.compile, name=name)
+            self.seconds += time.perf_counter() - begun
+        return self.kernels[key](*args)
+
+
+class Run:
+    """What is kept of the chains on the way."""
+
+    def __init__(self, z: Tensor):
+        self.heat = torch.zeros_like(z)
+        self.losses: list[Tensor] = []
+        self.step_size = self.seconds = self.compile_seconds = 0.0
+        self.step, self.stopped = 0, "error"
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: the chains were sent back."""
+        self.z, self.lp, self.sizes = [], [], []
+        self.heat = torch.zeros_like(self.heat)
+
+    def keep(self, z: Tensor, lp: Tensor, size: Tensor, heat: Tensor) -> None:
+        self.heat += heat
+        self.sizes.append(size.clone())
+        self.z.append(z)
+        self.lp.append(lp)
+
+    def usable(self) -> bool:
+        """Whether an interrupted run holds draws that a check has seen."""
+        return bool(self.lp and self.losses) and bool(torch.isfinite(torch.stack(self.z)).all())
+
+    def finish(self, seconds: float) -> None:
+        """Stack the draws (chain, draw, dim), their log joints (chain, draw) and step sizes (draw,)."""
+        self.seconds = seconds - self.compile_seconds
+        # a draw without its log joint is not whole
+        num_kept = len(self.lp)
+        if num_kept == 0:
+            raise ValueError(
+                f"a callback stopped the run at step {self.step}, before the first draw was kept"
+            )
+        self.z, self.sizes = self.z[:num_kept], self.sizes[:num_kept]
+        self.z, self.lp = torch.stack(self.z, 1), torch.stack(self.lp, 1)
+        self.sizes, self.losses = torch.stack(self.sizes), torch.stack(self.losses)
+
+
+def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tensor], Tensor, int | None]:
+    """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's."""
+
+    density = problem.density.subsampled()
+
+    def log_joint(one: Tensor, index: Tensor) -> Tensor:
+        data = tuple(part[index] for part in batch.tensors) if batch.per_chain else batch.tensors
+        return density.log_joint(one, *data)
+
+    return log_joint, batch.rows, 0 if batch.per_chain else None
+
+
+class Batch:
+    """Row numbers (chain, batch) into whole tensors, or tensors that all chains share."""
+
+    def __init__(self, rows: Tensor, tensors: tuple[Tensor, ...], per_chain: bool):
+        self.rows = rows
+        self.tensors = tensors
+        self.per_chain = per_chain
+
+
+def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[Batch]:
+    """Endless mini-batches; each chain walks through permutations of its own."""
+    none = torch.zeros(0, dtype=torch.int64, device=problem.device)
+    if not problem.is_bnn:
+        data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
+        if len(data) < 2:
+            data = ()  # the density calls the program with its stored arguments
+        while True:
+            yield Batch(none, data, per_chain=False)
+    if problem.loader is not None:
+        for pair in problem.batches():
+            yield Batch(none, pair, per_chain=False)
+    num_data = problem.num_data
+    if batch_size is None or batch_size >= num_data:
+        while True:
+            yield Batch(none, (problem.x, problem.y), per_chain=False)
+    rows = torch.empty(num_chains, batch_size, dtype=torch.int64, device=problem.device)
+    batch = Batch(rows, (problem.x, problem.y), per_chain=True)
+    for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
+        rows.copy_(drawn)
+        yield batch
+
+
+def metric_of(second: Tensor) -> Tensor:
+    """1 / root mean square gradient, scaled to geometric mean 1; no weight moves more than 10³ times that mean."""
+    log = -0.5 * second.clamp_min(torch.finfo(second.dtype).tiny).log()
+    return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
+
+
+def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: float) -> None:
+    """Stop a run whose chains (chain, dim), or their log joints (chain,), are no longer finite.
+
+    Raises:
+        FloatingPointError: naming the chain, the site and the step.
+    """
+    bad = ~(torch.isfinite(z).all(1) & torch.isfinite(lp))
+    if bool(bad.any()):
+        chain = int(bad.nonzero()[0])
+        wrong = (~torch.isfinite(z[chain])).nonzero()
+        where = f", site {density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
+        raise FloatingPointError(
+            f"chain {chain} left the finite numbers by step {step + 1} (log joint {float(lp[chain]):g}{where}): "
+            f"reduce step_size (now {step_size:g})"
+        )
+
+
+@torch.no_grad()
+def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
+    """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
+    log_joint = torch.func.vmap(density.log_joint)
+    parts = [log_joint(part) for part in z.flatten(0, 1).split(at_once)]
+    return torch.cat(parts).reshape(z.shape[:2])

@@ -1,0 +1,1 @@
+"""Optimisation to a point: the compiled training loop, its learning rates, its results."""

@@ -1,0 +1,407 @@
+"""The training loop: flat parameters, one compiled update, losses that stay on the device until they are asked for.
+
+MLE, MAP, DeepEnsemble, SVI and SWAG all minimise a function of a flat vector. Loss, gradient, clipping, Adam, iterate
+averaging and the record of the losses are one graph (see :mod:`pyrobnn.compile`); the host only hands over the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import check_count, check_number
+from pyrobnn.compile import Compiled, compiled
+from pyrobnn.inference.fitting.problem import interruption, notify
+from pyrobnn.inference.optim.learning_rate import (
+    Schedule,
+    check_schedule,
+    is_scheduler,
+    learning_rate_factors,
+)
+
+Objective = Callable[..., Any]
+OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class Result:
+    """What :func:`minimize` found.
+
+    Attributes:
+        params: the final parameters (P,) or (members, P); the average of the last iterates where one was asked for.
+        losses: (step,) or (step, members), float64, on the CPU; all finite.
+        tracked: further scalars of the objective by name, each shaped like ``losses``.
+        num_steps: updates done, of ``asked``.
+        stopped: ``"num_steps"``, ``"plateau"``, ``"callback"`` or ``"interrupt"``.
+        grad_norm: norm of the last gradient, () or (members,).
+        timings: seconds of ``compile`` and ``fit``.
+    """
+
+    params: Tensor
+    losses: Tensor
+    num_steps: int
+    stopped: str
+    grad_norm: Tensor
+    timings: dict[str, float]
+    asked: int
+    tracked: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.stopped == "interrupt"
+
+    def notes(self, method: Any) -> list[str]:
+        """What the user of ``method`` has to know of how it ended."""
+        return [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
+
+
+def check_optimizer(
+    *, num_steps: Any, lr: Any, optimizer: Any = "adam", lr_schedule: Any = None, clip_norm: Any = None,
+    patience: Any = None, min_delta: Any = 0.0, log_every: Any = 100,
+) -> None:  # fmt: skip
+    """Check the options every trained method shares; call it in ``__post_init__``.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+    """
+    check_count("num_steps", num_steps)
+    check_count("log_every", log_every)
+    check_number("lr", lr, above=0)
+    check_number("min_delta", min_delta, minimum=0)
+    if clip_norm is not None:
+        check_number("clip_norm", clip_norm, above=0)
+    if patience is not None:
+        check_count("patience", patience)
+    if optimizer != "adam" and not callable(optimizer):
+        raise ValueError(
+            "'optimizer' must be 'adam' or a function of the parameter list that returns a torch optimizer, "
+            f"got {optimizer!r}"
+        )
+    check_schedule(lr_schedule)
+
+
+def minimize(
+    objective: Objective,
+    start: Tensor,
+    batches: Iterable[Sequence[Tensor]] | None = None,
+    *,
+    num_steps: int,
+    lr: float = 1e-2,
+    optimizer: str | OptimizerFactory = "adam",
+    lr_schedule: Schedule = None,
+    clip_norm: float | None = None,
+    average: float = 0.0,
+    tracked: Sequence[str] = (),
+    patience: int | None = None,
+    min_delta: float = 0.0,
+    log_every: int = 100,
+    callbacks: Sequence[Callable[[int, Mapping[str, Any]], bool | None]] = (),
+    snapshot: Callable[[Tensor], Any] | None = None,
+    progress: bool = False,
+    name: str = "the objective",
+    compile: bool = True,
+) -> Result:
+    r"""Minimise ``objective(theta, *batch)`` over a flat vector, or over several at once.
+
+    .. math:: \theta_{t+1} = \theta_t - \eta_t \, \mathrm{Adam}(\nabla L(\theta_t; b_t))
+
+    Args:
+        objective: ``(theta (P,), *batch) -> loss ()``; for members trained together
+            ``(theta (members, P), *batch) -> losses (members,)``; gradients, clipping and moments are per member.
+            With ``tracked`` it returns ``(loss, tensor (len(tracked), …))``. Random draws come from torch's state.
+        start: initial parameters (P,) or (members, P); left as they are.
+        batches: endless iterator of tensor tuples, whole data as ``itertools.repeat((x, y))``; None for no arguments.
+        num_steps: largest number of updates.
+        lr: peak learning rate.
+        optimizer: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
+            learning rate counts.
+        lr_schedule: None, ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half), ``"one_cycle"``,
+            a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of one.
+        clip_norm: rescale gradients to at most this norm.
+        average: return the mean of the last ``average * num_steps`` iterates (0: the last one).
+        patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
+            that of the ``patience`` steps before them (checked every ``log_every`` steps).
+        log_every: how often the host looks at the losses, calls back and checks that they are finite.
+        callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
+        snapshot: what ``metrics["snapshot"]()`` makes of the present parameters.
+        progress: show a bar.
+        name: what is minimised, for messages.
+        compile: trace and compile; False runs eagerly, with the same numbers up to rounding.
+
+    Raises:
+        FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
+        KeyboardInterrupt: Ctrl-C before the first update, or when the losses are not finite; later it ends the run,
+            and ``stopped`` says so.
+
+    Caveat: the plateau rule compares noisy means: a ``patience`` of a few epochs averages the noise of mini-batches.
+
+    Reference: `Adam (Kingma & Ba, 2015) <https://arxiv.org/abs/1412.6980>`_.
+
+    Example:
+        >>> result = minimize(lambda theta: (theta - 3.0).square().sum(), torch.zeros(2), num_steps=500, lr=0.1)
+        >>> result.params.round().tolist()
+        [3.0, 3.0]
+    """
+    check_optimizer(
+        num_steps=num_steps, lr=lr, optimizer=optimizer, lr_schedule=lr_schedule, clip_norm=clip_norm,
+        patience=patience, min_delta=min_delta, log_every=log_every,
+    )  # fmt: skip
+    check_number("average", average, minimum=0, maximum=1)
+    batches = itertools.repeat(()) if batches is None else iter(batches)
+    gradient = _gradient(objective, bool(tracked), clip_norm)
+    table = _coefficients(num_steps, lr, lr_schedule, average, start.device)
+    recorder = _Recorder(start, num_steps, tracked)
+    functional = optimizer == "adam" and not is_scheduler(lr_schedule)
+    kind = _AdamStep if functional else _TorchStep
+    stepper = kind(gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name)
+    log = _Log(
+        recorder, stepper, callbacks, snapshot, patience, min_delta, progress, num_steps, lr, name
+    )  # fmt: skip
+    return _run(stepper, batches, log, num_steps, log_every)
+
+
+def _run(stepper: _Step, batches: Iterator, log: _Log, num_steps: int, log_every: int) -> Result:
+    started, stopped, step = time.perf_counter(), "num_steps", 0
+    try:
+        with log:
+            while step < num_steps:
+                block = min(log_every - step % log_every, num_steps - step)
+                with torch.no_grad():
+                    for batch in itertools.islice(batches, block):
+                        stepper(batch)
+                        step += 1
+                if reason := log.look(step):
+                    stopped = reason
+                    break
+            log.end(stopped)
+    except KeyboardInterrupt:
+        # what is trained so far is worth keeping, if anything is
+        step, stopped = int(stepper.step), "interrupt"
+        if step == 0 or not bool(torch.isfinite(log.recorder.read(step)[0]).all()):
+            raise
+    elapsed = time.perf_counter() - started
+    losses, tracked = log.recorder.read(step)
+    timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
+    return Result(
+        stepper.final(), losses, step, stopped, log.recorder.grad_norm.cpu(), timings, num_steps, tracked
+    )  # fmt: skip
+
+
+def _gradient(objective: Objective, has_tracked: bool, clip_norm: float | None) -> Callable[..., tuple]:
+    """(theta, *batch) -> gradient, rows (1 + tracked, …) and gradient norm; members don't interact."""
+
+    def total(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        loss, extra = objective(theta, *batch) if has_tracked else (objective(theta, *batch), None)
+        rows = loss[None] if extra is None else torch.cat([loss[None], extra.to(loss.dtype)])
+        return loss.sum(), rows.double()
+
+    def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
+        norm = slope.square().sum(-1, keepdim=True).sqrt()
+        if clip_norm is not None:
+            slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
+        return slope, rows, norm.squeeze(-1)
+
+    return gradient
+
+
+class _Recorder:
+    """Losses and tracked scalars of every step (num_steps, 1 + tracked, \\*members), float64, on the device."""
+
+    def __init__(self, start: Tensor, num_steps: int, tracked: Sequence[str]):
+        self.names = tuple(tracked)
+        shape = (num_steps, 1 + len(self.names), *start.shape[:-1])
+        self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
+        self.grad_norm = torch.zeros(start.shape[:-1], dtype=start.dtype, device=start.device)
+
+    def read(self, stop: int, begin: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = self.rows[begin:stop].cpu()
+        return rows[:, 0], {name: rows[:, i + 1] for i, name in enumerate(self.names)}
+
+
+class _Step:
+    """One update; compiled anew for every batch shape."""
+
+    def __init__(self, gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name):
+        self.gradient, self.table, self.recorder = gradient, table, recorder
+        self.theta = start.detach().clone()
+        self.mean = torch.zeros_like(self.theta)
+        self.step = torch.zeros((), dtype=torch.int64, device=start.device)
+        self.compile, self.name, self.lr = compile, name, lr
+        self.compile_seconds = 0.0
+        self._kernels: dict[tuple, Compiled] = {}
+        self._latest: tuple[tuple, Compiled] | None = None
+        self.prepare(optimizer, lr, lr_schedule)
+
+    def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
+        key = tuple([(value.shape, value.stride()) for value in batch])
+        if self._latest is not None and self._latest[0] == key:
+            return self._latest[1]
+        if key not in self._kernels:
+            begun = time.perf_counter()
+            self._kernels[key] = compiled(fn, *args, *batch, enabled=self.compile, name=self.name)
+            self.compile_seconds += time.perf_counter() - begun
+        self._latest = key, self._kernels[key]
+        return self._latest[1]
+
+    def rate(self) -> float:
+        """The learning rate of the latest step."""
+        return self.lr * float(self.table[max(int(self.step) - 1, 0), 3])
+
+    def final(self) -> Tensor:
+        """The averaged iterate if averaging has begun, else the present one."""
+        done = int(self.step)
+        averaged = done > 0 and bool(self.table[done - 1, 2] > 0)
+        return (self.mean if averaged else self.theta).clone()
+
+
+class _AdamStep(_Step):
+    def prepare(self, optimizer, lr, lr_schedule) -> None:
+        zeros = torch.zeros_like(self.theta)
+        self.state = (self.theta, zeros, zeros.clone(), self.mean, self.step)
+        self.state += (self.recorder.rows, self.recorder.grad_norm, self.table)
+
+    def __call__(self, batch: Sequence[Tensor]) -> None:
+        self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
+
+    def _update(self, theta, first, second, mean, step, record, grad_norm, table, *batch) -> None:
+        slope, rows, norm = self.gradient(theta, *batch)
+        rate, root, weight, _ = table[step[None]][0].unbind()  # an index tensor: no .item()
+        m = _BETA1 * first + (1 - _BETA1) * slope
+        v = _BETA2 * second + (1 - _BETA2) * slope * slope
+        # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
+        moved = theta - rate * m / ((v * root).sqrt() + _EPS)
+        mean.copy_(mean + weight * (moved - mean))
+        theta.copy_(moved)
+        first.copy_(m)
+        second.copy_(v)
+        record.index_put_((step,), rows)
+        grad_norm.copy_(norm)
+        step.add_(1)
+
+
+class _TorchStep(_Step):
+    """Any torch optimiser: the compiled part is loss and gradient."""
+
+    def prepare(self, optimizer, lr, lr_schedule) -> None:
+        factory = functools.partial(torch.optim.Adam, lr=lr) if optimizer == "adam" else optimizer
+        self.optimizer = factory([self.theta])
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
+            )
+        self.done = 0
+        if lr_schedule is None:
+            self.scheduler = None
+        elif is_scheduler(lr_schedule):
+            self.scheduler = lr_schedule(self.optimizer)
+        else:
+            factors = self.table[:, 3].tolist() + [0.0]
+            self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
+
+    def rate(self) -> float:
+        """The learning rate of the optimiser's first group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def __call__(self, batch: Sequence[Tensor]) -> None:
+        kernel = self.kernel(self.gradient, (self.theta,), batch)
+        self.theta.grad, self.recorder.rows[self.done], norm = kernel(self.theta, *batch)
+        self.recorder.grad_norm.copy_(norm)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        with torch.no_grad():
+            self.mean += self.table[self.done, 2] * (self.theta - self.mean)
+        self.done += 1
+        self.step.fill_(self.done)
+
+
+class _Log:
+    """What the host does between blocks of steps: look at the losses, call back, decide whether to go on."""
+
+    def __init__(
+        self, recorder, stepper, callbacks, snapshot, patience, min_delta, progress, num_steps, lr, name
+    ):  # fmt: skip
+        self.recorder, self.stepper, self.snapshot = recorder, stepper, snapshot
+        self.callbacks = tuple(callbacks)
+        self.patience, self.min_delta, self.lr, self.name = patience, min_delta, lr, name
+        self.seen = 0
+        self.bar: Any = None
+        if progress:
+            from pyrobnn.callbacks import ProgressBar  # imported late: it brings matplotlib
+
+            self.bar = ProgressBar(num_steps, name, metrics=("loss",))
+            self.callbacks += (self.bar,)
+
+    def __enter__(self) -> _Log:
+        if self.bar is not None:
+            self.bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(kind, *rest)
+
+    def end(self, stopped: str) -> None:
+        """Close the bar; one that is not full says why."""
+        if self.bar is not None:
+            self.bar.close(stopped)
+
+    def look(self, step: int) -> str | None:
+        """Why to stop after ``step`` updates, or None."""
+        losses, tracked = self.recorder.read(step, self.seen)
+        if not bool(torch.isfinite(losses).all()):
+            self._diverged(losses)
+        self.seen = step
+        if self.callbacks:
+            metrics = {"loss": float(losses[-1].mean()), "lr": self.stepper.rate()}
+            metrics["grad_norm"] = float(self.recorder.grad_norm.mean())
+            metrics |= {name: float(values[-1].mean()) for name, values in tracked.items()}
+            if self.snapshot is not None:
+                metrics["snapshot"] = lambda: self.snapshot(self.stepper.final())
+            if notify(self.callbacks, step, metrics):
+                return "callback"
+        return "plateau" if self._flat(step) else None
+
+    def _flat(self, step: int) -> bool:
+        if self.patience is None or step < 2 * self.patience:
+            return False
+        losses, _ = self.recorder.read(step, step - 2 * self.patience)
+        before, after = losses.split(self.patience)
+        return bool((after.mean(0) >= before.mean(0) - self.min_delta).all())
+
+    def _diverged(self, losses: Tensor) -> None:
+        row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()
+        whose = f" of member {member[0]}" if member else ""
+        before = f" (it was {float(losses[(row - 1, *member)]):.4g} before)" if row else ""
+        remedy = f"use a smaller lr than {self.lr:g}, or clip_norm"
+        if self.seen + row == 0:  # the loss of the first step is that of the start
+            remedy = (
+                "the start itself has no finite density; look for a prior whose support leaves out the net's own "
+                "weights (a positive one, say), for data far outside of the model's units, or pass init="
+            )
+        value, step = float(losses[(row, *member)]), self.seen + row + 1
+        raise FloatingPointError(
+            f"the loss of {self.name}{whose} is {value} at step {step}{before}: {remedy}"
+        )
+
+
+def _coefficients(
+    num_steps: int, lr: float, lr_schedule: Schedule, average: float, device: torch.device
+) -> Tensor:
+    """Per step, float64 (num_steps, 4): lr / (1 - b1^t), 1 / (1 - b2^t), weight in the running mean, lr factor."""
+    t = torch.arange(1, num_steps + 1, dtype=torch.float64)
+    factor = learning_rate_factors(num_steps, lr_schedule)
+    begin = num_steps - round(average * num_steps)
+    weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
+    table = [lr * factor / (1 - _BETA1**t), 1 / (1 - _BETA2**t), weight, factor]
+    return torch.stack(table, 1).to(device)

@@ -1,0 +1,168 @@
+"""Point estimates by optimisation: what MLE, MAP and DeepEnsemble share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.checks import check_count
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior
+from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
+from pyrobnn.model import BNN, NET
+from pyrobnn.posterior import Posterior
+
+Loss = Callable[..., Tensor]
+
+
+def check_point_options(method: Any) -> None:
+    """The options MLE, MAP and DeepEnsemble share.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+    """
+    check_optimizer(
+        num_steps=method.num_steps,
+        lr=method.lr,
+        optimizer=method.optimizer,
+        lr_schedule=method.lr_schedule,
+        clip_norm=method.clip_norm,
+        patience=method.patience,
+    )
+    if method.batch_size is not None:
+        check_count("batch_size", method.batch_size)
+
+
+def check_point_fit(num_draws: int, seed: int) -> None:
+    """A point estimate has exactly one draw.
+
+    Raises:
+        ValueError: another number of draws.
+    """
+    check_fit(num_draws, seed)
+    if num_draws != 1:
+        raise ValueError(
+            f"'num_draws' must be 1 for a point estimate, got {num_draws}: use DeepEnsemble, SVI or NUTS"
+        )
+
+
+def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
+    """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
+
+    Raises:
+        TypeError: ``init`` is something else.
+        ValueError: a net whose parameters are not the model's.
+    """
+    if init is None:
+        return model.initial_values() if isinstance(model, BNN) else {}
+    if isinstance(init, Posterior):
+        return {name: value[0, 0] for name, value in init.draws.items()}
+    if not isinstance(init, nn.Module):
+        raise TypeError(f"'init' must be a Posterior or a torch.nn.Module, got {type(init).__name__}")
+    values = {NET + name: value.detach().clone() for name, value in init.named_parameters()}
+    own = model.initial_values() if isinstance(model, BNN) else {}
+    if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
+        raise ValueError(
+            "'init' is a net with other parameters than the model's: pass the net the BNN was built from"
+        )
+    return values
+
+
+def optimize_points(
+    method: Any,
+    problem: Problem,
+    loss: Loss,
+    start: Tensor,
+    *,
+    seed: int,
+    callbacks: Sequence[Callback],
+    progress: bool,
+) -> Result:
+    """Minimise ``loss(theta, *batch)`` from ``start`` with the options of ``method`` (MLE, MAP, DeepEnsemble)."""
+    streamed = problem.loader is not None or method.batch_size is not None
+
+    def snapshot(theta: Tensor) -> Posterior:
+        return point_posterior(method, problem, theta, seed=seed, timings={})
+
+    return minimize(
+        loss,
+        start,
+        problem.batches(method.batch_size) if streamed else None,
+        num_steps=method.num_steps,
+        lr=method.lr,
+        optimizer=method.optimizer,
+        lr_schedule=method.lr_schedule,
+        clip_norm=method.clip_norm,
+        patience=method.patience,
+        callbacks=callbacks,
+        snapshot=snapshot,
+        progress=progress,
+        name=type(method).__name__,
+        compile=method.compile,
+    )
+
+
+def polish(density: Density, theta: Tensor, num_steps: int, jacobian: bool = False) -> tuple[Tensor, float]:
+    """Bring ``theta`` (dim,) to the very mode of the log joint by L-BFGS in its own precision.
+
+    Returns:
+        The better of start and end, and the norm of the gradient there.
+    """
+    slope = torch.func.grad_and_value(lambda z: -density.log_joint(z, jacobian=jacobian))
+    point = theta.detach().clone()
+    optimizer = torch.optim.LBFGS(
+        [point], max_iter=num_steps, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        point.grad, value = slope(point)
+        return value
+
+    before = slope(theta)
+    if num_steps:
+        optimizer.step(closure)
+    after = slope(point)
+    best, (gradient, _) = (point, after) if float(after[1]) <= float(before[1]) else (theta, before)
+    return best.detach(), float(gradient.norm())
+
+
+def point_posterior(
+    method: Any,
+    problem: Problem,
+    theta: Tensor,
+    *,
+    seed: int,
+    timings: Mapping[str, float],
+    result: Result | None = None,
+    meta: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Posterior:
+    """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
+    draws = problem.density.constrain(theta.reshape(1, -1, problem.density.dim))
+    history = (
+        {}
+        if result is None
+        else {"loss": result.losses if result.losses.dim() == 1 else result.losses.mean(1)}
+    )
+    record = {
+        "iid": True,
+        **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
+    }
+    return make_posterior(
+        problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
+        notes=[*([] if result is None else result.notes(method)), *_noise_notes(problem, draws, result), *notes],
+        interrupted=result is not None and result.interrupted,
+    )  # fmt: skip
+
+
+def _noise_notes(problem: Problem, draws: Mapping[str, Tensor], result: Result | None) -> list[str]:
+    """Of the first member whose learned noise follows the data; none of a snapshot on the way."""
+    if result is None:
+        return []
+    members = range(next(iter(draws.values())).shape[1])
+    found = (noise_notes(problem, {name: value[0, m] for name, value in draws.items()}) for m in members)
+    return next((notes for notes in found if notes), [])

@@ -1,0 +1,1 @@
+"""Variational inference: families of guides, the ELBO and its estimators."""

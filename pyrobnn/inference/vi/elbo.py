@@ -1,0 +1,213 @@
+r"""The evidence lower bound of a Pyro program under a guide, as a pure function of flat parameters.
+
+.. math:: \mathrm{ELBO} = E_q[\log p(y \mid \theta)] - KL(q \| p)
+
+The program's sites are read from one trace of it at a draw of the guide. Where guide and prior are both normal the
+cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is the value at the draw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyrobnn.density import Density, Site, _is_identity
+from pyrobnn.inference.vi.families import Draw, Family, Moments
+from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
+from pyrobnn.seeding import seeded
+from pyrobnn.sites.nodes import is_observed, is_subsample, log_prob_sum
+
+TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
+
+
+class Elbo:
+    """``elbo(theta, kl_weight, *args) -> (loss, [elbo, kl, log_likelihood, kl_weight])``, everything in nats.
+
+    The loss is KL weight times KL minus log likelihood; the reported ELBO is always the one of weight one.
+
+    Args:
+        density: the model; ``theta`` is the guide's parameters followed by the free point parameters.
+        family: the guide.
+        kl: ``"closed_form"`` where there is one, ``"monte_carlo"`` throughout, or ``"auto"``: closed for independent
+            weights, Monte Carlo for correlated ones, where it has the lower variance.
+        estimator: None, ``"local_reparameterization"`` or ``"flipout"`` (factorised normal guides only).
+        num_particles: draws averaged.
+    """
+
+    def __init__(
+        self,
+        density: Density,
+        family: Family,
+        *,
+        kl: Literal["auto", "closed_form", "monte_carlo"] = "auto",
+        estimator: Estimator | None = None,
+        num_particles: int = 1,
+    ):
+        # the objective is noisy where the program subsamples; the sites' layout is the same
+        self.density, self.family = density.subsampled(), family
+        self.estimator, self.num_particles = estimator, num_particles
+        self.latent = tuple(site for site in density.sites if site.kind == "latent")
+        with seeded(0, density.device), torch.no_grad():
+            gaussian = family.draw(family.initial()).moments is not None
+            wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
+            self.exact_entropy = wanted and gaussian
+            self.closed, self.constant = self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
+
+    @property
+    def exact_kl(self) -> bool:
+        """Whether the KL has no noise: every site's cross entropy is closed, and given no other site's draw."""
+        return self.exact_entropy and len(self.constant) == len(self.latent)
+
+    def __call__(self, theta: Tensor, kl_weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        log_likelihood, kl = self.parts(theta, *args)
+        loss = kl_weight * kl - log_likelihood
+        tracked = torch.stack([log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)])
+        return loss, tracked
+
+    def parts(self, theta: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
+        if self.num_particles == 1:
+            return self._particle(theta, args)
+
+        def one(_: Tensor) -> tuple[Tensor, Tensor]:
+            return self._particle(theta, args)
+
+        counter = torch.zeros(self.num_particles, device=theta.device)
+        log_likelihood, kl = torch.func.vmap(one, randomness="different")(counter)
+        return log_likelihood.mean(), kl.mean()
+
+    def _particle(self, theta: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        phi, points = theta[: self.family.size], theta[self.family.size :]
+        draw = self.family.draw(phi)
+        z = torch.cat([draw.z, points])
+        values = self.density.constrain(z)
+        moments = self._site_moments(draw.moments)
+        with self._noise(values, moments):
+            nodes = self.density._trace(values, args).nodes
+        cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
+        for name, node in nodes.items():
+            if node["type"] != "sample" or is_subsample(node):
+                continue
+            if is_observed(node):
+                log_likelihood = log_likelihood + log_prob_sum(node)
+            elif name in self.closed:
+                cross = cross + _normal_cross_entropy(node, *moments[name])
+            else:
+                jacobian = self.density.log_jacobian(z, self.density._by_name[name])
+                cross = cross - log_prob_sum(node) - jacobian
+        entropy = draw.moments.entropy if self.exact_entropy else -_path_log_q(draw)
+        return log_likelihood, cross - entropy
+
+    def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
+        """Location and scale of every latent site in unconstrained space, where the guide has them."""
+        if moments is None:
+            return {}
+        # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
+        sizes = [site.stop - site.start for site in self.latent]
+        locs, scales = moments[0].split(sizes), moments[1].split(sizes)
+        return {
+            site.name: (loc.reshape(site.unconstrained_shape), scale.reshape(site.unconstrained_shape))
+            for site, loc, scale in zip(self.latent, locs, scales)
+        }
+
+    def _noise(
+        self, values: Mapping[str, Tensor], moments: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> contextlib.AbstractContextManager:
+        if self.estimator is None:
+            return contextlib.nullcontext()
+        return LocalNoise(
+            [
+                (values[site.name], *moments[site.name])
+                for site in self.latent
+                if _is_identity(site.transform)
+            ],
+            self.estimator,
+        )
+
+    def _closed_sites(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Sites of normal prior under a Gaussian guide, and those among them whose prior is the same at every draw.
+
+        A prior that depends on other sites (a hierarchy) has its closed form given *their* draw, which is right only
+        when the guide's coordinates are independent.
+        """
+        first, second = (self._priors(z) for z in self.density.sample_prior(2, seed=0))
+        closed, unmoved = set(), set()
+        for site in self.latent:
+            here, there = first[site.name], second[site.name]
+            constant = here is not None and all(map(torch.equal, here, there))
+            if here is not None and (constant or self.family.factorized):
+                closed.add(site.name)
+            if constant:
+                unmoved.add(site.name)
+        return frozenset(closed), frozenset(unmoved)
+
+    def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor] | None]:
+        """Location and scale of every site with a plain normal prior at ``z``."""
+        nodes = self.density._trace(self.density.constrain(z), ()).nodes
+        return {site.name: _normal_prior(nodes[site.name], site) for site in self.latent}
+
+
+def _path_log_q(draw: Draw) -> Tensor:
+    """log q of the draw with the gradient along its path alone (Roeder, Wu & Duvenaud, 2017).
+
+    The other part of the gradient has mean zero; without it the noise vanishes as q approaches the posterior.
+    """
+    if draw.score is None:
+        return draw.log_q
+    return draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
+
+
+def _normal_prior(node: Mapping[str, Any], site: Site) -> tuple[Tensor, Tensor] | None:
+    fn = _base(node["fn"])
+    unmasked = node["mask"] is None or node["mask"] is True
+    if type(fn) is dist.Normal and unmasked and _is_identity(site.transform):
+        return fn.loc, fn.scale
+    return None
+
+
+def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
+    r""":math:`-E_q[\log N(\theta; m, s^2)] = \log s + \frac{(\mu - m)^2 + \sigma^2}{2 s^2} + \frac12 \log 2\pi`."""
+    prior = _base(node["fn"])
+    terms = ((mean - prior.loc).square() + var) / (2 * prior.scale.square()) + prior.scale.log()
+    total = (terms + 0.5 * math.log(2 * math.pi)).expand(node["value"].shape)
+    if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event
+        total = total.flatten(total.dim() - node["fn"].event_dim).sum(-1) if node["fn"].event_dim else total
+    return (total * node["scale"]).sum(dtype=torch.float64)
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def gradient_samples(
+    elbo: Elbo, theta: Tensor, num_samples: int, *args: Any, seed: int = 0, chunk: int = 64
+) -> Tensor:
+    """Independent stochastic gradients of the loss (KL weight one) at ``theta``, (num_samples, len(theta)).
+
+    To compare estimators: their means agree, their variances don't.
+
+    Args:
+        elbo: the objective.
+        theta: guide and point parameters.
+        num_samples: number of gradients.
+        args: data instead of the model's own, a mini-batch for instance.
+        seed: of the draws.
+        chunk: gradients computed at once.
+    """
+    one = torch.ones((), dtype=torch.float64, device=theta.device)
+
+    def gradient(_: Tensor) -> Tensor:
+        return torch.func.grad(lambda t: elbo(t, one, *args)[0])(theta)
+
+    batched = torch.func.vmap(gradient, randomness="different")
+    counters = torch.zeros(num_samples, device=theta.device).split(chunk)
+    with seeded(seed, theta.device):
+        return torch.cat([batched(counter) for counter in counters])

@@ -1,0 +1,234 @@
+"""The Gaussian guides as arithmetic on one flat parameter vector: draw, log density, moments, entropy.
+
+Every family lives in the unconstrained space of a :class:`pyrobnn.density.Density`'s latent sites, and is a few tensor
+operations, so that it disappears into the compiled step. :mod:`pyrobnn.guides` wraps Pyro's own guides the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting.memory import require
+from pyrobnn.posterior.approximation import Approximation, FlatApproximation
+
+_LOG_2PI = math.log(2 * math.pi)
+#: low-rank columns relative to the scales: their size at the start, and an optimiser's step of them. Collinear weights
+#: need columns many times the scale, which a step of one takes too long to reach.
+_COLUMN_START, _COLUMN_STEP = 0.2, 2.0
+
+
+class Moments(NamedTuple):
+    """Mean and marginal variance (dim,) of a Gaussian family, and its entropy () in nats."""
+
+    mean: Tensor
+    var: Tensor
+    entropy: Tensor
+
+
+class Draw(NamedTuple):
+    """One draw of a guide.
+
+    Attributes:
+        z: the draw (dim,).
+        log_q: its log density ().
+        moments: the family's moments where they have a closed form.
+        score: the gradient of log q with respect to ``z`` at the draw (dim,), a constant; None where it is not known.
+    """
+
+    z: Tensor
+    log_q: Tensor
+    moments: Moments | None
+    score: Tensor | None
+
+
+class Family(Protocol):
+    """What the ELBO asks of a guide; ``phi`` is its flat parameter vector."""
+
+    size: int
+    #: whether the coordinates are independent, so that a closed form may condition on the other sites
+    factorized: bool
+
+    def initial(self) -> Tensor:
+        """Where the optimisation starts, (size,)."""
+
+    def draw(self, phi: Tensor) -> Draw:
+        """One reparameterised draw from torch's present random state."""
+
+    def approximation(self, phi: Tensor, layout: Density) -> Approximation:
+        """The fitted guide as an approximation over the latent sites of ``layout``."""
+
+
+class MeanField:
+    r"""Independent normals, :math:`z_i = \mu_i + \sigma_i \epsilon_i`.
+
+    Args:
+        loc: initial means (dim,).
+        init_scale: initial standard deviations.
+        max_scale: cap on the standard deviations, or None.
+
+    Caveat: it matches conditional, not marginal, variances: they are underestimated where weights correlate.
+    """
+
+    factorized = True
+
+    def __init__(self, loc: Tensor, init_scale: float, max_scale: float | None = None):
+        self.loc, self.init_scale, self.max_scale = loc, init_scale, max_scale
+        self.dim = len(loc)
+        self.size = 2 * self.dim
+
+    def initial(self) -> Tensor:
+        return torch.cat([self.loc, torch.full_like(self.loc, self._inverse_scale())])
+
+    def loc_scale(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations, both (dim,)."""
+        loc, raw = phi[: self.dim], phi[self.dim :]
+        if self.max_scale is None:
+            return loc, F.softplus(raw)
+        # a sigmoid and not a clamp: a scale that has reached the cap can still come back
+        return loc, self.max_scale * torch.sigmoid(raw)
+
+    def draw(self, phi: Tensor) -> Draw:
+        loc, scale = self.loc_scale(phi)
+        noise = torch.randn_like(loc)
+        half_log_det = scale.log().sum(dtype=torch.float64)
+        moments = Moments(loc, scale.square(), _entropy(half_log_det, self.dim))
+        return Draw(loc + scale * noise, _log_q(noise, half_log_det), moments, -(noise / scale).detach())
+
+    def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
+        loc, scale = self.loc_scale(phi)
+        return FlatApproximation(layout, "normal", {"loc": loc, "scale": scale})
+
+    def _inverse_scale(self) -> float:
+        if self.max_scale is None:
+            return math.log(math.expm1(self.init_scale))
+        share = self.init_scale / self.max_scale
+        return math.log(share / (1 - share))
+
+
+class FullRank:
+    r"""A normal with any covariance, :math:`z = \mu + \sigma \odot (I + C / \sqrt{n}) \epsilon`, C strictly lower.
+
+    Args:
+        loc: initial means (dim,).
+        init_scale: initial standard deviations.
+
+    Raises:
+        ValueError: the covariance factor would not fit in memory.
+    """
+
+    factorized = False
+
+    def __init__(self, loc: Tensor, init_scale: float):
+        self.loc, self.init_scale = loc, init_scale
+        self.dim = len(loc)
+        self.size = 2 * self.dim + self.dim * (self.dim - 1) // 2
+        # as preflight counts: the optimiser's copies of the matrix, and those of a step
+        needed = 11 * (self.dim + 1) * self.dim * loc.element_size()
+        what = f"guide='full_rank' of {self.dim} weights"
+        require(needed, loc.device, what, "use guide='low_rank' or 'mean_field'")
+        row, column = torch.tril_indices(self.dim, self.dim, -1, device=loc.device)
+        # where each entry of the matrix is read from: the strict lower triangle, else a slot that is masked
+        self._source = torch.zeros(self.dim, self.dim, dtype=torch.long, device=loc.device)
+        self._source[row, column] = torch.arange(len(row), device=loc.device)
+        # Adam moves every parameter by lr, and so a row of n of them by √n lr: divided by √n, a row moves like a scale.
+        # Without it the noise of many small entries makes a factor whose inverse grows exponentially with n.
+        unit = torch.full((self.dim, self.dim), 1 / math.sqrt(self.dim), dtype=loc.dtype, device=loc.device)
+        self._lower = unit.tril(-1)
+        self._eye = torch.eye(self.dim, dtype=loc.dtype, device=loc.device)
+
+    def initial(self) -> Tensor:
+        raw = torch.full_like(self.loc, math.log(math.expm1(self.init_scale)))
+        return torch.cat([self.loc, raw, self.loc.new_zeros(self.size - 2 * self.dim)])
+
+    def factor(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means (dim,), diagonal (dim,) and Cholesky factor (dim, dim)."""
+        loc, raw, rest = phi.split([self.dim, self.dim, self.size - 2 * self.dim])
+        scale = F.softplus(raw)
+        if self.dim == 1:
+            return loc, scale, scale[:, None]  # no lower triangle to read from
+        tril = scale[:, None] * (self._eye + rest[self._source] * self._lower)
+        return loc, scale, tril
+
+    def draw(self, phi: Tensor) -> Draw:
+        loc, scale, tril = self.factor(phi)
+        noise = torch.randn_like(loc)
+        half_log_det = scale.log().sum(dtype=torch.float64)
+        moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
+        fixed = tril.detach()
+        score = -torch.linalg.solve_triangular(fixed.T, noise[:, None], upper=True)[:, 0]
+        return Draw(loc + tril @ noise, _log_q(noise, half_log_det), moments, score)
+
+    def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
+        loc, _, tril = self.factor(phi)
+        # log q solves with the factor: float64
+        state = {"loc": loc.double(), "scale_tril": tril.double()}
+        return FlatApproximation(layout, "full_rank", state)
+
+
+class LowRank:
+    r"""A normal of diagonal plus low-rank covariance, :math:`z = \mu + \sigma \odot (\epsilon + V \epsilon')`.
+
+    Args:
+        loc: initial means (dim,).
+        init_scale: initial standard deviations.
+        rank: number r of columns of V.
+        seed: of the small random start of V, without which its gradient vanishes.
+    """
+
+    factorized = False
+
+    def __init__(self, loc: Tensor, init_scale: float, rank: int, seed: int):
+        self.loc, self.init_scale, self.seed = loc, init_scale, seed
+        self.dim, self.rank = len(loc), min(rank, len(loc))
+        self.size = (2 + self.rank) * self.dim
+
+    def initial(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(self.loc)
+        raw = torch.full_like(self.loc, math.log(math.expm1(self.init_scale)))
+        return torch.cat([self.loc, raw, columns * (_COLUMN_START / _COLUMN_STEP)])
+
+    def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
+        loc, raw, columns = phi.split([self.dim, self.dim, self.dim * self.rank])
+        scale = F.softplus(raw)
+        # in units of the scale, which an optimiser's step of lr would dwarf where weights are well determined
+        return loc, scale, scale[:, None] * columns.reshape(self.dim, self.rank) * _COLUMN_STEP
+
+    def draw(self, phi: Tensor) -> Draw:
+        loc, scale, columns = self.parts(phi)
+        offset = columns @ torch.randn_like(columns[0]) + scale * torch.randn_like(loc)
+        # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
+        whitened, u = columns / scale[:, None], offset / scale
+        eye = torch.eye(self.rank, dtype=loc.dtype, device=loc.device)
+        # a fit that diverges is told by its loss: NaN here, where cholesky would raise an error of its own
+        chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
+        chol = torch.where(failed > 0, torch.nan, chol)
+        inner = torch.linalg.solve_triangular(chol, (whitened.T @ u)[:, None], upper=False)
+        half_log_det = scale.log().sum(dtype=torch.float64) + chol.diagonal().log().sum(dtype=torch.float64)
+        quadratic = u.square().sum(dtype=torch.float64) - inner.square().sum(dtype=torch.float64)
+        log_q = -0.5 * quadratic - half_log_det - 0.5 * self.dim * _LOG_2PI
+        var = scale.square() + columns.square().sum(1)
+        explained = whitened @ torch.linalg.solve_triangular(chol.T, inner, upper=True)[:, 0]
+        score = -((u - explained) / scale).detach()
+        return Draw(loc + offset, log_q, Moments(loc, var, _entropy(half_log_det, self.dim)), score)
+
+    def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
+        loc, scale, columns = self.parts(phi)
+        state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
+        # LowRankMultivariateNormal inverts the capacitance: float64
+        return FlatApproximation(layout, "low_rank", {name: value.double() for name, value in state.items()})
+
+
+def _log_q(noise: Tensor, half_log_det: Tensor) -> Tensor:
+    return -0.5 * noise.square().sum(dtype=torch.float64) - half_log_det - 0.5 * len(noise) * _LOG_2PI
+
+
+def _entropy(half_log_det: Tensor, dim: int) -> Tensor:
+    return half_log_det + 0.5 * dim * (1 + _LOG_2PI)

@@ -1,0 +1,121 @@
+"""A fitted approximation q: draws, log density, and a Pyro guide over the model's own sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import Refused
+from pyrobnn.density import Density
+from pyrobnn.sites.point import state_in_store
+
+FAMILIES = {
+    "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
+    "full_rank": lambda state: dist.MultivariateNormal(state["loc"], scale_tril=state["scale_tril"]),
+    "low_rank": lambda state: dist.LowRankMultivariateNormal(
+        state["loc"], state["cov_factor"], state["cov_diag"]
+    ),
+}
+
+
+class Approximation(Protocol):
+    """What SVI, Laplace and SWAG hand to the posterior."""
+
+    def sample(self, num_draws: int) -> dict[str, Tensor]:
+        """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
+
+    def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """log q of constrained draws (\\*batch, \\*shape), with respect to the constrained sites; (\\*batch,)."""
+
+    def guide(self, *args: Any) -> dict[str, Tensor]:
+        """A Pyro guide for the model these draws belong to; takes the model's arguments and ignores them."""
+
+    def state(self) -> tuple[str, dict[str, Tensor]]:
+        """Family name and tensors, enough to rebuild it."""
+
+
+class FlatApproximation:
+    """A distribution over the flat unconstrained vector, pushed through the bijections of the sites.
+
+    Args:
+        layout: the density whose latent sites make up the vector (its data are not used).
+        family: ``"normal"`` (loc, scale), ``"full_rank"`` (loc, scale_tril) or ``"low_rank"``
+            (loc, cov_factor, cov_diag).
+        state: the tensors of the family, ``loc`` (dim,).
+    """
+
+    def __init__(self, layout: Density, family: str, state: Mapping[str, Tensor]):
+        self.layout = layout
+        self.family = family
+        self._state = {name: value.detach() for name, value in state.items()}
+        self.distribution = FAMILIES[family](self._state)
+
+    def sample(self, num_draws: int) -> dict[str, Tensor]:
+        """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
+        return self.layout.constrain(self.distribution.sample((num_draws,)).to(self.layout.dtype))
+
+    def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """log q of constrained draws (\\*batch, \\*shape); (\\*batch,)."""
+        z = self.layout.unconstrain(draws)
+        # low-rank and full families hold float64 factors; the Jacobian is that of the draws
+        flat = self.distribution.log_prob(z.to(self._state["loc"].dtype))
+        return flat - self.layout.log_jacobian(z)
+
+    def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
+        state_points(self.layout)
+        z = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}).to(self.layout.dtype)
+        values = self.layout.constrain(z)
+        for site in self.layout.sites:
+            correction = -self.layout.log_jacobian(z, site)
+            delta = dist.Delta(values[site.name], log_density=correction, event_dim=len(site.shape))
+            pyro.sample(site.name, delta)
+        return values
+
+    def state(self) -> tuple[str, dict[str, Tensor]]:
+        """Family name and tensors, enough to rebuild it."""
+        return self.family, self._state
+
+
+def state_points(layout: Density) -> None:
+    """A guide's statements of the point parameters of ``layout``'s program, at the values that it holds.
+
+    A BNN reads them from the guide's trace. A plain program reads its ``pyro.param`` from Pyro's store and from nowhere
+    else, so for it they are ordinary ``pyro.param`` statements.
+
+    Raises:
+        ValueError: the store holds another value under the name of a plain program's parameter.
+        Refused: the BNN has layers in training mode, whose statistics belong to each draw.
+    """
+    model = layout.owner
+    if model is None:
+        for name, value in layout.initial_points.items():
+            state_in_store(name, value, layout.constraints[name])
+        return
+    if layers := model.stochastic_layers():
+        raise Refused(
+            f"the layers {', '.join(layers)} are in training mode: every posterior draw has batch statistics of its "
+            "own, which a guide's draw has not. Use "
+            "pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them, or predict"
+        )
+    for name, value in layout.initial_points.items():
+        pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
+
+
+def log_importance(
+    density: Density, approximation: Approximation, draws: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """log p (joint, constrained space) and log q of draws (chain, draw, \\*shape); both (chain, draw) in float64."""
+    z = density.unconstrain(draws)
+    flat = z.reshape(-1, density.dim)
+    log_p = torch.cat([_log_joint(density, part) for part in flat.split(64)])
+    return log_p.reshape(z.shape[:-1]), approximation.log_prob(draws).double()
+
+
+def _log_joint(density: Density, z: Tensor) -> Tensor:
+    return torch.func.vmap(lambda one: density.log_joint(one, jacobian=False))(z).detach()

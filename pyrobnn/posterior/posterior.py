@@ -1,0 +1,264 @@
+"""What every method returns: draws of the parameters, and all that is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import as_tensor, check_count, check_finite
+from pyrobnn.model import BNN
+from pyrobnn.posterior.approximation import Approximation
+from pyrobnn.posterior.predict import Prediction
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+#: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
+CHUNK_SCALARS = 2**24
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior draws of a model, whatever method made them.
+
+    Attributes:
+        model: the :class:`pyrobnn.BNN` or the plain Pyro program.
+        draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws.
+        sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps,
+            acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q.
+        log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats, of the targets in the units
+            of the program: with a standardizer, subtract N log(y_scale) for that of the targets as they came.
+        approximation: q of SVI, Laplace and SWAG, else None.
+        network: (params, x) → f where it isn't the model's own ``forward`` (linearised Laplace).
+        moments: x → exact (mean, variance) of f where the method has them in closed form.
+        history: scalar tracked during the fit → (step,).
+        meta: method, config, seed, num_data, timings (s), iid, temperature, point_sites, warnings, versions: JSON-able.
+    """
+
+    model: BNN | Callable[..., Any]
+    draws: dict[str, Tensor]
+    sample_stats: dict[str, Tensor] = field(default_factory=dict)
+    log_evidence: float | None = None
+    approximation: Approximation | None = None
+    network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    history: dict[str, Tensor] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains (1 for independent draws)."""
+        return next(iter(self.draws.values())).shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per chain."""
+        return next(iter(self.draws.values())).shape[1]
+
+    @property
+    def guide(self) -> Callable[..., Any] | None:
+        """SVI, Laplace, SWAG: a Pyro guide over the model's sites, as ``pyro.infer.Predictive`` takes it; else None.
+
+        A BNN replayed against it has the fitted point parameters, and nothing enters Pyro's param store by it. It lives
+        in standard units where it has a standardizer::
+
+            program = pyro.infer.Predictive(model, guide=posterior.guide, num_samples=1000)
+            y = model.standardizer.inverse_mean(program(model.standard_inputs(x))["likelihood.data"])
+
+        A plain program reads ``pyro.param`` from the store alone: there the guide states the fitted values by
+        ``pyro.param``, and refuses where the store holds others; ``with pyro.get_param_store().scope():`` around both
+        keeps the store as it was.
+
+        Caveat: Pyro runs the net itself. ``predict`` of a linearised Laplace posterior takes the net's linear part: the
+        draws of the weights agree, the predictions don't.
+        """
+        return None if self.approximation is None else self.approximation.guide
+
+    def log_q(self, draws: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Log density of the approximation at ``draws`` (default: these draws), constrained space; (chain, draw).
+
+        Raises:
+            ValueError: the method has no approximation (NUTS, ensembles, MC dropout).
+        """
+        if self.approximation is None:
+            raise ValueError(
+                f"{self.meta.get('method', 'this method')} has no approximate density q: "
+                "log_q exists for SVI, Laplace and SWAG"
+            )
+        return self.approximation.log_prob(self.draws if draws is None else draws)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Draws with chains joined, site → (chain·draw, \\*shape), as ``pyro.infer.Predictive`` takes them.
+
+        A BNN takes its point parameters and batch statistics from them too. A plain program reads ``pyro.param`` from
+        Pyro's store: hand it those with ``pyro.poutine.substitute(program, data=...)``.
+        """
+        return {name: value.flatten(0, 1) for name, value in self.draws.items()}
+
+    def thin(self, num_draws: int) -> Posterior:
+        """This posterior with at most ``num_draws`` evenly spaced draws of each chain."""
+        check_count("num_draws", num_draws)
+        if num_draws >= self.num_draws:
+            return self
+        keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
+        pick = {name: value[:, keep.to(value.device)] for name, value in self.draws.items()}
+        stats = {name: value[:, keep.to(value.device)] for name, value in self.sample_stats.items()}
+        return Posterior(
+            self.model,
+            pick,
+            stats,
+            self.log_evidence,
+            self.approximation,
+            self.network,
+            self.moments,
+            self.history,
+            self.meta,
+        )
+
+    def predict(
+        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
+    ) -> Prediction:
+        """The predictive distribution at inputs ``x``.
+
+        Args:
+            x: inputs (point, …) in the units of the data.
+            num_draws: use only this many draws of each chain (evenly spaced).
+            chunk_scalars: bound on the scalars evaluated at once; draws and points are split to meet it.
+
+        Raises:
+            TypeError: the posterior belongs to a plain Pyro program, which has no network output.
+            ValueError: empty or non-finite ``x``.
+        """
+        standard_f = self.standard_function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
+        few = self if num_draws is None else self.thin(num_draws)
+        moments = None if self.moments is None else self.moments(self._inputs(x))
+        prediction = Prediction(standard_f, self.model.likelihood, few.draws, moments=moments)
+        units = self.model.standardizer
+        if units is None or prediction.task != "gaussian":
+            return prediction
+        return prediction.in_units(units.y_mean, units.y_scale)
+
+    def function(
+        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
+    ) -> Tensor:
+        """Every draw's function at ``x``: the mean of y in its units (chain, draw, point, out), or logits (…, class).
+
+        Arguments and errors as of :meth:`predict`.
+        """
+        return self.predict(x, num_draws=num_draws, chunk_scalars=chunk_scalars).f
+
+    @torch.no_grad()
+    def standard_function(
+        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
+    ) -> Tensor:
+        """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program.
+
+        These are standard units where the model has a standardizer; a heteroskedastic net's noise head is part of it.
+        Computed in chunks; arguments and errors as of :meth:`predict`.
+        """
+        if num_draws is not None:
+            return self.thin(num_draws).standard_function(x, chunk_scalars=chunk_scalars)
+        x = self._inputs(x)
+        forward = self.model.forward if self.network is None else self.network
+        params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
+        total = self.num_chains * self.num_draws
+        widest = _widest_layer(self.model, x)
+        points_at_once = max(1, min(len(x), chunk_scalars // max(widest, 1)))
+        draws_at_once = max(
+            1, min(total, chunk_scalars // max(widest * points_at_once, self.model.num_weights))
+        )
+        rows = []
+        for start in range(0, total, draws_at_once):
+            part = {name: value[start : start + draws_at_once] for name, value in params.items()}
+            columns = [
+                torch.func.vmap(forward, in_dims=(0, None))(part, piece) for piece in x.split(points_at_once)
+            ]
+            rows.append(torch.cat(columns, 1))
+        f = torch.cat(rows)
+        return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
+
+    def to_datatree(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        *,
+        probe_x: Tensor | None = None,
+        test: tuple[Tensor, Tensor] | None = None,
+        grid: Tensor | None = None,
+        true_function: Callable[[Tensor], Tensor] | None = None,
+        label: str | None = None,
+    ) -> DataTree:
+        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.posterior.datatree.to_datatree`."""
+        from pyrobnn.posterior.datatree import to_datatree
+
+        return to_datatree(
+            self, x, y, probe_x=probe_x, test=test, grid=grid, true_function=true_function, label=label
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write to a netCDF file (atomically; no pickle), see :func:`pyrobnn.posterior.storage.save`."""
+        from pyrobnn.posterior.storage import save
+
+        return save(self, path)
+
+    @staticmethod
+    def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: truncated, foreign, or of another model.
+        """
+        from pyrobnn.posterior.storage import load
+
+        return load(path, model)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        if not isinstance(self.model, BNN):
+            raise TypeError(
+                "a plain Pyro program has no network output to predict: "
+                "use pyro.infer.Predictive(program, posterior_samples=posterior.stacked())"
+            )
+        x = as_tensor("x", x)
+        if x.dim() == 0 or len(x) == 0:
+            raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
+        check_finite("x", x)
+        self._check_width(x)
+        device = next(iter(self.draws.values())).device
+        return self.model.cast_inputs(self.model.standard_inputs(x.to(device)))
+
+    def _check_width(self, x: Tensor) -> None:
+        """Inputs of another width than the fit's would fail deep in the net, or be broadcast by the standardizer."""
+        shape = self.meta.get("input_shape")
+        table = (
+            x.is_floating_point() and shape is not None and len(shape) == 1
+        )  # images and words may vary in size
+        if shape is not None and (x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0])):
+            expected = ", ".join(["points", *map(str, shape)])
+            raise ValueError(f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})")
+
+    def __repr__(self) -> str:
+        size = f"{self.num_chains} chains × {self.num_draws} draws"
+        return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
+
+
+def _widest_layer(model: BNN, x: Tensor) -> int:
+    """Scalars of the largest layer output for one point."""
+    sizes = [x[0].numel()]
+    hooks = [
+        module.register_forward_hook(
+            lambda _m, _i, out: sizes.append(out.numel()) if isinstance(out, Tensor) else None
+        )
+        for module in model._eval_net.modules()
+    ]
+    try:
+        model.forward({}, x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)

@@ -1,0 +1,202 @@
+"""Posteriors on disk: one netCDF (HDF5) file with JSON attributes, written atomically, read without running code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyrobnn.density import Density
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
+
+FORMAT = "pyrobnn-posterior"
+FORMAT_VERSION = 1
+ENGINE = "h5netcdf"
+#: where methods whose approximation is more than a flat normal keep their own `restore(posterior, family, state)`
+RESTORERS = {"Laplace": "pyrobnn.inference.laplace", "SVI": "pyrobnn.inference.svi"}
+
+
+def save(posterior: Posterior, path: str | Path) -> Path:
+    """Write a posterior to ``path``; an existing file is replaced only when the new one is complete.
+
+    Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, and the tensors of the
+    approximation. The model itself is code and is not stored: :func:`load` takes it.
+
+    Raises:
+        ValueError: ``path`` is a folder, or lies in one that cannot be written to.
+    """
+    groups = {
+        "posterior": _draws(posterior.draws),
+        "sample_stats": _draws(posterior.sample_stats),
+        "history": _arrays(posterior.history),
+    }
+    tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
+    return write_atomically(attach(posterior, tree), path)
+
+
+def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
+    """Give ``tree``, which has the posterior's draws, what :func:`load` needs beside them; return it."""
+    approximation = posterior.approximation
+    family, state = (None, {}) if approximation is None else approximation.state()
+    if state:
+        tree["approximation"] = xr.DataTree(_arrays(state))
+    tree.attrs |= {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "meta": json.dumps(posterior.meta),
+        "log_evidence": json.dumps(posterior.log_evidence),
+        "family": json.dumps(family),
+    }
+    return tree
+
+
+def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
+    """Write a DataTree as netCDF beside ``path`` and move it there, so that ``path`` is never half a file.
+
+    Raises:
+        ValueError: ``path`` is a folder, or lies in one that cannot be written to.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder: name a file in it")
+    check_writable(path.parent)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        tree.to_netcdf(beside, engine=ENGINE)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def check_writable(folder: str | Path) -> None:
+    """Make ``folder`` and write to it, so that an hour of fitting does not end with nowhere to go.
+
+    Raises:
+        ValueError: it cannot be made, is a file, or cannot be written to.
+    """
+    folder = Path(folder)
+    probe = folder / f".{os.getpid()}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ValueError(f"cannot write to the folder {str(folder)!r} ({reason}): choose another") from error
+
+
+def load(path: str | Path, model: Any) -> Posterior:
+    """Read a posterior written by :func:`save`.
+
+    Args:
+        path: the file.
+        model: the BNN (or Pyro program) it was fitted with; the draws go where its weights are.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is truncated or foreign, or its sites are not the model's.
+    """
+    tree = read(path)
+    if tree.attrs.get("format") != FORMAT:
+        raise ValueError(
+            f"{str(path)!r} is a netCDF file but not a saved posterior: use Posterior.save to write one"
+        )
+    if tree.attrs["format_version"] > FORMAT_VERSION:
+        raise ValueError(f"{str(path)!r} was written by a newer pyrobnn: upgrade to read it")
+    device = getattr(model, "device", torch.device("cpu"))
+    draws = _tensors(tree, "posterior", device)
+    _check_sites(path, draws, model)
+    meta = json.loads(tree.attrs["meta"])
+    family = json.loads(tree.attrs["family"])
+    posterior = Posterior(
+        model,
+        draws,
+        _tensors(tree, "sample_stats", device),
+        log_evidence=json.loads(tree.attrs["log_evidence"]),
+        history=_tensors(tree, "history", device),
+        meta=meta,
+    )
+    if family is None:
+        return posterior
+    return _restored(posterior, family, _tensors(tree, "approximation", device))
+
+
+def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
+    """The posterior with its approximation rebuilt; methods with a family of their own know how to."""
+    module = importlib.import_module(RESTORERS.get(posterior.meta["method"], __name__))
+    if hasattr(module, "restore"):
+        return module.restore(posterior, family, state)
+    if family not in FAMILIES or not isinstance(posterior.model, BNN):
+        return posterior  # draws and log_q of the draws are there; q at other points needs the program's data
+    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
+    layout = Density(posterior.model.sample_parameters, (), points="held", values=fixed)
+    return replace(posterior, approximation=FlatApproximation(layout, family, state))
+
+
+def read(path: str | Path) -> xr.DataTree:
+    """Read a DataTree into memory.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a netCDF file, or a damaged one.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {str(path)!r}: check the path")
+    try:
+        with xr.open_datatree(path, engine=ENGINE) as tree:
+            return tree.load()
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{str(path)!r} is truncated or not a netCDF file ({reason}): write it again"
+        ) from error
+
+
+def _check_sites(path: str | Path, draws: dict[str, Tensor], model: Any) -> None:
+    if not hasattr(model, "priors"):
+        return
+    shapes = {name: tuple(site.shape()) for name, site in model.priors.items()}
+    for name, shape in shapes.items():
+        if name not in draws:
+            raise ValueError(f"{str(path)!r} holds no draws of {name!r}: it was fitted with another model")
+        if tuple(draws[name].shape[2:]) != shape:
+            found = tuple(draws[name].shape[2:])
+            raise ValueError(
+                f"{str(path)!r} holds {name!r} of shape {found}, the model's is {shape}: another model"
+            )
+
+
+def _draws(values: dict[str, Tensor]) -> xr.Dataset:
+    return _named(
+        values, lambda name, value: ["chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 2))]
+    )
+
+
+def _arrays(values: dict[str, Tensor]) -> xr.Dataset:
+    return _named(values, lambda name, value: [f"{name}_dim_{i}" for i in range(value.dim())])
+
+
+def _named(values: dict[str, Tensor], dims: Callable[[str, Tensor], list[str]]) -> xr.Dataset:
+    return xr.Dataset({n: (dims(n, v), v.detach().cpu().numpy()) for n, v in values.items()})
+
+
+def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
+    if group not in tree.children:
+        return {}
+    return {
+        str(name): torch.from_numpy(np.array(data.values)).to(device)
+        for name, data in tree[group].data_vars.items()
+    }

@@ -1,0 +1,167 @@
+"""The main job: one data set, one model, several methods, each as a DataTree on disk as soon as it is finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from xarray import DataTree
+
+from pyrobnn.checks import Refused, check_choice, check_count, check_device
+from pyrobnn.diagnostics.verdict import said
+from pyrobnn.inference.fitting.memory import NotEnoughMemory
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.storage import attach, check_writable, write_atomically
+from pyrobnn.preflight import preflight
+from pyrobnn.studies.study import Study
+
+#: name on the command line → class, and the options of a full and of a quick run (num_draws is given to fit);
+#: in a quick run a few hundred cheap steps are over before a compiler would be
+METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "svi": ("SVI", {"num_draws": 1000}, {"num_steps": 2000, "num_draws": 500}),
+    "nuts": ("NUTS", {"num_draws": 1000}, {"num_warmup": 200, "num_draws": 200, "max_tree_depth": 8}),
+    "map": ("MAP", {}, {"num_steps": 500, "compile": False}),
+    "ensemble": ("DeepEnsemble", {}, {"num_steps": 500, "compile": False}),
+    "mle": ("MLE", {}, {"num_steps": 500, "compile": False}),
+    "laplace": (
+        "Laplace",
+        {"predictive": "linearized", "tune": "marginal_likelihood", "num_draws": 1000},
+        {"num_draws": 500},
+    ),
+    "swag": ("SWAG", {"num_draws": 1000}, {"num_draws": 500}),
+    "dropout": ("MCDropout", {"p": 0.05, "num_draws": 1000}, {"num_draws": 500}),
+    "sgld": ("SGLD", {"num_draws": 500}, {"num_draws": 200}),
+    "sghmc": ("SGHMC", {"num_draws": 500}, {"num_draws": 200}),
+}
+#: estimates of memory are right within a factor of about 1.5
+CLEARLY = 2.0
+DEFAULT_METHODS = ("svi", "nuts", "map", "ensemble")
+
+
+def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Any, dict[str, Any]]:
+    """The configuration of a method by its command-line name, and the arguments of its ``fit``.
+
+    Raises:
+        ValueError: unknown name; the message lists them.
+    """
+    import pyrobnn
+
+    check_choice("methods", name, tuple(METHODS))
+    cls_name, full, fast = METHODS[name]
+    options = full | fast if quick else dict(full)
+    num_draws = options.pop("num_draws", None)
+    if not compile:
+        options["compile"] = False
+    method = getattr(pyrobnn, cls_name)(**options)
+    return method, {} if num_draws is None else {"num_draws": num_draws}
+
+
+def run_study(
+    study: Study,
+    methods: Sequence[str],
+    out: Path,
+    *,
+    quick: bool = False,
+    compile: bool = True,
+    device: str | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Iterator[tuple[str, DataTree | Exception]]:
+    """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
+
+    A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
+    refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends.
+
+    Raises:
+        ValueError: an unknown method, or a folder that cannot be written to; before any fit.
+    """
+    check_count("seed", seed, minimum=0)
+    prepared = {name: make_method(name, quick, compile) for name in methods}
+    check_writable(out)
+    for name, (method, arguments) in prepared.items():
+        announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
+        try:
+            check_memory(method, study, arguments, device)
+            posterior = _fitted(name, method, study, announce, arguments, seed, device, progress)
+            tree = to_tree(posterior, study, name)
+            write_atomically(tree, out / f"{name}.nc")
+        except Refused as error:
+            announce(f"{name} is left out: {error}")
+            yield name, error
+            continue
+        except Exception as error:
+            announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
+            (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            yield name, error
+            continue
+        yield name, tree
+        if posterior.meta["interrupted"]:
+            return
+
+
+def _fitted(
+    name: str,
+    method: Any,
+    study: Study,
+    announce: Callable[[str], None],
+    arguments: dict[str, Any],
+    seed: int,
+    device: str | None,
+    progress: bool,
+) -> Posterior:
+    """The posterior; whatever the fit warned of is announced."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        posterior = method.fit(
+            study.model,
+            study.train.x,
+            study.train.y,
+            seed=seed,
+            device=device,
+            progress=progress,
+            **arguments,
+        )
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        announce(f"{name}: {text}")
+    return posterior
+
+
+def check_memory(method: Any, study: Study, arguments: dict[str, Any], device: str | None = None) -> None:
+    """Refuse a fit whose estimate exceeds the free memory by more than the estimate's own error, before it starts.
+
+    Raises:
+        NotEnoughMemory: naming both.
+    """
+    model = study.model if device is None else study.model.to(check_device(device))
+    estimate = preflight(method, model, study.train.x, study.train.y, **arguments)
+    if estimate.peak > CLEARLY * estimate.available:
+        raise NotEnoughMemory(
+            f"it would need about {estimate.peak / 2**20:,.0f} MB but {estimate.available / 2**20:,.0f} MB are free: "
+            "use a smaller network, fewer draws or another method"
+        )
+
+
+def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
+    """The DataTree of one method with the held-out points, and with how long prediction took."""
+    started = time.perf_counter()
+    posterior.predict(study.test.x)
+    timings = posterior.meta["timings"] | {"predict": time.perf_counter() - started}
+    posterior = dataclasses.replace(posterior, meta=posterior.meta | {"timings": timings})
+    tree = posterior.to_datatree(
+        study.train.x,
+        study.train.y,
+        test=(study.test.x, study.test.y),
+        true_function=study.train.true_function,
+        label=label,
+    )
+    tree.attrs["data"] = study.train.name
+    tree.attrs["target"] = study.train.target_name
+    tree.attrs["study"] = json.dumps(study.settings)
+    return attach(posterior, tree)

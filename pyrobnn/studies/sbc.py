@@ -1,0 +1,204 @@
+"""Simulation-based calibration: a method is right on average if prior draws rank uniformly among posterior draws."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy import stats
+from torch import Tensor
+
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.datatree import log_densities, prior_posterior
+
+_MIN_PER_BIN = 5
+_MAX_BINS = 20
+_NUM_SIMULATED = 2000
+
+
+class Method(Protocol):
+    """Any inference method of the library."""
+
+    def fit(self, model: BNN, x: Tensor, y: Tensor, *, num_draws: int, seed: int) -> Posterior: ...
+
+
+@dataclass(frozen=True)
+class Uniformity:
+    """How uniform the ranks of one quantity are.
+
+    Args:
+        p_value: Of the χ² test over `num_bins` bins of equal width.
+        num_bins: Bins of the test, with at least five expected ranks in each.
+        grid: Evaluation points in (0, 1].
+        difference: ECDF of the ranks minus its expectation, at `grid`.
+        low, high: Simultaneous 95 % band of the difference.
+        outside: Whether the difference leaves the band anywhere.
+    """
+
+    p_value: float
+    num_bins: int
+    grid: np.ndarray
+    difference: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    outside: bool
+
+
+def replicate(
+    model: BNN,
+    method: Method,
+    x: Tensor,
+    probe_x: Tensor,
+    *,
+    num_draws: int,
+    num_ranked: int = 99,
+    seed: int = 0,
+) -> dict[str, int]:
+    r"""One replication: θ* from the prior, y from the likelihood, a fit, and the rank of θ* among its draws.
+
+    .. math:: \theta^* \sim p(\theta), \quad y \sim p(y \mid \theta^*), \quad
+        r_g = \sum_{l=1}^{L} 1[g(\theta_l) < g(\theta^*)], \quad \theta_l \sim q(\theta \mid y)
+
+    Weights are not identified, so the quantities g are the function at each probe (and output), the noise where it is
+    inferred, and the log joint density, which sees errors in the overall scale that no single quantity shows.
+
+    Args:
+        model: Its net, prior and likelihood define the simulation; parameters hidden from the prior stay as they are.
+        method: A method with ``fit``.
+        x: Inputs (N, feature) at which y is simulated.
+        probe_x: Inputs (probe, feature) at which the function is ranked.
+        num_draws: Draws per chain.
+        num_ranked: L, the evenly spaced draws of all chains that ranks are taken among; draw so many that these are
+            nearly independent.
+        seed: Of the simulation and of the fit.
+
+    Returns:
+        Quantity → rank in 0 … L. Ties are broken at random.
+
+    Raises:
+        ValueError: If the method returns fewer than `num_ranked` draws.
+
+    References:
+        Validating Bayesian inference algorithms with simulation-based calibration (Talts et al., 2018)
+        https://arxiv.org/abs/1804.06788
+    """
+    truth, y = simulate(model, x, seed)
+    posterior = method.fit(model, x, y, num_draws=num_draws, seed=seed + 2)
+    return rank(truth, posterior, x, y, probe_x, num_ranked, seed)
+
+
+def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
+    """Parameters drawn from the prior, as a posterior of one draw, and targets (N, out) drawn from the likelihood."""
+    truth = prior_posterior(model, 1, seed)
+    return truth, truth.predict(x).sample(seed=seed + 1)[0, 0]
+
+
+def rank(
+    truth: Posterior, posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor, num_ranked: int, seed: int
+) -> dict[str, int]:
+    """Ranks of the truth among the draws of a posterior; arguments and result as of :func:`replicate`."""
+    total = posterior.num_chains * posterior.num_draws
+    if total < num_ranked:
+        raise ValueError(
+            f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws."
+        )
+    expected, found = quantities(truth, x, y, probe_x), quantities(posterior, x, y, probe_x)
+    keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
+    rng = np.random.default_rng(seed)
+    ranks = {}
+    for name, value in expected.items():
+        draws, target = found[name].ravel()[keep], float(value.ravel()[0])
+        ranks[name] = int((draws < target).sum() + rng.integers(0, (draws == target).sum() + 1))
+    return ranks
+
+
+def quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> dict[str, np.ndarray]:
+    """The ranked quantities of a posterior, name → (chain, draw)."""
+    # the raw output: a heteroskedastic net's noise is ranked with its mean
+    f = posterior.standard_function(probe_x).detach().double().cpu().numpy()
+    found = {
+        f"f{probe}.{output}": f[:, :, probe, output]
+        for probe in range(f.shape[2])
+        for output in range(f.shape[3])
+    }
+    for name in posterior.model.likelihood.priors:
+        site = posterior.draws[name].detach().double().cpu().numpy()
+        columns = site.reshape(*site.shape[:2], -1)
+        found |= {f"{name}.{index}": columns[:, :, index] for index in range(columns.shape[2])}
+    log_prior, log_likelihood = log_densities(posterior, x, y)
+    found["log_joint"] = (log_prior.double() + log_likelihood.double().sum(-1)).detach().cpu().numpy()
+    return found
+
+
+def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformity:
+    """χ² test and ECDF-difference band of the ranks of one quantity over replications.
+
+    The simultaneous band is the pointwise binomial one at the level that 95 % of simulated uniform samples stay inside.
+
+    Args:
+        ranks: (replication,), integers in 0 … `num_ranked`.
+        num_ranked: L.
+        seed: Of the simulation of the band.
+
+    Returns:
+        The test and the band.
+
+    Raises:
+        ValueError: If there are fewer than ten ranks, or one is outside 0 … L.
+
+    References:
+        Graphical test for discrete uniformity and its applications (Säilynoja, Bürkner & Vehtari, 2022)
+        https://doi.org/10.1007/s11222-022-10090-6
+
+    Example:
+        >>> import numpy as np
+        >>> even = uniformity(np.repeat(np.arange(100), 2), 99)
+        >>> even.p_value > 0.9, even.outside
+        (True, False)
+        >>> uniformity(np.repeat(np.arange(40, 60), 10), 99).outside
+        True
+    """
+    ranks = np.asarray(ranks)
+    if ranks.size < 2 * _MIN_PER_BIN or ranks.min() < 0 or ranks.max() > num_ranked:
+        raise ValueError(f"expected at least {2 * _MIN_PER_BIN} ranks in 0 … {num_ranked}, got {ranks.size}.")
+    num_bins = max(2, min(_MAX_BINS, ranks.size // _MIN_PER_BIN, num_ranked + 1))
+    edges = np.round(np.linspace(0, num_ranked + 1, num_bins + 1)).astype(int)
+    counts = np.histogram(ranks, bins=edges - 0.5)[0]
+    p_value = float(stats.chisquare(counts, ranks.size * np.diff(edges) / (num_ranked + 1)).pvalue)
+    points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[:-1]
+    grid = (points + 1) / (num_ranked + 1)
+    tails = _tail_table(ranks.size, grid)
+    simulated = np.random.default_rng(seed).integers(0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size))
+    level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
+    low = stats.binom.ppf(level / 2, ranks.size, grid) / ranks.size - grid
+    high = stats.binom.ppf(1 - level / 2, ranks.size, grid) / ranks.size - grid
+    difference = (ranks[:, None] <= points).mean(axis=0) - grid
+    outside = bool(_least_tail(ranks, points, tails) < level)
+    return Uniformity(p_value, num_bins, grid, difference, low, high, outside)
+
+
+def replication_seed(name: str, index: int) -> int:
+    """A seed for replication `index` of the study `name`, the same on every machine and in every order."""
+    return zlib.crc32(f"{name}/{index}".encode())
+
+
+def combined(p_values: Mapping[str, float]) -> float:
+    """One p-value for several quantities: the smallest times their number (Bonferroni), since they are dependent."""
+    return min(1.0, len(p_values) * min(p_values.values()))
+
+
+def _tail_table(size: int, grid: np.ndarray) -> np.ndarray:
+    """Two-sided binomial tail probability of every count 0 … size (row) at every grid point (column)."""
+    counts = np.arange(size + 1)[:, None]
+    lower, upper = stats.binom.cdf(counts, size, grid), stats.binom.sf(counts - 1, size, grid)
+    return 2.0 * np.minimum(lower, upper)
+
+
+def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
+    """Smallest tail probability of the ECDF over the grid."""
+    below = np.searchsorted(np.sort(ranks), points, side="right")
+    return float(tails[below, np.arange(points.size)].min())

@@ -1,0 +1,188 @@
+"""What the command line fits: data split in two and a model, which a saved run can rebuild to predict with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyrobnn import likelihoods, networks, priors
+from pyrobnn.checks import check_count, check_number
+from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior, storage
+
+LEVELS = (0.025, 0.5, 0.975)
+UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A data set split in two and the model that every method fits.
+
+    Attributes: ``train`` and ``test`` in original units; ``model``, whose standardizer was fitted on ``train``;
+    ``settings``, plain values from which :func:`build` makes that model again.
+    """
+
+    train: Dataset
+    test: Dataset
+    model: BNN
+    settings: dict[str, Any]
+
+
+def make_study(
+    dataset: Dataset,
+    *,
+    hidden: Sequence[int] = (50,),
+    activation: str = "tanh",
+    prior_scale: float = 1.0,
+    noise: str = "inferred",
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> Study:
+    """Split the data and build the model.
+
+    Args:
+        dataset: regression or classification.
+        hidden, activation: of the network; images get a small convolutional network instead.
+        prior_scale: s of the fan-in scaled normal prior on the weights.
+        noise: ``"inferred"`` (a HalfNormal(1) prior on the scale in standard units), ``"learned"``,
+            ``"heteroskedastic"``, or a number in standard units; ignored for classes.
+        test_fraction: share of the points held out.
+        seed: of the split and of the net's initial weights.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    check_count("seed", seed, minimum=0)
+    train, test = train_test_split(dataset, test_fraction, seed)
+    units = Standardizer.fit(train)
+    columns = dataset.x.shape[1]
+    settings = {
+        "task": dataset.task,
+        "shape": list(dataset.x.shape[1:]),
+        "num_outputs": dataset.num_outputs,
+        "features": list(dataset.feature_names) or [f"x{i}" for i in range(columns)],
+        "target": dataset.target_name,
+        "classes": list(dataset.class_names) or [str(i) for i in range(dataset.num_outputs)],
+        "hidden": list(hidden),
+        "activation": activation,
+        "prior_scale": prior_scale,
+        "noise": noise,
+        "seed": seed,
+        "units": {name: _numbers(getattr(units, name)) for name in UNITS},
+    }
+    return Study(train, test, build(settings), settings)
+
+
+def build(settings: dict[str, Any]) -> BNN:
+    """The model of a study's settings."""
+    shape, width, seed = settings["shape"], settings["num_outputs"], settings["seed"]
+    classes = settings["task"] == "classification"
+    if len(shape) > 1:
+        net = networks.small_cnn(width, shape[0], shape[-1], seed=seed)
+    else:
+        heads = 2 if settings["noise"] == "heteroskedastic" and not classes else 1
+        net = networks.mlp(
+            shape[0], tuple(settings["hidden"]), heads * width, activation=settings["activation"], seed=seed
+        )
+    likelihood = likelihoods.Categorical() if classes else _gaussian(settings["noise"])
+    units = Standardizer(*(_tensor(settings["units"][name]) for name in UNITS))
+    return BNN(net, priors.FanInNormal(settings["prior_scale"]), likelihood, standardizer=units)
+
+
+def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
+    """A posterior that ``pyrobnn compare`` saved, with its model rebuilt, and the settings of its study.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a file that ``pyrobnn compare`` wrote.
+    """
+    written = storage.read(path).attrs.get("study")
+    if not isinstance(written, str):
+        raise ValueError(
+            f"{str(path)!r} does not say what model it belongs to: take a NAME.nc that 'pyrobnn compare' wrote, "
+            "or in Python with Posterior.load(path, model).predict(x)"
+        )
+    settings = json.loads(written)
+    return storage.load(path, build(settings)), settings
+
+
+def prediction_table(
+    posterior: Posterior, x: Tensor, settings: dict[str, Any], levels: Sequence[float] = LEVELS
+) -> pd.DataFrame:
+    """What is predicted at ``x`` (point, feature), one row each, in the units of the data.
+
+    Regression: ``mean``, ``aleatoric_sd``, ``epistemic_sd``, ``sd`` and quantiles ``q…``, with ``_0``, ``_1``, … for
+    several outputs. Classes: ``class``, the most probable one, ``p_…`` of each, and ``aleatoric_entropy`` and
+    ``epistemic_entropy`` in nats.
+    """
+    prediction = posterior.predict(x)
+    if settings["task"] == "classification":
+        probs = prediction.probs
+        names = np.array(settings["classes"], dtype=object)
+        return pd.DataFrame(
+            {"class": names[probs.argmax(1).cpu().numpy()]}
+            | {f"p_{name}": probs[:, index].cpu().numpy() for index, name in enumerate(names)}
+            | {
+                kind: getattr(prediction, kind).cpu().numpy()
+                for kind in ("aleatoric_entropy", "epistemic_entropy")
+            }
+        )
+    found = {
+        "mean": prediction.mean,
+        "aleatoric_sd": prediction.aleatoric_var.sqrt(),
+        "epistemic_sd": prediction.epistemic_var.sqrt(),
+        "sd": prediction.var.sqrt(),
+    }
+    quantiles = prediction.quantile(torch.tensor(levels, dtype=torch.float64))
+    found |= {f"q{level:g}": each for level, each in zip(levels, quantiles)}
+    several = settings["num_outputs"] > 1
+    return pd.DataFrame(
+        {
+            f"{name}_{output}" if several else name: values[:, output].cpu().numpy()
+            for name, values in found.items()
+            for output in range(values.shape[1])
+        }
+    )
+
+
+def describe(study: Study) -> str:
+    """One line on the data and the model."""
+    train, test = study.train, study.test
+    shape = "×".join(str(size) for size in train.x.shape[1:])
+    return f"{train.name}: {train.num_data} train and {test.num_data} test points, {shape} inputs; {study.model!r}"
+
+
+def _gaussian(noise: str) -> likelihoods.Likelihood:
+    if noise == "inferred":
+        return likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    if noise == "learned":
+        return likelihoods.HomoskedasticGaussian("learned")
+    if noise == "heteroskedastic":
+        return likelihoods.HeteroskedasticGaussian()
+    try:
+        scale = float(noise)
+    except ValueError:
+        scale = math.nan
+    if math.isnan(scale):
+        kinds = "'inferred', 'learned', 'heteroskedastic' or a number"
+        raise ValueError(f"'noise' must be {kinds}, got {noise!r}")
+    return likelihoods.HomoskedasticGaussian(check_number("noise", scale, above=0))
+
+
+def _numbers(values: Tensor) -> dict[str, Any]:
+    return {"dtype": str(values.dtype).removeprefix("torch."), "values": values.tolist()}
+
+
+def _tensor(written: dict[str, Any]) -> Tensor:
+    return torch.tensor(written["values"], dtype=getattr(torch, written["dtype"]))

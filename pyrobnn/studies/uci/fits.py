@@ -1,0 +1,147 @@
+"""The protocol: one fit of one method to one split of one data set, and its record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from arviz_stats.base import array_stats
+
+from pyrobnn.data import Dataset, uci
+from pyrobnn.posterior import Posterior
+from pyrobnn.studies.uci.linear_floor import LinearFloor
+from pyrobnn.studies.uci.rules import RULES, Rule, scores
+from pyrobnn.studies.uci.scores import mixture_scores
+
+#: name in the tables → folder of the set
+DATASETS = {"boston": "bostonHousing", "concrete": "concrete", "energy": "energy", "yacht": "yacht"}
+NUM_SPLITS = 20
+FLOOR = "linear"
+
+
+def tasks(
+    datasets: Sequence[str], methods: Sequence[str], splits: Sequence[int], rules: Mapping[str, Rule] = RULES
+) -> list[dict[str, Any]]:
+    """Every method on every split of every data set, all methods of a split together, split by split.
+
+    Raises:
+        ValueError: an unknown data set or method, or a split outside 0 … 19; the message lists the known.
+    """
+    known = [FLOOR, *rules]
+    for kind, names, available in (("data set", datasets, DATASETS), ("method", methods, known)):
+        for name in names:
+            if name not in available:
+                raise ValueError(f"unknown {kind} {name!r}: choose from {', '.join(available)}")
+    for split in splits:
+        if not 0 <= split < NUM_SPLITS:
+            raise ValueError(f"there is no split {split}: they are 0 … {NUM_SPLITS - 1}")
+    return [
+        {"dataset": dataset, "split": split, "method": method, "rule": rule_id(method, rules)}
+        for split in splits
+        for dataset in datasets
+        for method in methods
+    ]
+
+
+def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two records the same work."""
+    return record["dataset"], record["split"], record["method"], record["rule"]
+
+
+def rule_id(method: str, rules: Mapping[str, Rule] = RULES) -> str:
+    """Eight letters that change with the rule."""
+    text = FLOOR if method == FLOOR else json.dumps(rules[method].describe(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def run_task(
+    task: Mapping[str, Any], *, root: str | Path | None = None, rules: Mapping[str, Rule] = RULES
+) -> dict[str, Any]:
+    """Fit and score; the test part is touched once, after everything is chosen.
+
+    Args:
+        task: one of :func:`tasks`.
+        root: directory of the UCI sets, as in :func:`pyrobnn.data.uci`.
+
+    Returns:
+        The task with ``scores``, ``seconds`` (wall clock of everything, choice of hyper-parameters included),
+        ``cpu_seconds``, ``chosen``, ``criterion`` of each candidate, ``diagnosis`` of chains, ``warnings``, ``seed``,
+        ``versions``.
+    """
+    train, test = uci(DATASETS[task["dataset"]], task["split"], root)
+    seed = task["split"]
+    started, cpu = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if task["method"] == FLOOR:
+            mean, scale = LinearFloor.fit(train).predict(test.x)
+            details, found = {}, mixture_scores(mean[None], scale[None], test.y[:, 0])
+        else:
+            details, found = _fit(rules[task["method"]], train, test, seed)
+    return {
+        **task,
+        "scores": {name: round(value, 6) for name, value in found.items()},
+        "seconds": round(time.perf_counter() - started, 3),
+        "cpu_seconds": round(time.process_time() - cpu, 3),
+        **details,
+        "seed": seed,
+        "num_train": train.num_data,
+        "num_test": test.num_data,
+        "warnings": sorted({str(warning.message)[:200] for warning in caught}),
+        "versions": versions(),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _fit(rule: Rule, train: Dataset, test: Dataset, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+    posterior, chosen, criterion = rule.fit(train, seed)
+    prediction = posterior.predict(test.x)
+    details = {
+        "chosen": {**chosen.describe(), "label": rule.label(chosen)},
+        "criterion": criterion,
+        "timings": posterior.meta.get("timings", {}),
+        "diagnosis": _diagnosis(posterior, prediction.f),
+    }
+    return details, scores(prediction, test)
+
+
+def _diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:
+    """Of chains: R-hat and ESS of the function at the test inputs, and what the sampler says about itself."""
+    if posterior.num_chains < 2 or posterior.meta.get("iid"):
+        return {}
+    values = f[..., 0].double().cpu().numpy()
+    points = np.moveaxis(values, -1, 0)
+    rhat = array_stats.rhat(points, chain_axis=1, draw_axis=2)
+    ess = array_stats.ess(points, chain_axis=1, draw_axis=2)
+    found = {
+        "rhat_f_median": float(np.median(rhat)),
+        "rhat_f_max": float(np.max(rhat)),
+        "ess_f_median": float(np.median(ess)),
+        "ess_f_min": float(np.min(ess)),
+    }
+    stats = posterior.sample_stats
+    for name, value in (("divergences", "diverging"), ("tree_depth", "tree_depth"), ("steps", "n_steps")):
+        if value in stats:
+            numbers = stats[value].double()
+            found[name] = float(numbers.sum() if name == "divergences" else numbers.mean())
+    return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "pyrobnn")
+    }
