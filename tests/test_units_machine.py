@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
-from pyrobnn.inference.adaptation import (
+from pyrobnn.inference.hmc.adaptation import (
     FROZEN,
     OWN,
     POOLED,
@@ -18,9 +18,9 @@ from pyrobnn.inference.adaptation import (
     whitening,
     windows,
 )
-from pyrobnn.inference.coupling_flow import CouplingFlow, FlowDistribution, _push
-from pyrobnn.inference.learning_rate import SCHEDULES, check_schedule, learning_rate_factors
-from pyrobnn.inference.sgd_rate import constant_rate
+from pyrobnn.inference.optim.learning_rate import SCHEDULES, check_schedule, learning_rate_factors
+from pyrobnn.inference.optim.sgd_rate import constant_rate
+from pyrobnn.inference.vi.flow import CouplingFlow, FlowDistribution, _push
 
 CPU = torch.device("cpu")
 ALL = torch.ones(4, dtype=torch.bool)
@@ -151,7 +151,7 @@ def test_few_draws_of_many_dimensions_still_give_a_metric():
 def test_a_large_window_is_whitened_in_parts_with_the_same_numbers(monkeypatch):
     z, counts, old = gaussian(4, 500), torch.full((4,), 500), torch.ones(3, dtype=torch.float64)
     whole = whitening(z, counts, old, False)
-    monkeypatch.setattr("pyrobnn.inference.adaptation._WHOLE", 100)
+    monkeypatch.setattr("pyrobnn.inference.hmc.adaptation._WHOLE", 100)
     torch.testing.assert_close(whitening(z, counts, old, False), whole)
 
 

@@ -10,7 +10,7 @@ import torch
 from helpers import SIGMAS
 from scipy import stats
 
-from pyrobnn import rng
+from pyrobnn.inference.hmc import rng
 
 #: one failure rate for the project: that of one two-sided check at SIGMAS
 LEVEL = 2 * stats.norm.sf(SIGMAS)
