@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -15,6 +16,10 @@ from pyrobnn.model import NET
 MAX_JACOBIAN, MAX_SIDE = 2**27, 3000
 #: how far below its unbiased estimate the noise variance may be, and the share of the data that weights may use up
 FACTOR, SHARE = 2.0, 0.9
+#: nats by which the log density of a datum may fall when it is left out, on average, where the net gives the noise
+OPTIMISM = 1.0
+#: how far the log of a left-out datum's noise is trusted to move, times √2
+_FAR = 5.0
 _CURE = (
     "give the noise a prior (HomoskedasticGaussian(dist.HalfNormal(1.0))) and infer it with NUTS or SVI, fix it, or "
     "stop early (callbacks.EarlyStopping on held-out data)"
@@ -33,6 +38,10 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     likelihood divides by N. The note is given where the learned variance is below half the unbiased one, or where γ is
     more than nine tenths of the data, so that what remains says nothing of the noise.
 
+    Noise that comes from the net may collapse on some of the data while it is wide on the rest, and sums do not tell.
+    There a note is also given where leaving out a datum, to first order in the net's outputs, costs its log density
+    more than a nat on average.
+
     Args:
         problem: what was fitted; no note unless it is a BNN whose Gaussian noise is learned or comes from the net.
         values: site → value of the fitted weights and noise.
@@ -49,24 +58,36 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     num_values = problem.num_data * problem.y.shape[1]
     if 2 * num_weights < num_values:  # too few weights to use up half of the data
         return []
-    if num_values * num_weights > MAX_JACOBIAN or min(num_values, num_weights) > MAX_SIDE:
+    num_rows = num_values * likelihood.heads
+    if num_rows * num_weights > MAX_JACOBIAN or min(num_rows, num_weights) > MAX_SIDE:
         return [
             f"the noise is learned with {num_weights} weights from {num_values} values: whether the weights follow the "
             f"data point by point was not checked, that many are too many; if in doubt, {_CURE}"
         ]
-    used, squares = _used_up(problem, {name: value.detach() for name, value in values.items()}, names)
-    num_values = len(squares)
+    rows, residuals = _linearised(problem, {name: value.detach() for name, value in values.items()}, names)
+    num_values = residuals.numel()
+    used = _used_up(rows[:, : residuals.shape[1]].flatten(0, 1))
     left = max(num_values - used, 0.0)
-    if float(squares.sum()) <= FACTOR * left and used <= SHARE * num_values:
+    if float(residuals.square().sum()) > FACTOR * left or used > SHARE * num_values:
+        return [
+            f"the weights use up {used:.1f} of {num_values} training values, so that the learned noise is that of "
+            f"points already seen and far too small for new ones: {_CURE}"
+        ]
+    lost = _optimism(rows, residuals) if likelihood.heads == 2 else 0.0
+    if lost <= OPTIMISM:
         return []
     return [
-        f"the weights use up {used:.1f} of {num_values} training values, so that the learned noise is that of points "
-        f"already seen and far too small for new ones: {_CURE}"
+        f"left out of the fit, a training value would lose {lost:.2g} nats of log density on average: the net's noise "
+        f"follows single points and is far too small for new ones: {_CURE}"
     ]
 
 
-def _used_up(problem: Problem, values: dict[str, Tensor], names: list[str]) -> tuple[float, Tensor]:
-    """γ, and the squared residuals of all values in units of the learned noise (value,)."""
+def _linearised(problem: Problem, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, Tensor]:
+    """Rows (datum, head, weight) of the net's outputs, and residuals (datum, output), in units of the learned noise.
+
+    A weight counts in widths of its prior. Heads are the means over σ and, where the net gives the noise, √2 log σ: the
+    Fisher information of each is one.
+    """
     model = problem.model
     with torch.random.fork_rng([]):  # iterating a loader advances the global state
         pairs = [(problem.x, problem.y)] if problem.loader is None else list(problem.one_pass())
@@ -74,20 +95,54 @@ def _used_up(problem: Problem, values: dict[str, Tensor], names: list[str]) -> t
     shapes = [values[name].shape for name in names]
     spread = torch.cat([_variance(model.priors[name], values[name]).reshape(-1).sqrt() for name in names])
     flat = torch.cat([values[name].reshape(-1) for name in names])
-    loc, scale = model.likelihood.loc_scale(model.forward(values, x), values)
-    loc, scale = loc.detach(), scale.detach()
+    loc, scale = (part.detach() for part in model.likelihood.loc_scale(model.forward(values, x), values))
 
-    def mean(point: Tensor) -> Tensor:
+    def heads(point: Tensor) -> Tensor:
         parts = point.split([shape.numel() for shape in shapes])
         weights = {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes)}
-        return model.forward(values | weights, x)[:, : y.shape[1]].reshape(-1)
+        mean, width = model.likelihood.loc_scale(model.forward(values | weights, x), values)
+        given = [math.sqrt(2) * width.log()] if model.likelihood.heads == 2 else []
+        return torch.cat([mean / scale, *given], -1).reshape(-1)
 
-    rows = torch.func.jacrev(mean, chunk_size=256)(flat).double()
-    rows = rows * spread.double() / scale.reshape(-1, 1).double()
+    rows = torch.func.jacrev(heads, chunk_size=256)(flat).double() * spread.double()
+    return rows.reshape(len(x), -1, len(flat)), ((y - loc) / scale).double()
+
+
+def _used_up(rows: Tensor) -> float:
+    """γ of the rows (value, weight)."""
     gram = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0.0)
-    squares = ((y - loc) / scale).double().reshape(-1).square()
-    return float((eigenvalues / (1.0 + eigenvalues)).sum()), squares
+    return float((eigenvalues / (1.0 + eigenvalues)).sum())
+
+
+def _optimism(rows: Tensor, residuals: Tensor) -> float:
+    r"""Mean loss of log density of a left-out datum, in nats.
+
+    Without datum n its outputs move by :math:`-H_n (I - H_n)^{-1} g_n`, with the gradient :math:`g_n` of its log
+    density and its block :math:`H_n` of :math:`K (K + I)^{-1}`.
+
+    Reference: A scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation
+    (Rad & Maleki, 2020).
+    """
+    num_data, width, num_weights = rows.shape
+    flat, eye = rows.flatten(0, 1), torch.eye(width).to(rows)
+    if len(flat) <= num_weights:
+        factor = torch.linalg.cholesky(flat @ flat.T + torch.eye(len(flat)).to(rows))
+        whole = torch.cholesky_inverse(factor).reshape(num_data, width, num_data, width)
+        rest = torch.einsum("nanb->nab", whole)  # I - H_n
+    else:
+        factor = torch.linalg.cholesky(flat.T @ flat + torch.eye(num_weights).to(rows))
+        basis = torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(num_data, width, -1)
+        rest = eye - basis @ basis.mT
+    slope = torch.cat([residuals, (residuals.square() - 1) / math.sqrt(2)], 1)
+    # what float64 does not tell from one leaves that much of the datum to the others
+    rest = rest + torch.finfo(rest.dtype).eps * eye
+    moved = torch.linalg.solve(rest, slope.unsqueeze(-1)).squeeze(-1) - slope
+    shift, log_scale = moved.chunk(2, 1)
+    log_scale = -log_scale.clamp(-_FAR, _FAR) / math.sqrt(2)
+    kept = -0.5 * residuals.square()
+    lost = kept + 0.5 * ((residuals + shift) * (-log_scale).exp()).square() + log_scale
+    return float(lost.sum(1).mean())
 
 
 def _variance(prior: torch.distributions.Distribution, value: Tensor) -> Tensor:
