@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform
+from torch.utils import _pytree as pytree
 
 from pyrobnn.checks import Refused
 from pyrobnn.model import BNN
@@ -33,7 +34,7 @@ from pyrobnn.sites.nodes import (
     log_prob_sum,
     without_validation,
 )
-from pyrobnn.sites.supply import Supply, all_rows
+from pyrobnn.sites.supply import RADIUS, Supply, all_rows
 
 Program = Callable[..., Any]
 
@@ -257,7 +258,10 @@ class Density:
     # -- starting points -------------------------------------------------------------------------------------------
 
     def sample_prior(self, num: int, seed: int) -> Tensor:
-        """Draws from the prior as flat vectors (num, dim); point parameters at their initial values."""
+        """Draws from the prior as flat vectors (num, dim); point parameters at their initial values.
+
+        Values whose prior is improper are uniform on (-2, 2) in unconstrained space.
+        """
         draws = []
         with seeded(seed, self.device):
             for _ in range(num):
@@ -265,6 +269,12 @@ class Density:
                 values = {s.name: trace.nodes[s.name]["value"].detach() for s in self.sites}
                 draws.append(self.unconstrain(values))
         return torch.stack(draws)
+
+    def sample_box(self, num: int, seed: int, radius: float = RADIUS) -> Tensor:
+        """Flat vectors (num, dim) uniform on (-radius, radius): starts where draws from a vague prior are far off."""
+        with seeded(seed, self.device):
+            z = torch.rand(num, self.dim, dtype=self.dtype, device=self.device)
+        return (2.0 * z - 1.0) * radius
 
     def initial(self, values: Mapping[str, Tensor] | None = None, seed: int = 0) -> Tensor:
         """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians."""
@@ -293,7 +303,8 @@ class Density:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
 
     def _supply(self, values: Mapping[str, Tensor]) -> Supply:
-        return Supply(values, self._held, stored=self.owner is None)
+        given = [v for v in pytree.tree_leaves(self.args) if isinstance(v, Tensor) and v.is_floating_point()]
+        return Supply(values, self._held, stored=self.owner is None, like=given[0] if given else None)
 
     def _first_trace(self) -> pyro.poutine.Trace:
         # where a program computes is known once it has run

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.density import Density
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import (
     Callback,
@@ -26,7 +27,7 @@ from pyrobnn.inference.fitting.problem import (
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.checks import check_memory, no_start, num_slots, run_name, verdicts
+from pyrobnn.inference.hmc.checks import check_memory, movable, num_slots, run_name, verdicts
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
@@ -41,6 +42,7 @@ from pyrobnn.seeding import seeded
 
 #: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
 DEFAULT_WARMUP = 200
+_TRIES = 100  # draws of a start, before there is none
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class NUTS:
         target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
         mass_matrix: ``"diag"`` or ``"dense"``.
-        init: ``"prior"``: chains start at draws from the prior; ``"map"``: around the mode. An earlier posterior or a
-            trained net is passed to ``fit(init=...)`` instead.
+        init: where the chains start. ``"prior"``: at draws from the prior; ``"uniform"``: uniform on (-2, 2) in
+            unconstrained space, as in Stan; ``"auto"``: a net from the prior, a program uniform, because draws from
+            its vague priors are far from the mass; ``"map"``: around the mode. An earlier posterior or a trained net
+            is passed to ``fit(init=...)`` instead.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
         compile: compile the step; False gives the same draws within float tolerance, slower.
@@ -93,7 +97,7 @@ class NUTS:
     target_accept: float = 0.8
     max_tree_depth: int = 10
     mass_matrix: Literal["diag", "dense"] = "diag"
-    init: Literal["prior", "map"] = "prior"
+    init: Literal["auto", "prior", "uniform", "map"] = "auto"
     trajectory: int | None = None
     engine: Literal["compiled", "pyro"] = "compiled"
     compile: bool = True
@@ -108,7 +112,7 @@ class NUTS:
         check_number("target_accept", self.target_accept, above=0.0, below=1.0)
         check_count("max_tree_depth", self.max_tree_depth)
         check_choice("mass_matrix", self.mass_matrix, ("diag", "dense"))
-        check_choice("init", self.init, ("prior", "map"))
+        check_choice("init", self.init, ("auto", "prior", "uniform", "map"))
         if self.trajectory is not None:
             check_count("trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
@@ -231,23 +235,21 @@ class NUTS:
     def _starts(self, problem: Problem, init: Any, seed: int) -> tuple[Tensor, Tensor | None]:
         """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
         density, count = problem.density, self.num_chains
-        single = torch.func.grad_and_value(density.log_joint)
+        uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
         with seeded(seed, problem.device):
-            z = start_chains(problem.model, density, init, count)
             scale = None
+            if init is None:
+                z = _drawn(density, count, uniform)
+            else:
+                z = start_chains(problem.model, density, init, count)
             if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
                 flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
                 scale = flat.std(0).clamp(min=1e-6)
             elif init is not None:  # around one point: apart, so that R-hat has something to judge
                 z = z + 0.1 * torch.randn_like(z)
-            for chain in range(count):
-                for _ in range(100):
-                    gradient, value = single(z[chain])
-                    if bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all()):
-                        break
-                    z[chain] = density.sample_prior(1, seed=int(torch.randint(2**31, ())))[0]
-                else:
-                    raise Refused(no_start(problem, z[chain], gradient, value))
+            # every second try is from the prior: a box may lie outside of a narrow support, a draw far from the mass
+            tries = (_drawn(density, count, uniform != bool(i % 2)) for i in range(_TRIES))
+            z = movable(problem, z, tries)
         return z.detach().contiguous(), scale
 
     def _machine(
@@ -315,6 +317,12 @@ class NUTS:
             progress=progress,
         )
         return Draws(draws, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
+
+
+def _drawn(density: Density, num: int, uniform: bool) -> Tensor:
+    """Starts (num, dim) from the box or from the prior, by torch's present random state."""
+    seed = int(torch.randint(2**31, ()))
+    return density.sample_box(num, seed) if uniform else density.sample_prior(num, seed)
 
 
 def _on_cpu(what: Any) -> Any:

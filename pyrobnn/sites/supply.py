@@ -7,25 +7,45 @@ from collections.abc import Iterator, Mapping
 from unittest import mock
 
 import pyro
+import pyro.distributions as dist
+import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
+from torch.distributions import biject_to
+
+RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
 
 
 class Supply(Messenger):
     """Gives every site its value; point parameters never reach Pyro's global store.
 
     Those of a plain program are read from it (``stored``). A BNN has its own, whatever another model, or this one when
-    it was traced, has left there under the same name.
+    it was traced, has left there under the same name. A latent site with an improper prior cannot be drawn: without a
+    value it gets one uniform in the box of starts, of the dtype and on the device of ``like``.
     """
 
-    def __init__(self, values: Mapping[str, Tensor], held: Mapping[str, Tensor], *, stored: bool = True):
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        held: Mapping[str, Tensor],
+        *,
+        stored: bool = True,
+        like: Tensor | None = None,
+    ):
         super().__init__()
         self.values, self.held, self.stored = values, held, stored
+        self.like = torch.empty(0) if like is None else like
 
     def _pyro_sample(self, msg) -> None:
-        if msg["name"] in self.values and not msg["is_observed"]:
+        if msg["is_observed"]:
+            return
+        if msg["name"] in self.values:
             msg["value"], msg["done"] = self.values[msg["name"]], True
+        elif not msg["done"] and is_improper(msg["fn"]):
+            transform = biject_to(msg["fn"].support)
+            shape = transform.inverse_shape(msg["fn"].batch_shape + msg["fn"].event_shape)
+            msg["value"], msg["done"] = transform(self.like.new_empty(shape).uniform_(-RADIUS, RADIUS)), True
 
     def _pyro_param(self, msg) -> None:
         name = msg["name"]
@@ -41,6 +61,13 @@ class Supply(Messenger):
                 raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
             value = (init() if callable(init) else init).detach()
         msg["value"], msg["done"] = value, True
+
+
+def is_improper(fn: object) -> bool:
+    """Whether the distribution is a constant density, which has no draws."""
+    while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return isinstance(fn, dist.ImproperUniform)
 
 
 @contextlib.contextmanager

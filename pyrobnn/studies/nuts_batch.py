@@ -47,8 +47,10 @@ def fit_batch(
         >>> bool(up.draws["net.weight"].mean() > down.draws["net.weight"].mean())
         True
     """
-    if method.engine != "compiled" or method.init != "prior" or not len(ys):
-        raise ValueError("fit_batch needs targets, and a NUTS with engine='compiled' and init='prior'")
+    if method.engine != "compiled" or method.init not in ("auto", "prior") or not len(ys):
+        raise ValueError(
+            "fit_batch needs targets, and a NUTS with engine='compiled' and starts from the prior"
+        )
     problems = [prepare(model, x, y, points="held") for y in ys]
     density, targets = problems[0].density, torch.stack([problem.y for problem in problems])
     chains = method.num_chains * len(problems)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
 from pyrobnn.inference.fitting import memory
 from pyrobnn.inference.fitting.problem import Problem, settings
 from pyrobnn.inference.hmc import checkpoint as checkpoints
@@ -66,7 +69,45 @@ def run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tenso
     return checkpoints.fingerprint(plan, tensors)
 
 
-def no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+def movable(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
+    """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others.
+
+    A start has a finite density and a finite gradient, not zero everywhere: on a plateau (a density that has
+    underflowed, say) nothing tells a chain where to go.
+
+    Args:
+        problem: what is fitted.
+        z: starts.
+        tries: other starts, each (chain, dim).
+
+    Raises:
+        Refused: no start of a chain is finite, naming the site.
+    """
+    single = torch.func.grad_and_value(problem.density.log_joint)
+    z, tries = z.clone(), iter(tries)
+    todo = range(len(z))
+    plateau: dict[int, Tensor] = {}
+    for draws in itertools.chain([z], tries):
+        left = []
+        for chain in todo:
+            z[chain] = draws[chain]
+            gradient, value = single(z[chain])
+            if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
+                left.append(chain)
+            elif not bool((gradient != 0).any()):
+                plateau[chain] = z[chain].clone()
+                left.append(chain)
+        if not left:
+            return z
+        todo = left
+    for chain in todo:
+        if chain not in plateau:
+            raise Refused(_no_start(problem, z[chain], *single(z[chain])))
+        z[chain] = plateau[chain]  # a density that is flat everywhere has no better one
+    return z
+
+
+def _no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
     """Which site is to blame that no start has a finite density."""
     density = problem.density
     log_prior, log_likelihood = density.log_parts(z)
@@ -78,7 +119,7 @@ def no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> st
     else:
         where = f"a latent site ({', '.join(repr(site.name) for site in density.sites)})"
     return (
-        f"no start with a finite density in 100 draws from the prior: the log density is {float(value):g}, because of "
+        f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
         f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
     )
 
