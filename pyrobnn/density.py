@@ -18,13 +18,14 @@ from typing import Any, Literal
 import pyro
 import torch
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import constraints
 from torch.distributions.transforms import Transform
 from torch.utils import _pytree as pytree
 
 from pyrobnn.checks import Refused
 from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
+from pyrobnn.sites import dependent
 from pyrobnn.sites.nodes import (
     datum_terms,
     is_datum,
@@ -74,8 +75,9 @@ class Density:
         values: values of held or initial point parameters, by name; missing ones come from the program.
 
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
-    ``masked`` (names of the latent sites that a mask touches), ``plate_sizes`` (of the plates that draw a subsample, by
-    name), ``initial_points`` and ``constraints`` (of the point parameters, by name).
+    ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names of those whose support depends on
+    other sites, as that of ``Uniform(0, 1 - a)``: their ``transform`` is one of many), ``plate_sizes`` (of the plates
+    that draw a subsample, by name), ``initial_points`` and ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
@@ -127,6 +129,7 @@ class Density:
             s.name for s in self.sites if s.kind == "latent" and is_masked(trace.nodes[s.name])
         )
         self._by_name = {site.name: site for site in self.sites}
+        self.dependent = dependent.names(self, trace)
 
     @functools.cached_property
     def owner(self) -> BNN | None:
@@ -155,6 +158,12 @@ class Density:
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
+        if self.dependent:
+            return dependent.each(lambda one: dependent.constrain(self, one)[0], z)
+        return self.constrain_each(z)
+
+    def constrain_each(self, z: Tensor) -> dict[str, Tensor]:
+        """As :meth:`constrain`, every site by a bijection of its own: wrong for the dependent ones."""
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
         parts = z.split([site.stop - site.start for site in self.sites], -1)
         shape = z.shape[:-1]
@@ -170,6 +179,7 @@ class Density:
             ValueError: a site is missing or has the wrong shape.
         """
         parts = []
+        values = dependent.at_origin(self, values) if self.dependent else values
         for site in self.sites:
             if site.name not in values:
                 raise ValueError(f"the site {site.name!r} is missing; given: {', '.join(values)}")
@@ -185,11 +195,15 @@ class Density:
 
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
         """log |det dT/dz| of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
+        if self.dependent and z.dim() > 1:
+            return dependent.each(lambda one: self.log_jacobian(one, only), z)
+        found = dependent.constrain(self, z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
         for site in self.sites if only is None else (only,):
-            if site.kind == "latent" and not _is_identity(site.transform):
+            transform = found.get(site.name, site.transform)
+            if site.kind == "latent" and not _is_identity(transform):
                 u = self._slice(site, z)
-                term = site.transform.log_abs_det_jacobian(u, site.transform(u))
+                term = transform.log_abs_det_jacobian(u, transform(u))
                 total = total + term.reshape(z.shape[:-1] + (-1,)).sum(-1)
         return total
 
@@ -360,24 +374,8 @@ class Density:
                     yield site
 
 
-def _bijection(name: str, support: constraints.Constraint) -> Transform:
-    """From the real line to the support; that of a mixture is the support of its components."""
-    inner, events = support, 0
-    while isinstance(inner, constraints.independent):
-        inner, events = inner.base_constraint, events + inner.reinterpreted_batch_ndims
-    if isinstance(inner, constraints.MixtureSameFamilyConstraint):
-        support = constraints.independent(inner.base_constraint, events)
-    try:
-        return biject_to(support)
-    except NotImplementedError as error:
-        raise ValueError(
-            f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
-            "a prior on the reals, the positive numbers, an interval or a simplex"
-        ) from error
-
-
 def _site(node: Mapping[str, Any], support, start: int, kind: Literal["latent", "point"]) -> Site:
-    transform = _bijection(node["name"], support)
+    transform = dependent.bijection(node["name"], support)
     shape = node["value"].shape
     return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
 

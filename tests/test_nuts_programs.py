@@ -10,6 +10,7 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from pyro.distributions import constraints
 
 import pyrobnn as pb
+from pyrobnn.density import Density
 from pyrobnn.inference.hmc import run
 
 QUICK = {"compile": False}
@@ -91,3 +92,45 @@ def test_a_start_on_a_plateau_is_drawn_again():
 
     posterior = pb.NUTS(num_chains=16, num_warmup=0, step_size=0.05, **QUICK).fit(program, num_draws=20)
     assert (posterior.draws["z"].abs() < 1.0).all()
+
+
+def _triangle(x, y):
+    first = pyro.sample("first", dist.Uniform(0.0, 1.0))
+    second = pyro.sample("second", dist.Uniform(0.0, 1.0 - first))
+    pyro.factor("flat", torch.log1p(-first))
+    pyro.sample("count", dist.Binomial(12.0, first + 0.0 * second), obs=torch.tensor(4.0))
+    pyro.sample("other", dist.Binomial(12.0, second), obs=torch.tensor(3.0))
+
+
+def test_a_support_may_depend_on_another_site():
+    density = Density(_triangle, (None, None))
+    assert density.dependent == ("second",)
+    z = torch.tensor([[[0.3, -0.8], [1.2, 0.4]], [[-2.0, 2.0], [0.0, 3.0]]])
+    values = density.constrain(z)
+    assert (values["first"] + values["second"] < 1).all()
+    torch.testing.assert_close(density.unconstrain(values), z)
+    # d(first, second) / dz, by autograd, and the density of the program in the triangle
+    one = z[0, 1]
+    slopes = torch.func.jacrev(lambda u: torch.stack(list(density.constrain(u).values())))(one)
+    torch.testing.assert_close(density.log_jacobian(one), slopes.logdet())
+    torch.testing.assert_close(density.log_jacobian(z)[0, 1], slopes.logdet())
+    first, second = (values[name][0, 1] for name in ("first", "second"))
+    counts = dist.Binomial(12.0, first).log_prob(torch.tensor(4.0))
+    counts += dist.Binomial(12.0, second).log_prob(torch.tensor(3.0))
+    torch.testing.assert_close(density.log_joint(one).float(), counts + slopes.logdet())
+
+
+def test_a_dependent_support_has_its_exact_posterior():
+    grid = torch.linspace(0.0, 1.0, 801, dtype=torch.float64)[1:-1]
+    a, b = torch.meshgrid(grid, grid, indexing="ij")
+    weight = torch.where(a + b < 1, a**4 * (1 - a) ** 8 * b**3 * (1 - b) ** 9, 0.0)
+    weight = weight / weight.sum()
+    posterior = pb.NUTS(**QUICK).fit(_triangle, num_draws=300)
+    assert_mean_within(posterior.draws["first"], (weight * a).sum())
+    assert_mean_within(posterior.draws["second"], (weight * b).sum())
+
+
+def test_methods_that_need_one_support_refuse_several():
+    for method in (pb.SVI(compile=False, num_steps=5), pb.Laplace(compile=False, curvature="hessian")):
+        with pytest.raises(pb.Refused, match="support of 'second' depends"):
+            method.fit(_triangle)

@@ -22,7 +22,7 @@ from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, check_memory,
 from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
-from pyrobnn.inference.fitting.program import check_batched, check_proper
+from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.map import MAP
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -172,6 +172,7 @@ class Laplace:
             )
         if not problem.is_bnn:
             check_batched(problem.density, "Laplace")
+            refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)

@@ -17,7 +17,7 @@ from pyrobnn.inference.fitting.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior, prepare
-from pyrobnn.inference.fitting.program import check_batched, check_proper
+from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.optim.learning_rate import Schedule
 from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.optim.point import start_values
@@ -209,6 +209,7 @@ class SVI:
         check_proper(problem.density)
         if not problem.is_bnn:
             check_batched(problem.density, "SVI")
+            refuse_dependent(problem.density, "SVI")
         fitted = _Fit(self, problem, init, seed)
         with seeded(seed, problem.device):
             result = fitted.train(callbacks, progress)

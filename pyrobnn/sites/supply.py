@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 import pyro
@@ -21,13 +22,14 @@ class Supply(Messenger):
     """Gives every site its value; point parameters never reach Pyro's global store.
 
     Those of a plain program are read from it (``stored``). A BNN has its own, whatever another model, or this one when
-    it was traced, has left there under the same name. A latent site with an improper prior cannot be drawn: without a
+    it was traced, has left there under the same name. A value may be a function of the site's distribution, for a
+    support that depends on other sites. A latent site with an improper prior cannot be drawn: without a
     value it gets one uniform in the box of starts, of the dtype and on the device of ``like``.
     """
 
     def __init__(
         self,
-        values: Mapping[str, Tensor],
+        values: Mapping[str, Tensor | Callable[[Any], Tensor]],
         held: Mapping[str, Tensor],
         *,
         stored: bool = True,
@@ -41,7 +43,8 @@ class Supply(Messenger):
         if msg["is_observed"]:
             return
         if msg["name"] in self.values:
-            msg["value"], msg["done"] = self.values[msg["name"]], True
+            value = self.values[msg["name"]]
+            msg["value"], msg["done"] = value(msg["fn"]) if callable(value) else value, True
         elif not msg["done"] and is_improper(msg["fn"]):
             transform = biject_to(msg["fn"].support)
             shape = transform.inverse_shape(msg["fn"].batch_shape + msg["fn"].event_shape)

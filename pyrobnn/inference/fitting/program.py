@@ -75,6 +75,21 @@ def check_batched(density: Density, method: str) -> None:
         ) from error
 
 
+def refuse_dependent(density: Density, method: str) -> None:
+    """For methods that need the same bijection to the reals at every point.
+
+    Raises:
+        Refused: the support of a site depends on another one.
+    """
+    if density.dependent:
+        name = density.dependent[0]
+        raise Refused(
+            f"the support of {name!r} depends on other sites, and {method} needs the same one everywhere: sample a "
+            "fraction on a fixed support and scale it (beta = (1 - alpha) * pyro.sample(..., dist.Beta(1.0, 1.0))), "
+            "or use NUTS"
+        )
+
+
 def refuse_subsampling(density: Density, method: str) -> None:
     """For methods that need the same density at every step.
 
