@@ -228,7 +228,18 @@ def _expand(name: str, base: dist.Distribution, param: Tensor) -> dist.Distribut
     # the net may live on another device or in another dtype than the prior's own numbers
     base = move(name, base, param)
     shape = param.shape[: param.dim() - len(base.event_shape)]
-    return base.expand(shape).to_event(len(shape))
+    if shape + base.event_shape != param.shape:
+        raise ValueError(
+            f"the prior of {name!r} is a {type(base).__name__} of vectors of shape {tuple(base.event_shape)}, which do "
+            f"not make up {tuple(param.shape)}: give each parameter vectors of its own width (LambdaPrior, DictPrior)"
+        )
+    try:
+        return base.expand(shape).to_event(len(shape))
+    except NotImplementedError as error:
+        raise ValueError(
+            f"the prior of {name!r}, a {type(base).__name__}, cannot be repeated over {tuple(shape)}: give it that "
+            "batch shape, or use another family (MixtureSameFamily)"
+        ) from error
 
 
 def move(name: str, distribution: dist.Distribution, like: Tensor) -> dist.Distribution:
@@ -239,7 +250,7 @@ def move(name: str, distribution: dist.Distribution, like: Tensor) -> dist.Distr
         distribution: itself if its numbers are there already.
 
     Raises:
-        ValueError: it still draws elsewhere, for it keeps numbers where a copy does not find them.
+        ValueError: it still draws elsewhere, for it keeps numbers where a copy does not find them; or it has no draws.
     """
     like = like.detach()
     with _Copies(like) as copies:
@@ -249,8 +260,11 @@ def move(name: str, distribution: dist.Distribution, like: Tensor) -> dist.Distr
         try:
             value = moved.sample()
             density = moved.log_prob(value)
-        except NotImplementedError:  # an improper prior has no draws
-            return moved
+        except NotImplementedError as error:
+            raise ValueError(
+                f"the prior of {name!r}, a {type(moved).__name__}, has no draws or no density: every method starts or "
+                "is judged by draws from it, so use a proper one (a wide Normal), or hide= the parameter"
+            ) from error
         except (RuntimeError, AssertionError) as error:
             raise _immovable(name, moved, like, str(error).partition("\n")[0]) from error
     for what, found in (("draws", value), ("gives densities in", density)):

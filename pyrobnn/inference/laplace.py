@@ -20,11 +20,12 @@ from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork
 from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
 from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
+from pyrobnn.inference.curvature.prior import check_elementwise
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.map import MAP
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -174,6 +175,8 @@ class Laplace:
             check_batched(problem.density, "Laplace")
             refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
+        if self.curvature == "ggn":
+            check_elementwise({name: model.priors[name] for name in names if name.startswith(NET)})
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
         started = time.perf_counter()

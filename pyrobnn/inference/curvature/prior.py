@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,19 +41,13 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
     of a normal of the prior's interquartile range (heavy tails, the kink of a Laplace prior), that precision replaces
     it, so that the posterior is never wider than the prior; by how much is reported.
 
-    Raises:
-        ValueError: a prior whose elements depend on each other.
+    The elements of each prior are independent, see :func:`check_elementwise`.
     """
     prec, mean, raised, sites = [], [], 0.0, []
     constrained = jacobian.density.constrain(jacobian.mode)
     for site in jacobian.sites:
         prior = jacobian.model.priors[site.name]
         base = elementwise(prior)
-        if base.event_shape:
-            raise Refused(
-                f"the prior of {site.name!r} is {type(base).__name__}, whose elements depend on each other: "
-                "use curvature='hessian'"
-            )
         z = jacobian.mode[site.start : site.stop]
         if isinstance(base, Normal):
             prec.append(base.scale.to(z).expand(site.shape).reshape(-1) ** -2)
@@ -77,6 +72,20 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
     whole = torch.cat(prec).detach()
     normal = len(mean) == len(prec) and not any(not v.isfinite().all() for v in constrained.values())
     return PriorPrecision(whole, torch.cat(mean) if normal else None, raised, tuple(sites))
+
+
+def check_elementwise(priors: Mapping[str, Distribution]) -> None:
+    """The priors (by site) that a diagonal can hold.
+
+    Raises:
+        Refused: a prior whose elements depend on each other.
+    """
+    for name, prior in priors.items():
+        if (base := elementwise(prior)).event_shape:
+            raise Refused(
+                f"the prior of {name!r} is {type(base).__name__}, whose elements depend on each other: "
+                "use curvature='hessian'"
+            )
 
 
 def elementwise(prior: Distribution) -> Distribution:

@@ -19,6 +19,10 @@ from pyrobnn.posterior import Posterior
 Loss = Callable[..., Tensor]
 
 
+class _Outside(Exception):
+    """A step of L-BFGS ended where there is no finite density."""
+
+
 def check_point_options(method: Any) -> None:
     """The options MLE, MAP and DeepEnsemble share.
 
@@ -109,6 +113,9 @@ def optimize_points(
 def polish(density: Density, theta: Tensor, num_steps: int, jacobian: bool = False) -> tuple[Tensor, float]:
     """Bring ``theta`` (dim,) to the very mode of the log joint by L-BFGS in its own precision.
 
+    A step across the edge of a bounded prior's support, where there is no finite density, ends it at the best point
+    inside.
+
     Returns:
         The better of start and end, and the norm of the gradient there.
     """
@@ -118,13 +125,23 @@ def polish(density: Density, theta: Tensor, num_steps: int, jacobian: bool = Fal
         [point], max_iter=num_steps, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
     )
 
+    before = slope(theta)
+    inside = [(before[1], point.clone())]
+
     def closure() -> Tensor:
         point.grad, value = slope(point)
+        # the line search would interpolate between numbers that are none
+        if not bool(value.isfinite() & point.grad.isfinite().all()):
+            raise _Outside
+        if value < inside[0][0]:
+            inside[0] = value, point.clone()
         return value
 
-    before = slope(theta)
-    if num_steps:
-        optimizer.step(closure)
+    try:
+        if num_steps:
+            optimizer.step(closure)
+    except _Outside:
+        point = inside[0][1]
     after = slope(point)
     best, (gradient, _) = (point, after) if float(after[1]) <= float(before[1]) else (theta, before)
     return best.detach(), float(gradient.norm())
