@@ -6,6 +6,7 @@ from pyrobnn import callbacks, data, guides, likelihoods, metrics, networks, plo
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.diagnostics import Verdict, diagnose
+from pyrobnn.inference import distributed
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
@@ -42,6 +43,7 @@ __all__ = [
     "callbacks",
     "data",
     "diagnose",
+    "distributed",
     "guides",
     "likelihoods",
     "metrics",

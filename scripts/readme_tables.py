@@ -1,7 +1,7 @@
-"""Write the tables of the README from the results files, between its markers. Numbers are never typed.
+"""Write the tables of the README and of the results page from the results files. Numbers are never typed.
 
-    python scripts/readme_tables.py            # rewrite README.md
-    python scripts/readme_tables.py --check    # say whether it is up to date, change nothing
+    python scripts/readme_tables.py            # rewrite README.md and results/README.md
+    python scripts/readme_tables.py --check    # say whether they are up to date, change nothing
 
 A marker is a line ``<!-- table: NAME -->``, its end ``<!-- end -->``; the names are in TABLES below.
 """
@@ -21,6 +21,7 @@ from pyrobnn.studies.uci import RULES, compare_with_published, fits, read_publis
 from pyrobnn.studies.uci.tables import markdown
 
 HERE = Path(__file__).parent
+PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md"]
 MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -86,6 +87,21 @@ def nuts_table() -> str:
     return "\n".join(lines)
 
 
+def nuts_summary() -> str:
+    """Ratios to NumPyro at the usual four chains."""
+    lines = [
+        "| model | time per gradient / NumPyro's | effective draws per second / NumPyro's |",
+        "|---|---|---|",
+    ]
+    latest: dict[str, dict] = {}
+    for row in read_records(HERE / "results" / "nuts.jsonl"):
+        if row["chains"] == 4:
+            latest.setdefault(row["case"], {}).update(row)
+    for case, r in sorted(latest.items()):
+        lines.append(f"| {case} | {r['ours/numpyro']:.2f} | {r['ess per s / numpyro']:.1f} |")
+    return "\n".join(lines)
+
+
 def warmup_table() -> str:
     """Thousands of gradients per chain until 400 effective draws, by length of the warm-up."""
     found: dict[tuple[str, int], dict[int, list[float]]] = {}
@@ -148,6 +164,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-targets": uci_targets,
     "scale": scale_table,
     "nuts": nuts_table,
+    "nuts-summary": nuts_summary,
     "warmup": warmup_table,
     "svi": svi_table,
     "laplace": laplace_table,
@@ -171,25 +188,29 @@ def fill(text: str, tables: dict[str, Callable[[], str]] = TABLES) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fill the file; 1 with ``--check`` where it was out of date."""
+    """Fill the files; 1 with ``--check`` where one was out of date."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", nargs="?", type=Path, default=HERE.parent / "README.md")
+    parser.add_argument("files", nargs="*", type=Path, default=PAGES)
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit with 1 if tables are out of date"
     )
     options = parser.parse_args(argv)
-    text = options.file.read_text()
-    filled = fill(text)
-    if options.check:
-        if filled != text:
-            print(f"{options.file} is out of date: run python scripts/readme_tables.py")
-        return int(filled != text)
-    if filled != text:
-        options.file.write_text(filled)
-    print(f"{len(MARKED.findall(text))} tables in {options.file}")
-    return 0
+    late = 0
+    for file in options.files:
+        text = file.read_text()
+        filled = fill(text)
+        if filled == text:
+            print(f"{len(MARKED.findall(text))} tables in {file}")
+            continue
+        late += 1
+        if options.check:
+            print(f"{file} is out of date: run python scripts/readme_tables.py")
+        else:
+            file.write_text(filled)
+            print(f"{len(MARKED.findall(text))} tables in {file}, rewritten")
+    return int(options.check and late > 0)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ METHODS = {
     "MCDropout": pb.MCDropout(p=0.05, num_steps=2000, batch_size=64),
     "DeepEnsemble": pb.DeepEnsemble(num_steps=1000, batch_size=64),
 }
+pytestmark = pytest.mark.filterwarnings("ignore:.*weights did not move")  # of pixels that are always dark
 POST_HOC = {"Laplace-last-layer", "Laplace-kron", "SWAG"}
 
 
@@ -54,7 +55,6 @@ def scores(prediction, y):
     }
 
 
-@pytest.mark.filterwarnings("ignore:.*weights did not move")  # of pixels that are always dark
 def test_a_mode_and_swag_classify_digits():
     train, test = split()
     model = classifier("mlp")

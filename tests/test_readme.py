@@ -7,13 +7,24 @@ from pathlib import Path
 
 import pyrobnn as pb
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
+def test_the_examples_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(first, "README.md", "exec"), names)
     assert capsys.readouterr().out.split()[0] in ("pass", "warn", "fail")
+    exec(compile(second, "README.md", "exec"), names)
+    assert {path.name for path in tmp_path.iterdir()} >= {"nuts.nc", "draws.bin"}
+
+
+def test_it_is_short_and_its_pictures_and_pages_exist():
+    assert len(README.encode()) <= 9 * 1024
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links and all((ROOT / link).exists() for link in links)
 
 
 def test_every_method_of_the_table_exists_and_every_method_is_in_it():

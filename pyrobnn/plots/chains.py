@@ -266,13 +266,17 @@ def weight_norms(trees: Trees) -> Figure:
                 names = [f"layer {name}" if name.isdigit() else name for name in names]
             for layer in range(norms.shape[-1]):
                 at = layer + 0.7 * ((index + 0.5) / len(found) - 0.5)
-                p5, p25, p50, p75, p95 = np.quantile(norms[..., layer], (0.05, 0.25, 0.5, 0.75, 0.95))
+                finite = norms[..., layer][np.isfinite(norms[..., layer])]
+                if not finite.size:
+                    continue
+                p5, p25, p50, p75, p95 = np.quantile(finite, (0.05, 0.25, 0.5, 0.75, 0.95))
                 ax.hlines(at, p5, p95, color=colour, lw=1.0)
                 ax.hlines(at, p25, p75, color=colour, lw=3.0)
                 ax.plot(
                     p50, at, "o", color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.7
                 )
-            ax.plot([], [], color=colour, lw=3, label=label)
+            dropped = int(np.sum(~np.isfinite(norms)))
+            ax.plot([], [], color=colour, lw=3, label=f"{label} ({dropped} not finite)" if dropped else label)
         ax.set_yticks(range(layers), names)
         ax.set_ylim(layers - 0.5, -0.5)
         ax.set_xlim(left=0)

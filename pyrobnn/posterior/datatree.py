@@ -275,7 +275,10 @@ def _fixed(posterior: Posterior) -> dict[str, Tensor]:
 
 
 def _dataset(values: Mapping[str, Tensor]) -> xr.Dataset:
-    return dict_to_dataset({name: _array(value) for name, value in values.items()})
+    arrays = {name: _array(value) for name, value in values.items()}
+    return dict_to_dataset(
+        arrays, check_conventions=False
+    )  # an interrupted run may have more chains than draws
 
 
 def _array(value: Tensor) -> np.ndarray:
