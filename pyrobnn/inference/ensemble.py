@@ -98,7 +98,7 @@ class DeepEnsemble:
             raise ValueError(
                 f"'num_draws' must be num_members={self.num_members}, got {num_draws}: set num_members"
             )
-        problem = prepare(model, x, y, points="free", device=device, stream=True)
+        problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=self.num_members)
         density = problem.density.subsampled()
         if not problem.is_bnn:
             check_batched(density, "DeepEnsemble")

@@ -164,7 +164,7 @@ class Laplace:
                 ended at its bound.
         """
         check_fit(num_draws, seed)
-        problem = prepare(model, x, y, points="free", device=device)
+        problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws)
         check_proper(problem.density)
         if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
             raise Refused(

@@ -135,7 +135,8 @@ class MCDropout:
         check_fit(num_draws, seed)
         self._check(model, init)
         start = start_values(model, init)
-        problem = prepare(model, x, y, points="free", device=device, stream=True, deterministic=False)
+        options = {"stream": True, "deterministic": False, "num_draws": num_draws}
+        problem = prepare(model, x, y, points="free", device=device, **options)
         probes = problem.x[:8]
         masks = (
             layer_masks(problem.model, probes)

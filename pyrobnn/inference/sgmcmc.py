@@ -134,7 +134,10 @@ class _StochasticGradientMCMC:
         """
         check_fit(num_draws, seed)
         held = None if init is None else start_values(model, init)
-        problem = prepare(model, x, y, points="held", device=device, values=held, stream=True)
+        total = num_draws * self.num_chains
+        problem = prepare(
+            model, x, y, points="held", device=device, values=held, stream=True, num_draws=total
+        )
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         if not problem.is_bnn:

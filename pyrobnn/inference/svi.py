@@ -204,7 +204,7 @@ class SVI:
             FloatingPointError: the loss diverged, naming the step.
         """
         check_fit(num_draws, seed)
-        problem = prepare(model, x, y, points="free", device=device, stream=True)
+        problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=num_draws)
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         if not problem.is_bnn:

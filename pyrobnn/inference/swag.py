@@ -94,7 +94,7 @@ class SWA:
     ) -> Posterior:
         """Average SGD's iterates; the arguments are those of :meth:`SWAG.fit`, with ``num_draws`` 1."""
         check_point_fit(num_draws, seed)
-        run = _Run(self, model, x, y, seed=seed, init=init, device=device)
+        run = _Run(self, model, x, y, num_draws=num_draws, seed=seed, init=init, device=device)
         with seeded(seed, run.problem.device):
             moments = SWAGMoments(run.latent_dim, diagonal=True, device=run.problem.device)
             result, points = run.train(moments, callbacks, progress)
@@ -192,7 +192,7 @@ class SWAG:
             FloatingPointError: the loss diverged; names step and loss.
         """
         check_fit(num_draws, seed)
-        run = _Run(self, model, x, y, seed=seed, init=init, device=device)
+        run = _Run(self, model, x, y, num_draws=num_draws, seed=seed, init=init, device=device)
         with seeded(seed, run.problem.device):
             run.warn_about_rank(0 if self.diagonal else self.rank)
             moments = SWAGMoments(
@@ -216,7 +216,9 @@ class SWAG:
 class _Run:
     """One training run of SWA or SWAG, under its own random state."""
 
-    def __init__(self, method: SWA | SWAG, model: Any, x: Any, y: Any, *, seed: int, init: Any, device: Any):
+    def __init__(
+        self, method: SWA | SWAG, model: Any, x: Any, y: Any, *, num_draws: int, seed: int, init, device
+    ):
         if not isinstance(model, BNN):
             raise (Refused if callable(model) else TypeError)(
                 f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
@@ -231,7 +233,8 @@ class _Run:
         self.method, self.seed, self.init = method, seed, init
         self.start = start_values(model, init)
         pure = with_batch_statistics(model)
-        problem = prepare(pure, x, y, points="free", device=device, stream=True, deterministic=False)
+        options = {"stream": True, "deterministic": False, "num_draws": num_draws}
+        problem = prepare(pure, x, y, points="free", device=device, **options)
         self.problem = dataclasses.replace(problem, model=model.to(problem.device))
         self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
         self.batch_size, self.epoch = self._batching()

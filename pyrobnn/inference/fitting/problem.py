@@ -19,6 +19,7 @@ from pyrobnn.data import Dataset
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.program import check_gaps
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -77,6 +78,7 @@ def prepare(
     values: Mapping[str, Tensor] | None = None,
     stream: bool = False,
     deterministic: bool = True,
+    num_draws: int = 0,
 ) -> Problem:
     """Check the model and its data before any compute, and build the density.
 
@@ -88,9 +90,11 @@ def prepare(
         values: values of held point parameters (an earlier posterior's).
         stream: keep a DataLoader as a stream; otherwise its batches are gathered in memory.
         deterministic: refuse dropout and batch-norm layers in training mode.
+        num_draws: of all chains together, that the posterior will hold in memory.
 
     Raises:
         TypeError, ValueError: naming the argument and the remedy.
+        NotEnoughMemory: the draws do not fit.
     """
     device = check_device(device)
     loader = x if isinstance(x, DataLoader) else None
@@ -99,7 +103,9 @@ def prepare(
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
         if loader is not None:
             raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
-        return _program_problem(model, x, y, points, device, values)
+        problem = _program_problem(model, x, y, points, device, values)
+        _check_draws(problem, num_draws)
+        return problem
     if deterministic and (layers := model.stochastic_layers()):
         raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
@@ -126,6 +132,7 @@ def prepare(
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, device, loader if stream else None, epoch)
+    _check_draws(problem, num_draws)
     for text in () if epoch is None else epoch.notes:
         problem.note(text)
     _note_held_points(problem, points, values)
@@ -323,6 +330,17 @@ def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any])
     """Call every callback; True if any of them asks to stop."""
     answers = [callback(step, metrics) for callback in callbacks]  # each is called, whatever the others say
     return any(answers)
+
+
+def _check_draws(problem: Problem, num_draws: int) -> None:
+    """Draws are held twice for a moment: as flat vectors and by site."""
+    size = problem.density.dim
+    require(
+        2 * num_draws * size * problem.density.dtype.itemsize,
+        problem.device,
+        f"a posterior of {num_draws} draws × {size} parameters",
+        "lower num_draws (or the number of chains or members), or use NUTS, which can write its draws to disk",
+    )
 
 
 def _program_problem(program, x, y, points, device, values) -> Problem:
