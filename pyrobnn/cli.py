@@ -16,12 +16,12 @@ from xarray import DataTree
 from pyrobnn import data
 from pyrobnn.checks import Refused, check_choice, check_device
 from pyrobnn.data.csv_file import read_features
-from pyrobnn.diagnostics import Verdict, reading
+from pyrobnn.diagnostics import Evidence, Verdict
+from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.posterior.storage import check_writable, read
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, compare_rows
-from pyrobnn.report.page import judge_all
 from pyrobnn.studies.compare import DEFAULT_METHODS, METHODS, run_study
 from pyrobnn.studies.study import describe, load_run, make_study, prediction_table
 
@@ -146,7 +146,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         ):
             if isinstance(found, DataTree):
                 trees[name] = found
-                stopped = bool(reading.number(found, "interrupted", 0.0))
+                stopped = bool(Evidence(found).number("interrupted", 0.0))
             else:
                 left_out[name] = str(found) if isinstance(found, Refused) else said(found)
     except KeyboardInterrupt:
@@ -207,10 +207,11 @@ def _write(
     trees: Mapping[str, DataTree], report: Path, summary: Path, left_out: Mapping[str, str]
 ) -> dict[str, Verdict]:
     """Judge, write both files, and only then print."""
-    verdicts = judge_all(trees)
-    write_summary(trees, verdicts, summary, left_out=left_out)
-    write_report(trees, report, verdicts=verdicts, left_out=left_out)
-    _say(f"\n{_table(trees, verdicts)}\n")
+    evidence = {label: Evidence(tree) for label, tree in trees.items()}
+    verdicts = judge_all(evidence)
+    write_summary(evidence, verdicts, summary, left_out=left_out)
+    write_report(evidence, report, verdicts=verdicts, left_out=left_out)
+    _say(f"\n{_table(evidence, verdicts)}\n")
     for verdict in verdicts.values():
         _say(verdict.summary)
     for name, reason in left_out.items():
@@ -219,7 +220,7 @@ def _write(
     return verdicts
 
 
-def _table(trees: Mapping[str, DataTree], verdicts: Mapping[str, Verdict]) -> str:
+def _table(trees: Mapping[str, Evidence], verdicts: Mapping[str, Verdict]) -> str:
     rows = compare_rows(trees, verdicts)
     columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
     cells = {

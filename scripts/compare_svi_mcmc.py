@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyrobnn import cli
-from pyrobnn.plots.reading import widest_gap
+from pyrobnn.diagnostics.points import widest_gap
 from pyrobnn.posterior.storage import read
 
 DEFAULTS = ["--data", "clusters", "--methods", "svi", "nuts", "map", "mle", "--out", "results/clusters"]

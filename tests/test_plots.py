@@ -12,8 +12,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from pyrobnn import plots
-from pyrobnn.plots.importance import leave_one_out
-from pyrobnn.plots.reading import regression_points, widest_gap
+from pyrobnn.diagnostics.leave_one_out import leave_one_out
+from pyrobnn.diagnostics.points import regression_points, widest_gap
 from pyrobnn.plots.style import style
 
 KINDS = {
@@ -122,10 +122,10 @@ def test_a_point_estimate_is_judged_by_its_gaussian() -> None:
 
 def test_leave_one_out_needs_log_q_of_an_approximation() -> None:
     tree = factory.regression_1d("SVI", iid=True)
-    fit = leave_one_out(tree)
-    assert fit.weights.sum(0) == pytest.approx(np.ones(80))
-    tree["sample_stats"] = tree["sample_stats"].to_dataset().drop_vars("log_q")
-    assert leave_one_out(tree) is None
+    assert len(leave_one_out(tree).k) == 80
+    bare = tree.copy()
+    bare["sample_stats"] = tree["sample_stats"].to_dataset().drop_vars("log_q")
+    assert leave_one_out(bare) is None
 
 
 def test_loss_panel_keeps_the_end_in_sight() -> None:

@@ -13,10 +13,11 @@ import trees as factory
 import xarray as xr
 
 from pyrobnn.diagnostics import Check, Verdict
+from pyrobnn.diagnostics.fidelity import predictive_distance
+from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import compare_rows, predictive_distance
+from pyrobnn.report.comparison import compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
-from pyrobnn.report.page import judge_all
 
 ATTACK = '<script>alert("x")</script>'
 
@@ -106,7 +107,7 @@ def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: di
     for label in ("nuts", "svi"):
         assert f"× {rows[label].values['gap_ratio']:.1f}" in html
     assert "gap_ratio" not in rows["map"].values
-    assert rows["svi"].values["wasserstein"] > 0 and "wasserstein" not in rows["nuts"].values
+    assert rows["svi"].values["predictive_distance"] > 0 and "predictive_distance" not in rows["nuts"].values
 
 
 def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 `diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
 DataTrees: `convergence`, `importance` and `corrected_moments`, `loo`, `compare` and `refit_points`, `score`,
-`pit` and `loo_pit`, `fidelity`, `power_scaling`.
+`pit` and `loo_pit`, `fidelity`, `power_scaling`. Given a tree's `Evidence` instead, they share what they compute.
 """
 
 from __future__ import annotations
 
-from pyrobnn.diagnostics.calibration import loo_pit, pit
+from pyrobnn.diagnostics.calibration import pit
 from pyrobnn.diagnostics.convergence import Convergence, convergence
+from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, cost_per_draw, fidelity
 from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance
 from pyrobnn.diagnostics.judge import diagnose
+from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.loo import compare, loo, refit_points
 from pyrobnn.diagnostics.model_checks import power_scaling
 from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
@@ -20,6 +22,7 @@ from pyrobnn.diagnostics.verdict import Check, Verdict
 __all__ = [
     "Check",
     "Convergence",
+    "Evidence",
     "Fidelity",
     "Importance",
     "Score",

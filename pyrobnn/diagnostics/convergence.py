@@ -9,18 +9,20 @@ import arviz_stats
 import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
+from pyrobnn.diagnostics.rhat import nested_rhat, rank_rhat
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of values of the function begin
-FUNCTION = "f at "
+F_AT = "f at "
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
 _MIN_DRAWS = 4
 _NESTED_CHAINS = 16
 _NESTED_DRAWS = 200
-_MODE_GAP = 3.0
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,19 @@ class Convergence:
     table: xr.Dataset
     nested: bool
 
+    @property
+    def of_function(self) -> xr.Dataset:
+        """The rows of the table that are values of the function."""
+        return self.table.isel(quantity=[name.startswith(F_AT) for name in self.names])
 
-def quantities(tree: xr.DataTree) -> dict[str, np.ndarray]:
+    @property
+    def names(self) -> list[str]:
+        """The name of each quantity, as the table has it."""
+        return [str(name) for name in self.table["quantity"].values]
+
+
+@statistic
+def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     """The identified scalar quantities of a tree, name → (chain, draw); constant ones are left out.
 
     Function values at the probes, log-likelihood, log prior, layer norms and noise from the ``function`` group.
@@ -46,27 +59,27 @@ def quantities(tree: xr.DataTree) -> dict[str, np.ndarray]:
     total, and the log density.
     """
     found: dict[str, np.ndarray] = {}
-    f = reading.functions(tree)
+    f = evidence.f
     if f is not None:
         num_outputs = f.shape[3]
         pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
         for probe, output in _spread(pairs, _MAX_QUANTITIES):
             suffix = f" (output {output})" if num_outputs > 1 else ""
-            found[f"{FUNCTION}{reading.probe_name(tree, probe)}{suffix} #{probe}"] = f[:, :, probe, output]
+            found[f"{F_AT}{evidence.probe_name(probe)}{suffix} #{probe}"] = f[:, :, probe, output]
     else:
-        pointwise = reading.log_likelihood(tree)
+        pointwise = evidence.log_likelihood
         if pointwise is not None:
             for datum in _spread(list(range(pointwise.shape[2])), _MAX_DATA):
                 found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
             found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     for group, name, title in (
-        ("function", "log_likelihood", "log-likelihood"),
-        ("function", "log_prior", "log prior"),
-        ("sample_stats", "lp", "log density"),
-        ("function", "layer_norm", "norm of layer"),
-        ("function", "noise", "noise"),
+        (FUNCTION, "log_likelihood", "log-likelihood"),
+        (FUNCTION, "log_prior", "log prior"),
+        (SAMPLE_STATS, "lp", "log density"),
+        (FUNCTION, "layer_norm", "norm of layer"),
+        (FUNCTION, "noise", "noise"),
     ):
-        values = reading.draws_of(tree, group, name)
+        values = evidence.draws(group, name)
         if values is None:
             continue
         columns = values.reshape(*values.shape[:2], -1)
@@ -75,7 +88,8 @@ def quantities(tree: xr.DataTree) -> dict[str, np.ndarray]:
     return {name: draws for name, draws in found.items() if np.isfinite(draws).all() and np.ptp(draws) > 0.0}
 
 
-def convergence(tree: xr.DataTree) -> Convergence | None:
+@statistic
+def convergence(evidence: Evidence) -> Convergence | None:
     """Rank-normalised split R-hat, bulk and tail ESS and the MCSE of the mean, of every identified quantity.
 
     Args:
@@ -90,96 +104,69 @@ def convergence(tree: xr.DataTree) -> Convergence | None:
     References:
         Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021).
     """
-    found = quantities(tree)
+    found = quantities(evidence)
     if not found or next(iter(found.values())).shape[1] < _MIN_DRAWS:
         return None
     draws = np.stack(list(found.values()), axis=2)
     num_chains, num_draws = draws.shape[:2]
     nested = num_chains >= _NESTED_CHAINS and num_draws <= _NESTED_DRAWS
-    data = xr.Dataset({"q": ((*reading.SAMPLE_DIMS, "quantity"), draws)}, coords={"quantity": list(found)})
-    table = xr.Dataset(coords={"quantity": list(found)})
-    table["rhat"] = (
-        nested_rhat(data)
-        if nested
-        else arviz_stats.rhat(data)["q"]
-        if num_chains > 1
-        else ("quantity", np.full(len(found), np.nan))
+    rhat = (
+        nested_rhat(draws) if nested else rank_rhat(draws) if num_chains > 1 else np.full(len(found), np.nan)
     )
-    table["ess_bulk"] = arviz_stats.ess(data, method="bulk")["q"]
-    table["ess_tail"] = arviz_stats.ess(data, method="tail", prob=(0.05, 0.95))["q"]
-    table["mcse"] = arviz_stats.mcse(data, method="mean")["q"]
-    table["sd"] = ("quantity", draws.reshape(-1, draws.shape[2]).std(axis=0))
+    data = xr.Dataset({"q": ((*SAMPLE_DIMS, "quantity"), draws)}, coords={"quantity": list(found)})
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        table = xr.Dataset(
+            {
+                "rhat": ("quantity", rhat),
+                "ess_bulk": arviz_stats.ess(data, method="bulk")["q"],
+                "ess_tail": arviz_stats.ess(data, method="tail", prob=(0.05, 0.95))["q"],
+                "mcse": arviz_stats.mcse(data, method="mean")["q"],
+                "sd": ("quantity", draws.reshape(-1, draws.shape[2]).std(axis=0)),
+            },
+            coords={"quantity": list(found)},
+        )
     return Convergence(table, nested)
 
 
-def nested_rhat(data: xr.Dataset) -> xr.DataArray:
-    """Nested R-hat of the variable ``q`` with the chains grouped, in order, into four superchains.
-
-    Chains beyond a multiple of four are left out. Superchains ought to share their starting point; with
-    independent starts the statistic is conservative about the bias and less noisy than R-hat, which is why it
-    is used for short chains.
-    """
-    size = data.sizes["chain"] // 4
-    kept = data.isel(chain=slice(0, 4 * size))
-    return arviz_stats.rhat_nested(kept, superchain_ids=np.repeat(np.arange(4), size))["q"]
-
-
-def weight_rhat(tree: xr.DataTree) -> tuple[float, float, int] | None:
+@statistic
+def weight_rhat(evidence: Evidence) -> tuple[float, float, int] | None:
     """Largest and median R-hat over (at most 1000) weights, and how many were looked at; None where undefined."""
-    if reading.num_chains(tree) < 2 or tree["posterior"].sizes["draw"] < _MIN_DRAWS:
+    if evidence.num_chains < 2 or evidence.draws_per_chain < _MIN_DRAWS:
         return None
-    columns = []
-    for name in tree["posterior"].data_vars:
-        draws = reading.draws_of(tree, "posterior", str(name))
-        if draws is not None and draws.ndim > 2:
-            columns.append(draws.reshape(*draws.shape[:2], -1))
+    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    columns = [flattened(draws, 2) for draws in stored if draws is not None and draws.ndim > 2]
     if not columns:
         return None
-    total = sum(column.shape[2] for column in columns)
-    every = -(-total // _MAX_WEIGHTS)
+    every = -(-sum(column.shape[2] for column in columns) // _MAX_WEIGHTS)
     flat = np.concatenate([column[:, :, ::every] for column in columns], axis=2)
     flat = flat[:, :, np.isfinite(flat).all(axis=(0, 1)) & (np.ptp(flat, axis=(0, 1)) > 0.0)]
     if flat.shape[2] == 0:
         return None
-    data = xr.Dataset({"w": ((*reading.SAMPLE_DIMS, "weight"), flat)})
-    rhat = arviz_stats.rhat(data)["w"].values
+    rhat = rank_rhat(flat)
     return float(np.nanmax(rhat)), float(np.nanmedian(rhat)), int(flat.shape[2])
 
 
-def convergence_checks(tree: xr.DataTree) -> list[Check]:
-    """R-hat, ESS and agreement of chains in function space; R-hat of weights as information."""
-    checks: list[Check] = []
-    if reading.num_chains(tree) == 1:
-        checks.append(
-            Check(
-                "num_chains",
-                "warn",
-                1.0,
-                "≥ 4 chains",
-                thresholds.RHAT_SOURCE,
-                "There is one chain, so nothing can show whether it missed a mode.",
-                "Run at least four chains from different starting points.",
-            )
-        )
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        found = convergence(tree)
-        weights = weight_rhat(tree)
-    if found is None:
-        if tree["posterior"].sizes["draw"] < _MIN_DRAWS:
-            checks.append(_too_short(tree))
-        return checks
-    if np.isfinite(found.table["rhat"]).any():
-        checks.append(_rhat_check(tree, found))
-        checks.extend(_modes_check(tree))
-    checks.extend(_ess_checks(tree, found))
-    if weights is not None:
-        checks.append(_weights_check(*weights))
-    return checks
+def check_chains(evidence: Evidence) -> Check | None:
+    """A warning where there is a single chain."""
+    if evidence.num_chains != 1:
+        return None
+    return Check(
+        "num_chains",
+        "warn",
+        1.0,
+        "≥ 4 chains",
+        thresholds.RHAT_SOURCE,
+        "There is one chain, so nothing can show whether it missed a mode.",
+        "Run at least four chains from different starting points.",
+    )
 
 
-def _too_short(tree: xr.DataTree) -> Check:
-    total = reading.num_draws(tree)
+def check_length(evidence: Evidence) -> Check | None:
+    """A failure where the chains are too short for any estimate."""
+    if evidence.draws_per_chain >= _MIN_DRAWS:
+        return None
+    total = evidence.num_draws
     return Check(
         "ess",
         "fail",
@@ -191,13 +178,21 @@ def _too_short(tree: xr.DataTree) -> Check:
     )
 
 
-def _rhat_check(tree: xr.DataTree, found: Convergence) -> Check:
+def _rhat_known(found: Convergence | None) -> bool:
+    return found is not None and bool(np.isfinite(found.table["rhat"]).any())
+
+
+def check_rhat(evidence: Evidence) -> Check | None:
+    """The largest R-hat over the identified quantities, and where it is."""
+    found = convergence(evidence)
+    if not _rhat_known(found):
+        return None
     rhat = found.table["rhat"].values
     worst = int(np.nanargmax(rhat))
-    value, name = float(rhat[worst]), _shown(str(found.table["quantity"].values[worst]))
+    value, name = float(rhat[worst]), _shown(found.names[worst])
     status = "pass" if value <= thresholds.RHAT_PASS else "fail" if value > thresholds.RHAT_FAIL else "warn"
     kind = "nested R-hat (four superchains)" if found.nested else "R-hat"
-    where = name.removeprefix("f ") if name.startswith(FUNCTION) else f"in the {name}"
+    where = name.removeprefix("f ") if name.startswith(F_AT) else f"in the {name}"
     ess = float(found.table["ess_bulk"].min())
     slow = status == "warn" and ess < thresholds.ESS_PASS
     return Check(
@@ -215,79 +210,89 @@ def _rhat_check(tree: xr.DataTree, found: Convergence) -> Check:
     )
 
 
-def _modes_check(tree: xr.DataTree) -> list[Check]:
-    """Whether chains fall into separate groups of function values, and where."""
-    f = reading.functions(tree)
-    if f is None or not np.isfinite(f).all():
-        return []
+def check_modes(evidence: Evidence) -> Check | None:
+    """A failure where chains fall into separate groups of function values."""
+    f = evidence.f
+    if f is None or not np.isfinite(f).all() or not _rhat_known(convergence(evidence)):
+        return None
     means = f.mean(axis=1)
     within = np.sqrt(f.var(axis=1).mean(axis=0))
     ordered = np.sort(means, axis=0)
     gaps = np.diff(ordered, axis=0).max(axis=0) / np.maximum(within, np.finfo(float).tiny)
     probe, output = np.unravel_index(int(gaps.argmax()), gaps.shape)
     gap = float(min(gaps[probe, output], 1e6))
-    if gap < _MODE_GAP:
-        return []
+    if gap < thresholds.MODES_FAIL:
+        return None
     column = means[:, probe, output]
     cut = int(np.diff(np.sort(column)).argmax())
     low = sorted(int(chain) for chain in np.argsort(column)[: cut + 1])
     high = sorted(set(range(len(column))) - set(low))
-    where = reading.probe_name(tree, int(probe))
-    return [
-        Check(
-            "modes",
-            "fail",
-            gap,
-            f"chain means < {_MODE_GAP:.0f} within-chain sd apart",
-            thresholds.RHAT_SOURCE,
-            f"At {where} chains {low} and chains {high} sit in different modes of the function, {gap:.1f} "
-            "within-chain sd apart.",
-            f"Chains disagree at {where}: raise num_warmup, and draw new starts (another seed); if the modes stay, "
-            "weight them by stacking on elpd rather than by counting chains.",
-        )
-    ]
+    where = evidence.probe_name(int(probe))
+    return Check(
+        "modes",
+        "fail",
+        gap,
+        f"chain means < {thresholds.MODES_FAIL:.0f} within-chain sd apart",
+        thresholds.RHAT_SOURCE,
+        f"At {where} chains {low} and chains {high} sit in different modes of the function, {gap:.1f} "
+        "within-chain sd apart.",
+        f"Chains disagree at {where}: raise num_warmup, and draw new starts (another seed); if the modes stay, "
+        "weight them by stacking on elpd rather than by counting chains.",
+    )
 
 
-def _ess_checks(tree: xr.DataTree, found: Convergence) -> list[Check]:
+def check_ess(evidence: Evidence) -> Check | None:
+    """The smallest effective sample size over the identified quantities."""
+    found = convergence(evidence)
+    if found is None:
+        return None
     bulk, tail = found.table["ess_bulk"].values, found.table["ess_tail"].values
     both = np.fmin(bulk, tail)
     if not np.isfinite(both).any():
-        return []
+        return None
     worst = int(np.nanargmin(both))
-    value, total = float(both[worst]), reading.num_draws(tree)
-    name = _shown(str(found.table["quantity"].values[worst]))
+    value = float(both[worst])
     kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
     status = "pass" if value >= thresholds.ESS_PASS else "fail" if value < thresholds.ESS_FAIL else "warn"
     factor = int(np.ceil(1.2 * thresholds.ESS_PASS / max(value, 1.0)))
-    more = -(-tree["posterior"].sizes["draw"] * factor // 100) * 100
+    more = -(-evidence.draws_per_chain * factor // 100) * 100
+    return Check(
+        "ess_function",
+        status,
+        value,
+        f"≥ {thresholds.ESS_PASS:.0f} (100 for each of four chains), < {thresholds.ESS_FAIL:.0f} fails",
+        thresholds.ESS_SOURCE,
+        f"The smallest effective sample size is {value:.0f} ({kind}, {_shown(found.names[worst])}) of "
+        f"{evidence.num_draws} draws.",
+        "" if status == "pass" else f"Draw more: num_draws={more} per chain would give about 400.",
+    )
+
+
+def check_mcse(evidence: Evidence) -> Check | None:
+    """The Monte-Carlo error of posterior means, as information."""
+    found = convergence(evidence)
+    if found is None:
+        return None
     relative = (found.table["mcse"] / found.table["sd"]).values
-    checks = [
-        Check(
-            "ess_function",
-            status,
-            value,
-            f"≥ {thresholds.ESS_PASS:.0f} (100 for each of four chains), < {thresholds.ESS_FAIL:.0f} fails",
-            thresholds.ESS_SOURCE,
-            f"The smallest effective sample size is {value:.0f} ({kind}, {name}) of {total} draws.",
-            "" if status == "pass" else f"Draw more: num_draws={more} per chain would give about 400.",
-        )
-    ]
-    if np.isfinite(relative).any():
-        largest = float(np.nanmax(relative))
-        checks.append(
-            Check(
-                "mcse_function",
-                "info",
-                largest,
-                "",
-                thresholds.ESS_SOURCE,
-                f"The Monte-Carlo error of posterior means is at most {largest:.1%} of the posterior sd.",
-            )
-        )
-    return checks
+    if not np.isfinite(relative).any():
+        return None
+    largest = float(np.nanmax(relative))
+    return Check(
+        "mcse_function",
+        "info",
+        largest,
+        "",
+        thresholds.ESS_SOURCE,
+        f"The Monte-Carlo error of posterior means is at most {largest:.1%} of the posterior sd.",
+    )
 
 
-def _weights_check(largest: float, median: float, count: int) -> Check:
+def check_weights(evidence: Evidence) -> Check | None:
+    """R-hat of single weights, as information."""
+    found = weight_rhat(evidence)
+    if found is None or convergence(evidence) is None:
+        return None
+    largest, median, count = found
     return Check(
         "rhat_weights",
         "info",
@@ -295,8 +300,7 @@ def _weights_check(largest: float, median: float, count: int) -> Check:
         "",
         thresholds.RHAT_SOURCE,
         f"Over {count} weights R-hat is {median:.2f} in the median and {largest:.2f} at most: not identified, "
-        "since hidden "
-        "units can swap and change sign, so this decides nothing.",
+        "since hidden units can swap and change sign, so this decides nothing.",
     )
 
 

@@ -1,8 +1,7 @@
-"""How close a posterior is to a reference run, in function space: the question that R-hat cannot answer."""
+"""How close a posterior is to a reference run: the question that R-hat cannot answer."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +9,16 @@ import xarray as xr
 from scipy import stats
 from scipy.special import softmax
 
-from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.convergence import convergence
+from pyrobnn.diagnostics.evidence import Evidence, statistic
+from pyrobnn.diagnostics.points import regression_points
+from pyrobnn.diagnostics.scores import units
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import FUNCTION, HELD_OUT, PREDICTIONS
 
 _MAX_COLUMNS = 512
-_ELPD_NOISE = 4.0
+_MAX_POINTS = 200
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Fidelity:
     elpd_difference_se: float | None
 
 
-def fidelity(tree: xr.DataTree, reference: xr.DataTree) -> Fidelity:
+def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> Fidelity:
     """Compare a posterior with a reference posterior (a long NUTS run) of the same model and data.
 
     Args:
@@ -59,78 +62,116 @@ def fidelity(tree: xr.DataTree, reference: xr.DataTree) -> Fidelity:
         What are Bayesian neural network posteriors really like? (Izmailov et al., 2021)
         https://arxiv.org/abs/2104.14421
     """
-    per_point, at = _per_point(tree, reference)
-    ours, theirs = _probabilities(tree), _probabilities(reference)
+    return _fidelity(Evidence.of(tree), Evidence.of(reference, "reference"))
+
+
+@statistic
+def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
+    per_point, at = _per_point(evidence, reference)
+    ours, theirs = _probabilities(evidence), _probabilities(reference)
     agreement = total_variation = None
-    if (
-        ours is not None
-        and theirs is not None
-        and ours.shape == theirs.shape
-        and _same_points(tree, reference)
-    ):
+    same = _same_points(evidence, reference)
+    if ours is not None and theirs is not None and ours.shape == theirs.shape and same:
         agreement = float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean())
         total_variation = float(0.5 * np.abs(ours - theirs).sum(axis=1).mean())
+    each = _log_prob_difference(evidence, reference) if same else None
     difference = error = None
-    log_prob = [reading.values_of(each, "predictions", "log_prob") for each in (tree, reference)]
-    if log_prob[0] is not None and log_prob[1] is not None and log_prob[0].shape == log_prob[1].shape:
-        per_datum = (log_prob[0] - log_prob[1]).ravel()
-        if np.isfinite(per_datum).all() and per_datum.size > 1 and _same_points(tree, reference):
-            difference = float(per_datum.sum())
-            error = float(np.sqrt(per_datum.size) * per_datum.std(ddof=1))
+    if each is not None:
+        difference = float(each.sum())
+        error = float(np.sqrt(each.size) * each.std(ddof=1))
     return Fidelity(per_point, at, agreement, total_variation, difference, error)
 
 
-def cost_per_draw(tree: xr.DataTree) -> float | None:
-    """Seconds of fitting per effective draw of f: the smallest bulk ESS for chains, the number of draws otherwise."""
-    seconds = reading.seconds(tree, "fit")
-    if seconds is None or reading.is_point(tree):
+def paired_difference(
+    tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence
+) -> tuple[float, float] | None:
+    """Mean difference of held-out log density per point, tree − reference, and its standard error over the points."""
+    each = _log_prob_difference(Evidence.of(tree), Evidence.of(reference, "reference"))
+    return None if each is None else (float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)))
+
+
+def _log_prob_difference(evidence: Evidence, reference: Evidence) -> np.ndarray | None:
+    """Held-out log density minus the reference's (point,); None for fewer than two points, or what is not finite."""
+    pair = [each.values(PREDICTIONS, "log_prob") for each in (evidence, reference)]
+    if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape or pair[0].size < 2:
         return None
-    if reading.is_iid(tree):
-        return seconds / reading.num_draws(tree)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        found = convergence(tree)
+    difference = np.ravel(pair[0] - pair[1])
+    return difference if np.isfinite(difference).all() else None
+
+
+def predictive_distance(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> float | None:
+    r"""Mean 1-Wasserstein distance between two predictive distributions at the held-out points.
+
+    .. math:: W_1 = \tfrac1n \sum_i \int |F_i(y) - F_i^{\mathrm{ref}}(y)| \, dy
+
+    in the outcome's units, over at most 200 points; of several outputs the mean of each one's distance in standard
+    deviations of its training targets. None unless both trees predict the same points. With S draws it has a floor of
+    about sd/√S. (`fidelity` measures f at the probes, in reference sd.)
+    """
+    evidence, reference = Evidence.of(tree), Evidence.of(reference, "reference")
+    outcomes = [each.values(HELD_OUT, "y") for each in (evidence, reference)]
+    if outcomes[0] is None or outcomes[1] is None or outcomes[0].shape != outcomes[1].shape:
+        return None
+    scale = units(evidence)
+    if not np.array_equal(*outcomes) or scale is None:
+        return None
+    distances = []
+    for output, unit in enumerate(scale):
+        points = [regression_points(each, output) for each in (evidence, reference)]
+        if any(each is None or not each.held_out or each.sample is None for each in points):
+            return None
+        ours, theirs = (each.sample for each in points)
+        index = np.linspace(0, ours.shape[1] - 1, min(ours.shape[1], _MAX_POINTS)).round().astype(int)
+        each = [stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in np.unique(index)]
+        distances.append(np.mean(each) / unit)
+    return float(np.mean(distances))
+
+
+@statistic
+def cost_per_draw(evidence: Evidence) -> float | None:
+    """Seconds of fitting per effective draw of f: the smallest bulk ESS for chains, the number of draws otherwise."""
+    seconds = evidence.seconds("fit")
+    if seconds is None or evidence.is_point:
+        return None
+    if evidence.is_iid:
+        return seconds / evidence.num_draws
+    found = convergence(evidence)
     if found is None or not np.isfinite(found.table["ess_bulk"]).any():
         return None
     return seconds / max(1.0, float(found.table["ess_bulk"].min()))
 
 
-def fidelity_checks(tree: xr.DataTree, reference: xr.DataTree) -> list[Check]:
-    """Distances to the reference with their thresholds; information only where the reference has not converged."""
-    found = fidelity(tree, reference)
-    trusted, why = _reference_converged(reference)
-    checks = []
-    if found.per_point is not None:
-        checks.append(_wasserstein_check(found, trusted, why))
-        checks.append(_sd_check(found, trusted, why))
-    if found.agreement is not None and found.total_variation is not None:
-        checks.append(_class_check(found, trusted, why))
-    if found.elpd_difference is not None and found.elpd_difference_se is not None:
-        low = found.elpd_difference < -max(_ELPD_NOISE, 2.0 * found.elpd_difference_se)
-        checks.append(
-            Check(
-                "elpd_against_reference",
-                "warn" if low else "pass",
-                found.elpd_difference,
-                f"≥ −{_ELPD_NOISE:.0f} or within two standard errors",
-                thresholds.LOO_SOURCE,
-                f"The held-out log density is {found.elpd_difference:+.1f} ± {found.elpd_difference_se:.1f} "
-                "from the reference's.",
-                "Prefer the reference for prediction." if low else "",
-            )
-        )
-    if not checks:
-        checks.append(
-            Check(
-                "fidelity",
-                "info",
-                None,
-                "",
-                thresholds.FIDELITY_SOURCE,
-                "The reference was evaluated at other points, so nothing can be compared.",
-            )
-        )
-    return checks
+def check_elpd_against(evidence: Evidence, reference: Evidence) -> Check | None:
+    """Whether the held-out log density is as high as the reference's."""
+    found = _fidelity(evidence, reference)
+    if found.elpd_difference is None or found.elpd_difference_se is None:
+        return None
+    low = found.elpd_difference < -max(thresholds.ELPD_WARN, 2.0 * found.elpd_difference_se)
+    return Check(
+        "elpd_against_reference",
+        "warn" if low else "pass",
+        found.elpd_difference,
+        f"≥ −{thresholds.ELPD_WARN:.0f} or within two standard errors",
+        thresholds.LOO_SOURCE,
+        f"The held-out log density is {found.elpd_difference:+.1f} ± {found.elpd_difference_se:.1f} "
+        "from the reference's.",
+        "Prefer the reference for prediction." if low else "",
+    )
+
+
+def check_comparable(evidence: Evidence, reference: Evidence) -> Check | None:
+    """Information where nothing of the two trees can be compared."""
+    found = _fidelity(evidence, reference)
+    if found.per_point is not None or found.agreement is not None or found.elpd_difference is not None:
+        return None
+    return Check(
+        "fidelity",
+        "info",
+        None,
+        "",
+        thresholds.FIDELITY_SOURCE,
+        "The reference was evaluated at other points, so nothing can be compared.",
+    )
 
 
 def _grade(value: float, good: float, bad: float, *, higher: bool = False) -> str:
@@ -139,7 +180,11 @@ def _grade(value: float, good: float, bad: float, *, higher: bool = False) -> st
     return "pass" if value <= good else "fail" if value > bad else "warn"
 
 
-def _wasserstein_check(found: Fidelity, trusted: bool, why: str) -> Check:
+def check_wasserstein(evidence: Evidence, reference: Evidence) -> Check | None:
+    """How far the function is from the reference's, at the median point."""
+    found, (trusted, why) = _fidelity(evidence, reference), _reference_converged(reference)
+    if found.per_point is None:
+        return None
     distance = found.per_point["wasserstein"].values
     median, largest = float(np.median(distance)), float(distance.max())
     status = _grade(median, thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL)
@@ -157,7 +202,11 @@ def _wasserstein_check(found: Fidelity, trusted: bool, why: str) -> Check:
     )
 
 
-def _sd_check(found: Fidelity, trusted: bool, why: str) -> Check:
+def check_sd_ratio(evidence: Evidence, reference: Evidence) -> Check | None:
+    """Whether the function is as uncertain as the reference's, at the median point."""
+    found, (trusted, why) = _fidelity(evidence, reference), _reference_converged(reference)
+    if found.per_point is None:
+        return None
     ratio = found.per_point["sd_ratio"].values
     median = float(np.median(ratio))
     status = _grade(
@@ -180,7 +229,11 @@ def _sd_check(found: Fidelity, trusted: bool, why: str) -> Check:
     )
 
 
-def _class_check(found: Fidelity, trusted: bool, why: str) -> Check:
+def check_classes(evidence: Evidence, reference: Evidence) -> Check | None:
+    """Whether classes and their probabilities agree with the reference's."""
+    found, (trusted, why) = _fidelity(evidence, reference), _reference_converged(reference)
+    if found.agreement is None:
+        return None
     grades = (
         _grade(found.agreement, thresholds.AGREEMENT_PASS, thresholds.AGREEMENT_FAIL, higher=True),
         _grade(found.total_variation, thresholds.TOTAL_VARIATION_PASS, thresholds.TOTAL_VARIATION_FAIL),
@@ -202,26 +255,26 @@ def _class_check(found: Fidelity, trusted: bool, why: str) -> Check:
     )
 
 
-def _same_points(tree: xr.DataTree, reference: xr.DataTree) -> bool:
-    ours = reading.values_of(tree, "predictions_constant_data", "x")
-    theirs = reading.values_of(reference, "predictions_constant_data", "x")
+def _same_points(evidence: Evidence, reference: Evidence) -> bool:
+    ours = evidence.values(HELD_OUT, "x")
+    theirs = reference.values(HELD_OUT, "x")
     if ours is None or theirs is None:
         return True
     return ours.shape == theirs.shape and bool(np.allclose(ours, theirs, rtol=1e-4, atol=1e-6))
 
 
-def _per_point(tree: xr.DataTree, reference: xr.DataTree) -> tuple[xr.Dataset | None, str]:
-    probes = [reading.values_of(each, "function", "probe_x") for each in (tree, reference)]
-    ours, theirs, at = reading.functions(tree), reading.functions(reference), "probes"
+def _per_point(evidence: Evidence, reference: Evidence) -> tuple[xr.Dataset | None, str]:
+    probes = [each.values(FUNCTION, "probe_x") for each in (evidence, reference)]
+    ours, theirs, at = evidence.f, reference.f, "probes"
     same = all(x is not None for x in probes) and probes[0].shape == probes[1].shape
     if (
         ours is None
         or theirs is None
         or not (same and np.allclose(probes[0], probes[1], rtol=1e-4, atol=1e-6))
     ):
-        ours, theirs = (reading.draws_of(each, "predictions", "f") for each in (tree, reference))
+        ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
         at = "held-out points"
-        if ours is None or theirs is None or not _same_points(tree, reference):
+        if ours is None or theirs is None or not _same_points(evidence, reference):
             return None, at
     ours, theirs = (f.reshape(f.shape[0] * f.shape[1], f.shape[2], -1) for f in (ours, theirs))
     if ours.shape[1:] != theirs.shape[1:] or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
@@ -239,24 +292,23 @@ def _per_point(tree: xr.DataTree, reference: xr.DataTree) -> tuple[xr.Dataset | 
     return xr.Dataset({"wasserstein": (dims, distance), "sd_ratio": (dims, ours.std(axis=0) / scale)}), at
 
 
-def _probabilities(tree: xr.DataTree) -> np.ndarray | None:
-    probs = reading.values_of(tree, "predictions", "probs")
+def _probabilities(evidence: Evidence) -> np.ndarray | None:
+    probs = evidence.values(PREDICTIONS, "probs")
     if probs is not None and len(probs):
         probs = np.asarray(probs, dtype=np.float64).reshape(len(probs), -1)
         return np.concatenate([1.0 - probs, probs], axis=1) if probs.shape[1] == 1 else probs
-    f = reading.draws_of(tree, "predictions", "f")
-    if f is None or reading.text(tree, "likelihood") != "categorical":
+    f = evidence.draws(PREDICTIONS, "f")
+    if f is None or evidence.likelihood != "categorical":
         return None
     return softmax(f, axis=-1).mean(axis=(0, 1))
 
 
-def _reference_converged(reference: xr.DataTree) -> tuple[bool, str]:
+@statistic
+def _reference_converged(reference: Evidence) -> tuple[bool, str]:
     """Whether the reference can judge, with the reason in words if it cannot."""
-    if reading.is_iid(reference):
+    if reference.is_iid:
         return False, "; the reference is itself an approximation, so this decides nothing"
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        found = convergence(reference)
+    found = convergence(reference)
     if found is None or not np.isfinite(found.table["rhat"]).any():
         return False, "; the convergence of the reference is unknown, so this decides nothing"
     largest = float(found.table["rhat"].max())

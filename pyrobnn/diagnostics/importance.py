@@ -10,8 +10,10 @@ import xarray as xr
 from arviz_stats.base import array_stats
 from scipy.special import logsumexp
 
-from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
 #: claim to be the posterior, by a density q: where it is missing, the fit was cut short or the tree is another's
@@ -43,7 +45,7 @@ class Importance:
     space: str
 
 
-def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Pareto-smoothed log weights and k-hat of log ratios log p − log q.
 
     ArviZ's ``psislw`` takes the *negative* log ratio (it was made for the log-likelihood of leave-one-out);
@@ -52,6 +54,7 @@ def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         log_ratio: (…, chain, draw).
+        r_eff: effective draws per draw, which sets how many make the tail.
 
     Returns:
         Log weights (…, chain, draw), each normalised over its draws, and k-hat (…).
@@ -65,7 +68,7 @@ def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         safe = np.where(flat[..., None, None], ramp, log_ratio)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        log_weights, k = _psislw(safe)
+        log_weights, k = _psislw(safe, r_eff)
     # where the tail underflows, psislw answers NaN weights with a small k-hat, the opposite of the truth
     degenerate = ~(np.isfinite(k) & np.isfinite(log_weights).all(axis=(-2, -1)))
     raw = log_ratio - logsumexp(log_ratio, axis=(-2, -1), keepdims=True)
@@ -75,18 +78,19 @@ def pareto_smooth(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(flat[..., None, None], uniform, log_weights), k
 
 
-def _psislw(log_ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _psislw(log_ratio: np.ndarray, r_eff: float) -> tuple[np.ndarray, np.ndarray]:
     """ArviZ's smoothing, with NaN for the rows whose largest ratios are all the same: it refuses them all for one."""
     try:
-        return array_stats.psislw(-log_ratio, axis=(-2, -1))
+        return array_stats.psislw(-log_ratio, r_eff=r_eff, axis=(-2, -1))
     except ValueError:
         if log_ratio.ndim == 2:
             return np.full(log_ratio.shape, np.nan), np.array(np.nan)
-        rows = [_psislw(row) for row in log_ratio]
+        rows = [_psislw(row, r_eff) for row in log_ratio]
         return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
 
 
-def importance(tree: xr.DataTree, *, space: str = "full") -> Importance | None:
+@statistic
+def importance(evidence: Evidence, *, space: str = "full") -> Importance | None:
     """Pareto-smoothed importance weights p/q of the draws of an approximation.
 
     Args:
@@ -110,8 +114,8 @@ def importance(tree: xr.DataTree, *, space: str = "full") -> Importance | None:
     if space not in ("full", "subspace"):
         raise ValueError(f"'space' is {space!r}; expected 'full' or 'subspace'.")
     suffix = "" if space == "full" else "_subspace"
-    log_p = reading.draws_of(tree, "sample_stats", "log_p" + suffix)
-    log_q = reading.draws_of(tree, "sample_stats", "log_q" + suffix)
+    log_p = evidence.draws(SAMPLE_STATS, "log_p" + suffix)
+    log_q = evidence.draws(SAMPLE_STATS, "log_q" + suffix)
     if log_p is None or log_q is None or log_p.size < _MIN_DRAWS:
         return None
     log_ratio = log_p - log_q
@@ -122,7 +126,8 @@ def importance(tree: xr.DataTree, *, space: str = "full") -> Importance | None:
     return Importance(float(k), log_weights, thresholds.good_k(log_p.size), ess, space)
 
 
-def corrected_moments(tree: xr.DataTree, *, group: str = "function") -> xr.Dataset | None:
+@statistic
+def corrected_moments(evidence: Evidence, *, group: str = FUNCTION) -> xr.Dataset | None:
     """Mean and sd of f before and after importance weighting, where k-hat allows it.
 
     Args:
@@ -134,12 +139,12 @@ def corrected_moments(tree: xr.DataTree, *, group: str = "function") -> xr.Datas
         ``sd_corrected``, in the units of f; None where k-hat (in full, else in the subspace) exceeds its limit
         or nothing can be computed.
     """
-    found = importance(tree)
+    found = importance(evidence)
     if found is None or found.k > found.good_k:
-        found = importance(tree, space="subspace")
+        found = importance(evidence, space="subspace")
     if found is None or found.k > found.good_k:
         return None
-    f = reading.functions(tree) if group == "function" else reading.draws_of(tree, group, "f")
+    f = evidence.f if group == FUNCTION else evidence.draws(group, "f")
     if f is None:
         return None
     f = f.reshape(*f.shape[:3], -1)
@@ -157,34 +162,54 @@ def corrected_moments(tree: xr.DataTree, *, group: str = "function") -> xr.Datas
     )
 
 
-def importance_checks(tree: xr.DataTree) -> list[Check]:
-    """k-hat in full and in the subspace, number of draws, and the correction where k-hat allows one."""
-    checks, method = _count_check(tree), reading.method(tree)
-    full, part = importance(tree), importance(tree, space="subspace")
-    if full is not None:
-        checks.append(_k_check(full, method, decides=part is None))
-    if part is not None:
-        checks.append(_k_check(part, method, decides=True))
-    if full is None and part is None:
-        return [*checks, _unjudged(tree)]
-    moments = corrected_moments(tree)
-    if moments is not None:
-        sd = np.maximum(moments["sd"].values, np.finfo(float).tiny)
-        shift = float(min(np.max(np.abs(moments["mean_corrected"] - moments["mean"]).values / sd), 1e6))
-        ratio = float(min(np.median(moments["sd_corrected"].values / sd), 1e6))
-        checks.append(
-            Check(
-                "psis_correction",
-                "info",
-                shift,
-                "",
-                thresholds.PARETO_SOURCE,
-                f"Importance weighting moves the mean of f by at most {shift:.2f} sd and multiplies its sd by "
-                f"{ratio:.2f} in "
-                "the median.",
-            )
-        )
-    return checks
+def check_count(evidence: Evidence) -> Check | None:
+    """Whether there are enough independent draws."""
+    if evidence.variable(SAMPLE_STATS, "log_q") is None:
+        return None
+    count = evidence.num_draws
+    status = "pass" if count >= thresholds.ESS_PASS else "fail" if count < thresholds.ESS_FAIL else "warn"
+    return Check(
+        "num_draws",
+        status,
+        float(count),
+        f"≥ {thresholds.ESS_PASS:.0f}, < {thresholds.ESS_FAIL:.0f} fails",
+        thresholds.PARETO_SOURCE,
+        f"There are {count} independent draws.",
+        "" if status == "pass" else "Raise num_draws to 1000: draws from an approximation cost little.",
+    )
+
+
+def check_khat(evidence: Evidence) -> Check | None:
+    """k-hat of p/q over all weights; it decides where there is none of a subspace."""
+    full, part = importance(evidence), importance(evidence, space="subspace")
+    if full is None:
+        return None if part is not None else _unjudged(evidence)
+    return _k_check(full, evidence.method, decides=part is None)
+
+
+def check_khat_subspace(evidence: Evidence) -> Check | None:
+    """k-hat of p/q over the part of the weights that the approximation treats as random."""
+    part = importance(evidence, space="subspace")
+    return None if part is None else _k_check(part, evidence.method, decides=True)
+
+
+def check_correction(evidence: Evidence) -> Check | None:
+    """How far importance weighting moves the function, as information."""
+    moments = corrected_moments(evidence)
+    if moments is None:
+        return None
+    sd = np.maximum(moments["sd"].values, np.finfo(float).tiny)
+    shift = float(min(np.max(np.abs(moments["mean_corrected"] - moments["mean"]).values / sd), 1e6))
+    ratio = float(min(np.median(moments["sd_corrected"].values / sd), 1e6))
+    return Check(
+        "psis_correction",
+        "info",
+        shift,
+        "",
+        thresholds.PARETO_SOURCE,
+        f"Importance weighting moves the mean of f by at most {shift:.2f} sd and multiplies its sd by "
+        f"{ratio:.2f} in the median.",
+    )
 
 
 def _k_check(found: Importance, method: str, *, decides: bool) -> Check:
@@ -221,28 +246,10 @@ def _k_check(found: Importance, method: str, *, decides: bool) -> Check:
     )
 
 
-def _count_check(tree: xr.DataTree) -> list[Check]:
-    count = reading.num_draws(tree)
-    if reading.variable(tree, "sample_stats", "log_q") is None:
-        return []
-    status = "pass" if count >= thresholds.ESS_PASS else "fail" if count < thresholds.ESS_FAIL else "warn"
-    return [
-        Check(
-            "num_draws",
-            status,
-            float(count),
-            f"≥ {thresholds.ESS_PASS:.0f}, < {thresholds.ESS_FAIL:.0f} fails",
-            thresholds.PARETO_SOURCE,
-            f"There are {count} independent draws.",
-            "" if status == "pass" else "Raise num_draws to 1000: draws from an approximation cost little.",
-        )
-    ]
-
-
-def _unjudged(tree: xr.DataTree) -> Check:
-    method = reading.method(tree)
-    log_p = reading.draws_of(tree, "sample_stats", "log_p")
-    log_q = reading.draws_of(tree, "sample_stats", "log_q")
+def _unjudged(evidence: Evidence) -> Check:
+    method = evidence.method
+    log_p = evidence.draws(SAMPLE_STATS, "log_p")
+    log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is not None and log_q is not None and not np.isfinite(log_p - log_q).all():
         return Check(
             "khat",

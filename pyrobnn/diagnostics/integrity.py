@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 import numpy as np
-import xarray as xr
 
-from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence, flattened
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import (
+    FUNCTION,
+    GRID,
+    HELD_OUT,
+    LOG_LIKELIHOOD,
+    LOG_PRIOR,
+    OBSERVED_DATA,
+    POSTERIOR,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    SAMPLE_DIMS,
+    SAMPLE_STATS,
+)
 
-_DRAWS = ("posterior", "function")
+_DRAWS = (POSTERIOR, FUNCTION)
 #: what the other checks, scores and figures are made of; of a sampler's statistics only these are read
 _READ = (
-    "log_likelihood",
-    "log_prior",
-    "posterior_predictive",
-    "observed_data",
-    "predictions",
-    "predictions_constant_data",
-    "grid",
+    LOG_LIKELIHOOD,
+    LOG_PRIOR,
+    POSTERIOR_PREDICTIVE,
+    OBSERVED_DATA,
+    PREDICTIONS,
+    HELD_OUT,
+    GRID,
 )
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
 _LISTED = 3
 
 
-def hopeless(tree: xr.DataTree) -> Check | None:
+def hopeless(evidence: Evidence) -> Check | None:
     """A failing check if there are no draws, or draws that are NaN or infinite: nothing else can then be computed."""
-    if reading.num_draws(tree) == 0:
+    if evidence.num_draws == 0:
         return Check(
             "num_draws", "fail", 0.0, "≥ 1 draw", "numerical", "There are no draws.", "Fit again, for longer."
         )
     bad = {
         (group, name): count
         for group in _DRAWS
-        for name, count in _not_finite(tree, group).items()
-        if set(reading.SAMPLE_DIMS) <= set(tree[group][name].dims)
+        for name, count in _not_finite(evidence, group).items()
+        if set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
     }
     if not bad:
         return None
-    total = sum(tree[group][name].size for group, name in bad)
+    total = sum(evidence.tree[group][name].size for group, name in bad)
     return Check(
         "finite",
         "fail",
@@ -49,15 +62,9 @@ def hopeless(tree: xr.DataTree) -> Check | None:
     )
 
 
-def integrity_checks(tree: xr.DataTree) -> list[Check]:
-    """Only what is wrong: values not finite, draws that never move, chains that are copies, a run that was stopped."""
-    found = (_others_finite(tree), _moving(tree), _copied(tree), interrupted(tree))
-    return [check for check in found if check is not None]
-
-
-def interrupted(tree: xr.DataTree) -> Check | None:
+def check_interrupted(evidence: Evidence) -> Check | None:
     """A warning if the fit was stopped from the keyboard, in which case the draws are what it had by then."""
-    if reading.number(tree, "interrupted", 0.0) == 0.0:
+    if evidence.number("interrupted", 0.0) == 0.0:
         return None
     return Check(
         "interrupted",
@@ -65,35 +72,34 @@ def interrupted(tree: xr.DataTree) -> Check | None:
         None,
         "a fit that ran to its end",
         "",
-        f"The fit was interrupted; what it had by then: {reading.num_draws(tree)} "
-        f"{'draw' if reading.num_draws(tree) == 1 else 'draws'}.",
+        f"The fit was interrupted; what it had by then: {evidence.num_draws} "
+        f"{'draw' if evidence.num_draws == 1 else 'draws'}.",
         "Run it again to the end before relying on it.",
     )
 
 
-def fit_warnings(tree: xr.DataTree) -> list[Check]:
+def check_fit_warnings(evidence: Evidence) -> Check | None:
     """A warning if the fit itself had something to say: what it told its user then, whoever reads its tree is told."""
-    notes = reading.json_attr(tree, "warnings")
+    notes = evidence.json("warnings")
     notes = [str(note) for note in notes] if isinstance(notes, list) else []
     if not notes:
-        return []
+        return None
     more = "" if len(notes) == 1 else f" (and {len(notes) - 1} more, in the tree's attribute 'warnings')"
-    return [
-        Check(
-            "fit_warnings",
-            "warn",
-            float(len(notes)),
-            "a fit without warnings",
-            "",
-            f"The fit warned: {notes[0].rstrip('.')}{more}.",
-            "Do what the warning says, and fit again.",
-        )
-    ]
+    return Check(
+        "fit_warnings",
+        "warn",
+        float(len(notes)),
+        "a fit without warnings",
+        "",
+        f"The fit warned: {notes[0].rstrip('.')}{more}.",
+        "Do what the warning says, and fit again.",
+    )
 
 
-def _others_finite(tree: xr.DataTree) -> Check | None:
-    bad = {f"{group}/{name}": n for group in _READ for name, n in _not_finite(tree, group).items()}
-    bad |= {f"sample_stats/{k}": n for k, n in _not_finite(tree, "sample_stats").items() if k in _STATS}
+def check_finite(evidence: Evidence) -> Check | None:
+    """A warning if anything else that is read holds NaN or infinity."""
+    bad = {f"{group}/{name}": n for group in _READ for name, n in _not_finite(evidence, group).items()}
+    bad |= {f"{SAMPLE_STATS}/{k}": n for k, n in _not_finite(evidence, SAMPLE_STATS).items() if k in _STATS}
     if not bad:
         return None
     listed = ", ".join(f"{count} of {name}" for name, count in list(bad.items())[:_LISTED])
@@ -109,17 +115,17 @@ def _others_finite(tree: xr.DataTree) -> Check | None:
     )
 
 
-def _moving(tree: xr.DataTree) -> Check | None:
+def check_moving(evidence: Evidence) -> Check | None:
     """Whether each chain moves, and whether independent draws differ."""
-    draws = reading.num_draws(tree) // reading.num_chains(tree)
-    if draws < 2 or reading.is_point(tree):
+    draws = evidence.draws_per_chain
+    if draws < 2 or evidence.is_point:
         return None
-    still = _stayed(tree)
+    still = _stayed(evidence)
     frozen = [int(chain) for chain in np.flatnonzero(still.all(axis=1))]
     share = float(still.mean())
     if not frozen and share <= thresholds.STILL_WARN:
         return None
-    independent = reading.is_iid(tree)
+    independent = evidence.is_iid
     if frozen and not independent:
         return Check(
             "moving",
@@ -149,11 +155,11 @@ def _moving(tree: xr.DataTree) -> Check | None:
     )
 
 
-def _copied(tree: xr.DataTree) -> Check | None:
+def check_copies(evidence: Evidence) -> Check | None:
     """Whether chains repeat one another draw by draw: R-hat calls that agreement, and the ESS counts every copy."""
-    draws = [reading.stored_draws(tree, "posterior", str(name)) for name in tree["posterior"].data_vars]
-    flat = [reading.flattened(each, 2).reshape(len(each), -1) for each in draws if each is not None]
-    if not flat or len(flat[0]) < 2 or reading.is_point(tree):
+    draws = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    flat = [flattened(each, 2).reshape(len(each), -1) for each in draws if each is not None]
+    if not flat or len(flat[0]) < 2 or evidence.is_point:
         return None
     groups: dict[bytes, list[int]] = {}
     for chain in range(len(flat[0])):
@@ -173,33 +179,31 @@ def _copied(tree: xr.DataTree) -> Check | None:
     )
 
 
-def _stayed(tree: xr.DataTree) -> np.ndarray:
+def _stayed(evidence: Evidence) -> np.ndarray:
     """Whether each draw but the first of its chain equals the one before, (chain, draw − 1).
 
     In all weights, or in the function at all its probes.
     """
-    sizes = tree["posterior"].sizes
-    weights = np.ones((sizes["chain"], sizes["draw"] - 1), dtype=bool)
-    for name in tree["posterior"].data_vars:
-        draws = reading.stored_draws(tree, "posterior", str(name))
+    num_chains, num_draws = evidence.num_chains, evidence.draws_per_chain
+    weights = np.ones((num_chains, num_draws - 1), dtype=bool)
+    for name in evidence.names(POSTERIOR):
+        draws = evidence.stored(POSTERIOR, name)
         if draws is not None:
             weights &= _same(draws)
-    f = reading.stored_draws(tree, "function", "f")
-    return weights if f is None or f.shape[:2] != (sizes["chain"], sizes["draw"]) else weights | _same(f)
+    f = evidence.stored(FUNCTION, "f")
+    return weights if f is None or f.shape[:2] != (num_chains, num_draws) else weights | _same(f)
 
 
 def _same(draws: np.ndarray) -> np.ndarray:
-    flat = reading.flattened(draws, 2)
+    flat = flattened(draws, 2)
     return (flat[:, 1:] == flat[:, :-1]).all(axis=2)
 
 
-def _not_finite(tree: xr.DataTree, group: str) -> dict[str, int]:
+def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:
     """Variable of a group → how many of its values are NaN or infinite, where any are."""
-    if group not in tree.children:
-        return {}
     counts = {
-        str(name): int((~np.isfinite(values.values)).sum())
-        for name, values in tree[group].data_vars.items()
-        if np.issubdtype(values.dtype, np.floating)
+        name: int((~np.isfinite(values.values)).sum())
+        for name in evidence.names(group)
+        if np.issubdtype((values := evidence.tree[group][name]).dtype, np.floating)
     }
     return {name: count for name, count in counts.items() if count}

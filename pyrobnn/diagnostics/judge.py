@@ -3,25 +3,178 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics import reading, thresholds
-from pyrobnn.diagnostics.calibration import calibration_checks
-from pyrobnn.diagnostics.convergence import convergence_checks
-from pyrobnn.diagnostics.fidelity import cost_per_draw, fidelity_checks
-from pyrobnn.diagnostics.importance import importance_checks
-from pyrobnn.diagnostics.integrity import fit_warnings, hopeless, integrity_checks, interrupted
-from pyrobnn.diagnostics.loo import loo, loo_checks
-from pyrobnn.diagnostics.model_checks import model_checks
-from pyrobnn.diagnostics.sampler import sampler_checks
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.calibration import check_coverage, check_ece, check_loo_pit, check_pit, check_regions
+from pyrobnn.diagnostics.convergence import (
+    check_chains,
+    check_ess,
+    check_length,
+    check_mcse,
+    check_modes,
+    check_rhat,
+    check_weights,
+)
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.fidelity import (
+    check_classes,
+    check_comparable,
+    check_elpd_against,
+    check_sd_ratio,
+    check_wasserstein,
+    cost_per_draw,
+)
+from pyrobnn.diagnostics.importance import check_correction, check_count, check_khat, check_khat_subspace
+from pyrobnn.diagnostics.integrity import (
+    check_copies,
+    check_finite,
+    check_fit_warnings,
+    check_interrupted,
+    check_moving,
+    hopeless,
+)
+from pyrobnn.diagnostics.loo import check_elpd, check_loo_khat
+from pyrobnn.diagnostics.model_checks import (
+    check_collapse,
+    check_dead_sites,
+    check_in_between,
+    check_noise_prior,
+    check_prior_predictive,
+    check_prior_sensitivity,
+    check_temperature,
+)
+from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
 from pyrobnn.diagnostics.verdict import Check, Verdict, said
 
 
-def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verdict:
+def every(evidence: Evidence) -> bool:
+    """Of every tree."""
+    return True
+
+
+def point(evidence: Evidence) -> bool:
+    """Of point estimates."""
+    return evidence.is_point
+
+
+def draws(evidence: Evidence) -> bool:
+    """Of everything but point estimates."""
+    return not evidence.is_point
+
+
+def independent(evidence: Evidence) -> bool:
+    """Of independent draws, for which R-hat is 1 by construction."""
+    return draws(evidence) and evidence.is_iid
+
+
+def chains(evidence: Evidence) -> bool:
+    """Of Markov chains."""
+    return draws(evidence) and not evidence.is_iid
+
+
+def check_point(evidence: Evidence) -> Check:
+    """That a point estimate is one."""
+    method = "This run" if evidence.method == "unknown" else evidence.method
+    return Check(
+        "point_estimate",
+        "warn",
+        1.0,
+        "more than one draw",
+        thresholds.POSTERIOR_CLAIM_SOURCE,
+        f"{method} is a point estimate: no epistemic uncertainty.",
+        "Use it as a baseline or a start; for uncertainty fit Laplace around it, SVI or NUTS.",
+    )
+
+
+def check_cost(evidence: Evidence) -> Check | None:
+    """Seconds per effective draw, as information."""
+    seconds = cost_per_draw(evidence)
+    if seconds is None or not np.isfinite(seconds):
+        return None
+    shown = f"{seconds:.2g} s" if seconds >= 1.0 else f"{1e3 * seconds:.2g} ms"
+    return Check(
+        "cost",
+        "info",
+        seconds,
+        "",
+        thresholds.PARETO_SOURCE if evidence.is_iid else thresholds.ESS_SOURCE,
+        f"Fitting took {shown} per effective draw of the function.",
+    )
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A check and the trees that it is made of.
+
+    Args:
+        check: from the tree's `Evidence` (and the reference's, where `against` it) to a `Check`, or None where the
+            trees do not hold what it needs.
+        of: which trees.
+        against: whether it needs a reference.
+    """
+
+    check: Callable[..., Check | None]
+    of: Callable[[Evidence], bool] = every
+    against: bool = False
+
+    @property
+    def name(self) -> str:
+        """What is examined, in words."""
+        return self.check.__name__.removeprefix("check_").replace("_", " ")
+
+
+#: every check, in the order in which a reader sees them: a new one is a function and a line here
+EXAMINATIONS = (
+    Examination(check_finite),
+    Examination(check_moving),
+    Examination(check_copies),
+    Examination(check_interrupted),
+    Examination(check_point, point),
+    Examination(check_count, independent),
+    Examination(check_khat, independent),
+    Examination(check_khat_subspace, independent),
+    Examination(check_correction, independent),
+    Examination(check_chains, chains),
+    Examination(check_length, chains),
+    Examination(check_rhat, chains),
+    Examination(check_modes, chains),
+    Examination(check_ess, chains),
+    Examination(check_mcse, chains),
+    Examination(check_weights, chains),
+    Examination(check_divergences, chains),
+    Examination(check_bfmi, chains),
+    Examination(check_tree_depth, chains),
+    Examination(check_acceptance, chains),
+    Examination(check_elpd, draws),
+    Examination(check_loo_khat, draws),
+    Examination(check_pit),
+    Examination(check_coverage),
+    Examination(check_loo_pit),
+    Examination(check_regions),
+    Examination(check_ece),
+    Examination(check_temperature),
+    Examination(check_prior_sensitivity),
+    Examination(check_noise_prior),
+    Examination(check_prior_predictive),
+    Examination(check_collapse, independent),
+    Examination(check_dead_sites, independent),
+    Examination(check_in_between, draws),
+    Examination(check_wasserstein, draws, against=True),
+    Examination(check_sd_ratio, draws, against=True),
+    Examination(check_classes, draws, against=True),
+    Examination(check_elpd_against, draws, against=True),
+    Examination(check_comparable, draws, against=True),
+    Examination(check_cost),
+    Examination(check_fit_warnings),
+)
+
+
+def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None) -> Verdict:
     """Say whether a posterior can be believed, on what evidence, and what to do next.
 
     Markov chains are judged by R-hat and effective sample size *in function space* and by their sampler;
@@ -31,7 +184,8 @@ def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verd
     missing check is never a pass. A check that raises becomes a check that says so.
 
     Args:
-        tree: Draws as DataTree: from this library, NumPyro or PyMC; only ``posterior`` is required.
+        tree: Draws as DataTree: from this library, NumPyro or PyMC; only ``posterior`` is required. Or its `Evidence`,
+            which shares what it finds with whatever reads it next.
         reference: DataTree of a long NUTS run on the same model and data; None for no comparison.
 
     Returns:
@@ -58,84 +212,74 @@ def diagnose(tree: xr.DataTree, *, reference: xr.DataTree | None = None) -> Verd
         >>> diagnose(tree).status
         'pass'
     """
-    reading.check_tree(tree)
+    evidence = Evidence.of(tree)
+    evidence.require_draws()
     if reference is not None:
-        reading.check_tree(reference, "reference")
-    name = reading.method(tree)
-    label = reading.text(tree, "label") or name
-    broken = hopeless(tree)
+        reference = Evidence.of(reference, "reference")
+        reference.require_draws("reference")
+        if reference.tree is evidence.tree:
+            reference = None
+    label = evidence.text("label") or evidence.method
+    broken = hopeless(evidence)
     if broken is not None:
-        stopped = interrupted(tree)
-        return Verdict.from_checks(name, label, [broken] if stopped is None else [broken, stopped])
-    point = reading.is_point(tree)
-    checks = _made("draws", integrity_checks, tree)
-    if point:
-        checks.append(_point_estimate(name))
-    elif reading.is_iid(tree):
-        checks += _made("importance", importance_checks, tree)
-    else:
-        checks += _made("convergence", convergence_checks, tree)
-        checks += _made("sampler", sampler_checks, tree)
-    if not point:
-        checks += _made("leave_one_out", lambda t: loo_checks(t, loo(t)), tree)
-    checks += _made("calibration", calibration_checks, tree)
-    checks += _made("model", model_checks, tree)
-    if reference is not None and reference is not tree and not point:
-        checks += _made("fidelity", fidelity_checks, tree, reference)
-    checks += _made("cost", _cost, tree)
-    checks += _made("fit_warnings", fit_warnings, tree)
-    if point:
+        found = [broken, check_interrupted(evidence)]
+        return Verdict.from_checks(evidence.method, label, [check for check in found if check is not None])
+    found = [
+        _made(examination, evidence, *([reference] if examination.against else []))
+        for examination in EXAMINATIONS
+        if examination.of(evidence) and not (examination.against and reference is None)
+    ]
+    checks = [check for check in found if check is not None]
+    if evidence.is_point:
         checks = [replace(check, status="warn") if check.status == "fail" else check for check in checks]
     nothing = not any(check.status in ("pass", "warn", "fail") for check in checks)
-    return Verdict.from_checks(name, label, checks, at_least="warn" if nothing else "pass")
+    return Verdict.from_checks(evidence.method, label, checks, at_least="warn" if nothing else "pass")
 
 
-def _made(what: str, make: Callable[..., list[Check]], *trees: xr.DataTree) -> list[Check]:
-    """The checks that `make` makes; where it raises, one that says so: a check that failed to run is not a pass."""
+def _made(examination: Examination, *evidence: Evidence) -> Check | None:
+    """The check; where it raises, one that says so: a check that failed to run is not a pass."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
-            return make(*trees)
+            return examination.check(*evidence)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
-        return [
-            Check(
-                what,
-                "warn",
-                None,
-                "",
-                "numerical",
-                f"The {what.replace('_', ' ')} checks could not be made: {said(error)}.",
-                "Look at the draws and data that they rest on; until then this is unjudged.",
-            )
-        ]
-
-
-def _point_estimate(name: str) -> Check:
-    method = "This run" if name == "unknown" else name
-    return Check(
-        "point_estimate",
-        "warn",
-        1.0,
-        "more than one draw",
-        thresholds.POSTERIOR_CLAIM_SOURCE,
-        f"{method} is a point estimate: no epistemic uncertainty.",
-        "Use it as a baseline or a start; for uncertainty fit Laplace around it, SVI or NUTS.",
-    )
-
-
-def _cost(tree: xr.DataTree) -> list[Check]:
-    seconds = cost_per_draw(tree)
-    if seconds is None or not np.isfinite(seconds):
-        return []
-    shown = f"{seconds:.2g} s" if seconds >= 1.0 else f"{1e3 * seconds:.2g} ms"
-    return [
-        Check(
-            "cost",
-            "info",
-            seconds,
+        return Check(
+            examination.check.__name__.removeprefix("check_"),
+            "warn",
+            None,
             "",
-            thresholds.PARETO_SOURCE if reading.is_iid(tree) else thresholds.ESS_SOURCE,
-            f"Fitting took {shown} per effective draw of the function.",
+            "numerical",
+            f"The check of the {examination.name} could not be made: {said(error)}.",
+            "Look at the draws and data that they rest on; until then this is unjudged.",
         )
-    ]
+
+
+def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:
+    """The run that the others are measured against: the first NUTS run, else none."""
+    for label, tree in trees.items():
+        evidence = Evidence.of(tree)
+        if not evidence.is_iid and evidence.method.upper() == "NUTS":
+            return label
+    return None
+
+
+def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]:
+    """`diagnose` every tree, with the first NUTS run as the reference of the others.
+
+    A tree that cannot be diagnosed at all gets a verdict that says so: the others are still judged.
+    """
+    evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
+    reference = reference_label(evidence)
+    return {
+        label: _judged(label, each, None if reference in (None, label) else evidence[reference])
+        for label, each in evidence.items()
+    }
+
+
+def _judged(label: str, evidence: Evidence, reference: Evidence | None) -> Verdict:
+    try:
+        return diagnose(evidence, reference=reference)
+    except Exception as error:
+        check = Check("readable", "fail", None, "", "", f"The tree cannot be judged: {said(error)}.")
+        return Verdict.from_checks(evidence.method, label, [check])

@@ -11,23 +11,20 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.utils import ELPDData
 
-from pyrobnn.diagnostics import reading, thresholds
-from pyrobnn.diagnostics.convergence import quantities
-from pyrobnn.diagnostics.importance import pareto_smooth
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence, statistic
+from pyrobnn.diagnostics.leave_one_out import densities, is_large, leave_one_out, relative_efficiency, usable
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import LOG_LIKELIHOOD, SAMPLE_DIMS
 
-_MIN_DRAWS = 25
 _LISTED = 8
-# above so many log-likelihood values LOO is subsampled: smoothing takes about a millisecond per datum
-_MAX_ELEMENTS = 40_000_000
 
 
-def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -> ELPDData | None:
+def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed: int = 0) -> ELPDData | None:
     """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
 
-    Markov chains use ``arviz_stats.loo``; approximations ``arviz_stats.loo_approximate_posterior`` with their
-    log_p and log_q. From 50 000 data on (or 40 million log-likelihood values), ``arviz_stats.loo_subsample``
-    with the difference estimator.
+    The weights are smoothed by ArviZ, for approximations with their log_p and log_q. From 50 000 data on (or 40 million
+    log-likelihood values), ``arviz_stats.loo_subsample`` with the difference estimator.
 
     Args:
         tree: A DataTree with a ``log_likelihood`` group.
@@ -36,8 +33,8 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
 
     Returns:
         ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
-        computed: no log-likelihood, fewer than 25 draws, a datum whose likelihood is the same in all of them or in
-        all that decide its tail (copies of a draw), or an approximation without log_q (an ensemble's draws are no
+        computed: no log-likelihood, fewer than 25 draws, a datum whose likelihood is the same in all of them, no datum
+        that more than one draw and its copies decide, or an approximation without log_q (an ensemble's draws are no
         posterior draws).
 
     Raises:
@@ -50,50 +47,74 @@ def loo(tree: xr.DataTree, *, num_subsample: int | None = None, seed: int = 0) -
     """
     if num_subsample is not None and num_subsample < 1:
         raise ValueError(f"'num_subsample' is {num_subsample}; expected a positive number of data, or None.")
-    prepared = _prepare(tree)
-    if prepared is None:
+    evidence = Evidence.of(tree)
+    pointwise = usable(evidence)
+    if pointwise is None:
         return None
-    data, log_p, log_q = prepared
-    num_data = data["log_likelihood"].sizes["obs"]
-    if num_subsample is None and (
-        num_data >= thresholds.LOO_SUBSAMPLE_FROM or data["log_likelihood"]["y"].size > _MAX_ELEMENTS
-    ):
+    if num_subsample is None and is_large(pointwise):
         num_subsample = thresholds.LOO_SUBSAMPLE_SIZE
-    subsampled = num_subsample is not None and num_subsample < num_data
-    if not subsampled:
-        data["log_likelihood"] = data["log_likelihood"].to_dataset().astype(np.float64)
+    if num_subsample is not None and num_subsample < pointwise.shape[2]:
+        return _subsampled(evidence, num_subsample=num_subsample, seed=seed)
+    return _full(evidence)
+
+
+@statistic
+def _full(evidence: Evidence) -> ELPDData | None:
+    found = leave_one_out(evidence, every=is_large(evidence.log_likelihood))
+    if found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
+        return None
+    num_data, num_draws = len(found.points), evidence.log_likelihood[:, :, 0].size
+    coords = {"obs": found.points}
+    return ELPDData(
+        kind="loo",
+        elpd=float(found.elpd.sum()),
+        se=float(np.sqrt(num_data * found.elpd.var())),
+        p=float((found.lppd - found.elpd).sum()),
+        n_samples=num_draws,
+        n_data_points=num_data,
+        scale="log",
+        warning=bool((found.k > thresholds.good_k(num_draws)).any()),
+        good_k=thresholds.good_k(num_draws),
+        elpd_i=xr.DataArray(found.elpd, dims="obs", coords=coords),
+        pareto_k=xr.DataArray(found.k, dims="obs", coords=coords),
+        approx_posterior=densities(evidence) is not None,
+    )
+
+
+@statistic
+def _subsampled(evidence: Evidence, *, num_subsample: int, seed: int) -> ELPDData | None:
+    pointwise, pair = evidence.log_likelihood, densities(evidence)
+    sizes = (*SAMPLE_DIMS, "obs")
+    coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
+    # a tree of the log-likelihood alone, so that ArviZ reads nothing else
+    data = xr.DataTree.from_dict({LOG_LIKELIHOOD: xr.Dataset({"y": (sizes, pointwise)}, coords=coords)})
+    del coords["obs"]
+    log_p, log_q = (
+        (None, None)
+        if pair is None
+        else (xr.DataArray(each, dims=SAMPLE_DIMS, coords=coords) for each in pair)
+    )
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found = _estimate(tree, data, log_p, log_q, num_subsample if subsampled else None, seed)
+            found = arviz_stats.loo_subsample(
+                data,
+                observations=num_subsample,
+                pointwise=True,
+                reff=relative_efficiency(evidence),
+                log_p=log_p,
+                log_q=log_q,
+                seed=seed,
+            )
     except ValueError as error:
         if "tail values are the same" not in str(error):
             raise
         return None
-    if not subsampled:
-        # an underflowing tail leaves NaN, in the weights or in k-hat depending on ArviZ's version
-        found.pareto_k = found.pareto_k.fillna(np.inf)
     hopeless = not np.isfinite(found.elpd) or not np.isfinite(found.pareto_k).any()
     return None if hopeless else found
 
 
-def _estimate(tree, data, log_p, log_q, num_subsample: int | None, seed: int) -> ELPDData:
-    if num_subsample is not None:
-        return arviz_stats.loo_subsample(
-            data,
-            observations=num_subsample,
-            pointwise=True,
-            reff=1.0 if log_p is not None else _relative_efficiency(tree),
-            log_p=log_p,
-            log_q=log_q,
-            seed=seed,
-        )
-    if log_p is not None:
-        return arviz_stats.loo_approximate_posterior(data, log_p, log_q, pointwise=True)
-    return arviz_stats.loo(data, pointwise=True, reff=_relative_efficiency(tree))
-
-
-def compare(trees: Mapping[str, xr.DataTree]) -> pd.DataFrame:
+def compare(trees: Mapping[str, xr.DataTree | Evidence]) -> pd.DataFrame:
     """Methods ranked by elpd with standard errors of the differences and stacking weights (``arviz_stats.compare``).
 
     Args:
@@ -128,123 +149,65 @@ def refit_points(elpd: ELPDData) -> list[int]:
     return [int(index) for index in bad[np.argsort(-k[bad])]]
 
 
-def loo_weights(tree: xr.DataTree, points: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Smoothed log weights (point, chain, draw) of leaving each of `points` out, and their k-hat; None as in `loo`."""
-    pointwise = reading.log_likelihood(tree)
-    if pointwise is None or not _usable(tree, pointwise):
-        return None
-    log_ratio = -np.moveaxis(pointwise[:, :, points].astype(np.float64), 2, 0)
-    densities = _densities(tree, pointwise)
-    if densities is not None:
-        log_ratio = log_ratio + (densities[0] - densities[1])
-    return pareto_smooth(log_ratio)
-
-
-def loo_checks(tree: xr.DataTree, elpd: ELPDData | None) -> list[Check]:
-    """The elpd with its standard error, and the data at which it cannot be trusted."""
+def check_elpd(evidence: Evidence) -> Check | None:
+    """The elpd with its standard error, as information."""
+    elpd = loo(evidence)
     if elpd is None:
-        return _degenerate(tree)
+        return None if usable(evidence) is None else _degenerate()
+    k, points, source = _tails(evidence, elpd)
+    subsampled = f", from {k.size} of {elpd.n_data_points} data" if k.size < elpd.n_data_points else ""
+    trusted = "" if not points else f"; {len(points)} of its terms are unreliable"
+    return Check(
+        "elpd_loo",
+        "info",
+        float(elpd.elpd),
+        "",
+        source,
+        f"elpd_loo is {elpd.elpd:.1f} ± {elpd.se:.1f} (p_loo {elpd.p:.1f}{subsampled}){trusted}.",
+    )
+
+
+def check_loo_khat(evidence: Evidence) -> Check | None:
+    """The data at which the elpd cannot be trusted."""
+    elpd = loo(evidence)
+    if elpd is None:
+        return None
+    k, points, source = _tails(evidence, elpd)
+    listed = ", ".join(str(index) for index in points[:_LISTED]) + (", …" if len(points) > _LISTED else "")
+    hopeless = evidence.is_iid and len(points) > 0.5 * k.size
+    return Check(
+        "loo_khat",
+        "warn" if points else "pass",
+        float(k.max()) if np.isfinite(k.max()) else None,
+        f"≤ {elpd.good_k:.2f} for every datum",
+        source,
+        f"Pareto k-hat exceeds its limit at {len(points)} of {k.size} data"
+        + (f" ({listed})." if points else "."),
+        ""
+        if not points
+        else "Do not rank methods by this elpd: the approximation's own k-hat is the cause; use NUTS or "
+        "held-out data."
+        if hopeless
+        else f"Refit without data {listed} (arviz_stats.reloo) or match moments before trusting this elpd.",
+    )
+
+
+def _tails(evidence: Evidence, elpd: ELPDData) -> tuple[np.ndarray, list[int], str]:
+    """k-hat of the data that were left out, those above the limit, and the source of the limit."""
     k = np.asarray(elpd.pareto_k).ravel()
     k = k[~np.isnan(k)]
-    points = refit_points(elpd)
-    subsampled = f", from {k.size} of {elpd.n_data_points} data" if k.size < elpd.n_data_points else ""
-    approximate = reading.is_iid(tree)
-    source = thresholds.LOO_APPROXIMATE_SOURCE if approximate or subsampled else thresholds.LOO_SOURCE
-    trusted = "" if not points else f"; {len(points)} of its terms are unreliable"
-    checks = [
-        Check(
-            "elpd_loo",
-            "info",
-            float(elpd.elpd),
-            "",
-            source,
-            f"elpd_loo is {elpd.elpd:.1f} ± {elpd.se:.1f} (p_loo {elpd.p:.1f}{subsampled}){trusted}.",
-        )
-    ]
-    largest = float(k.max()) if np.isfinite(k.max()) else None
-    listed = ", ".join(str(index) for index in points[:_LISTED]) + (", …" if len(points) > _LISTED else "")
-    checks.append(
-        Check(
-            "loo_khat",
-            "warn" if points else "pass",
-            largest,
-            f"≤ {elpd.good_k:.2f} for every datum",
-            source,
-            f"Pareto k-hat exceeds its limit at {len(points)} of {k.size} data"
-            + (f" ({listed})." if points else "."),
-            ""
-            if not points
-            else "Do not rank methods by this elpd: the approximation's own k-hat is the cause; use NUTS or "
-            "held-out data."
-            if approximate and len(points) > 0.5 * k.size
-            else f"Refit without data {listed} (arviz_stats.reloo) or match moments before trusting this elpd.",
-        )
-    )
-    return checks
+    approximate = evidence.is_iid or k.size < elpd.n_data_points
+    source = thresholds.LOO_APPROXIMATE_SOURCE if approximate else thresholds.LOO_SOURCE
+    return k, refit_points(elpd), source
 
 
-def _degenerate(tree: xr.DataTree) -> list[Check]:
+def _degenerate() -> Check:
     """Information for the case that everything is there and yet no weight but one is left."""
-    if _prepare(tree) is None:
-        return []
-    return [
-        Check(
-            "elpd_loo",
-            "info",
-            None,
-            "",
-            thresholds.LOO_APPROXIMATE_SOURCE,
-            "Leave-one-out cannot be computed: the importance weights rest on a single draw or its copies.",
-        )
-    ]
-
-
-def _densities(tree: xr.DataTree, pointwise: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """log p and log q of an approximation at the draws of its log-likelihood; None for chains, or where missing."""
-    log_p = reading.draws_of(tree, "sample_stats", "log_p")
-    log_q = reading.draws_of(tree, "sample_stats", "log_q")
-    if not reading.is_iid(tree) or log_p is None or log_q is None:
-        return None
-    log_p, log_q = reading.matched(log_p, pointwise), reading.matched(log_q, pointwise)
-    if log_p is None or log_q is None or not np.isfinite(log_p - log_q).all():
-        return None
-    return log_p, log_q
-
-
-def _usable(tree: xr.DataTree, pointwise: np.ndarray) -> bool:
-    if pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] == 0:
-        return False
-    if reading.is_point(tree) or not np.isfinite(pointwise).all():
-        return False
-    still = pointwise.max((0, 1)) == pointwise.min((0, 1))
-    if still.any():  # there is no tail to smooth
-        return False
-    return not reading.is_iid(tree) or _densities(tree, pointwise) is not None
-
-
-def _prepare(tree: xr.DataTree) -> tuple[xr.DataTree, xr.DataArray | None, xr.DataArray | None] | None:
-    """A tree of the log-likelihood alone, so that ArviZ reads nothing else; with log_p and log_q."""
-    pointwise = reading.log_likelihood(tree)
-    if pointwise is None or not _usable(tree, pointwise):
-        return None
-    sizes = (*reading.SAMPLE_DIMS, "obs")
-    coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
-    data = xr.DataTree.from_dict({"log_likelihood": xr.Dataset({"y": (sizes, pointwise)}, coords=coords)})
-    densities = _densities(tree, pointwise)
-    if densities is None:
-        return data, None, None
-    del coords["obs"]
-    log_p, log_q = (xr.DataArray(each, dims=reading.SAMPLE_DIMS, coords=coords) for each in densities)
-    return data, log_p, log_q
-
-
-def _relative_efficiency(tree: xr.DataTree) -> float:
-    """Mean ESS of identified quantities per draw: weights are not identified, so theirs would say too little."""
-    found = quantities(tree)
-    if not found or tree["posterior"].sizes["draw"] < 4:
-        return 1.0
-    names = list(found)[:: max(1, len(found) // 32)]
-    draws = np.stack([found[name] for name in names])
-    ess = np.asarray(arviz_stats.ess(draws.transpose(1, 2, 0), method="mean", chain_axis=0, draw_axis=1))
-    ess = ess[np.isfinite(ess)]
-    return float(np.clip(ess.mean() / reading.num_draws(tree), 1e-3, 1.0)) if ess.size else 1.0
+    return Check(
+        "elpd_loo",
+        "info",
+        None,
+        "",
+        thresholds.LOO_APPROXIMATE_SOURCE,
+        "Leave-one-out cannot be computed: the importance weights rest on a single draw or its copies.",
+    )

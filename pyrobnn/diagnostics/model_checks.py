@@ -8,26 +8,28 @@ import arviz_stats
 import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence, matched, statistic
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import (
+    LOG_LIKELIHOOD,
+    LOG_PRIOR,
+    OBSERVED_DATA,
+    POSTERIOR,
+    PRIOR,
+    PRIOR_PREDICTIVE,
+    SAMPLE_DIMS,
+    SAMPLE_STATS,
+)
 
 _MAX_PROBES = 24
 _MIN_DRAWS = 100
 _NOISE_SITE = "likelihood.scale"
 
 
-def model_checks(tree: xr.DataTree) -> list[Check]:
-    """Every model check that the tree allows."""
-    checks = [*_temperature(tree), *_sensitivity(tree), *_noise(tree), *_prior_predictive(tree)]
-    if reading.is_iid(tree) and reading.variable(tree, "sample_stats", "log_q") is not None:
-        checks.extend(_collapse(tree))
-        checks.extend(_dead_sites(tree))
-    checks.extend(_in_between(tree))
-    return checks
-
-
-def power_scaling(tree: xr.DataTree) -> xr.Dataset | None:
+@statistic
+def power_scaling(evidence: Evidence) -> xr.Dataset | None:
     """Sensitivity of f at the train probes to power-scaling the prior and the likelihood (``arviz_stats.psense``).
 
     In a network the log prior sums over hundreds of weights, and its Monte-Carlo correlation with f alone gives
@@ -45,13 +47,13 @@ def power_scaling(tree: xr.DataTree) -> xr.Dataset | None:
     References:
         Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024).
     """
-    f, log_prior, pointwise = reading.functions(tree), reading.log_prior(tree), reading.log_likelihood(tree)
-    if f is None or log_prior is None or pointwise is None or reading.num_draws(tree) < _MIN_DRAWS:
+    f, log_prior, pointwise = evidence.f, evidence.log_prior, evidence.log_likelihood
+    if f is None or log_prior is None or pointwise is None or evidence.num_draws < _MIN_DRAWS:
         return None
-    f, log_prior = reading.matched(f, pointwise), reading.matched(log_prior, pointwise)
+    f, log_prior = matched(f, pointwise), matched(log_prior, pointwise)
     if f is None or log_prior is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS:
         return None
-    kinds = reading.probe_kinds(tree, f.shape[2])
+    kinds = evidence.probe_kinds(f.shape[2])
     train = np.flatnonzero((kinds == "train") | (kinds == "user"))
     if train.size == 0:
         return None
@@ -75,17 +77,12 @@ def power_scaling(tree: xr.DataTree) -> xr.Dataset | None:
 
 
 def _psense(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarray:
-    dims = reading.SAMPLE_DIMS
+    coords = {name: np.arange(size) for name, size in zip(SAMPLE_DIMS, values.shape, strict=False)}
+    density = LOG_PRIOR if group == "prior" else LOG_LIKELIHOOD
     data = xr.DataTree.from_dict(
         {
-            "posterior": xr.Dataset(
-                {"f": ((*dims, "quantity"), values)},
-                coords={"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1])},
-            ),
-            "log_prior" if group == "prior" else "log_likelihood": xr.Dataset(
-                {"total": (dims, log_density)},
-                coords={"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1])},
-            ),
+            POSTERIOR: xr.Dataset({"f": ((*SAMPLE_DIMS, "quantity"), values)}, coords=coords),
+            density: xr.Dataset({"total": (SAMPLE_DIMS, log_density)}, coords=coords),
         }
     )
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -104,77 +101,81 @@ def _floor(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarra
     return np.max(found, axis=0)
 
 
-def _sensitivity(tree: xr.DataTree) -> list[Check]:
-    if reading.number(tree, "temperature", 1.0) != 1.0:
-        return []
-    if reading.is_iid(tree):
-        weights = importance(tree)
+def check_prior_sensitivity(evidence: Evidence) -> Check | None:
+    """Whether the prior pulls the function away from the data, or is stronger than they are."""
+    if evidence.number("temperature", 1.0) != 1.0:
+        return None
+    if evidence.is_iid:
+        weights = importance(evidence)
         # reweighting draws of q tells about the posterior only if q is close to it
         if weights is None or weights.k > weights.good_k:
-            return []
-    found = power_scaling(tree)
+            return None
+    found = power_scaling(evidence)
     if found is None:
-        return []
+        return None
     prior, likelihood = found["prior"].values, found["likelihood"].values
     limit = thresholds.PSENSE_WARN
-    pulled = prior > np.maximum(limit, 1.5 * found["prior_floor"].values)
-    informed = likelihood > np.maximum(limit, 1.5 * found["likelihood_floor"].values)
+    pulled = prior > np.maximum(limit, thresholds.PSENSE_FLOORS * found["prior_floor"].values)
+    informed = likelihood > np.maximum(limit, thresholds.PSENSE_FLOORS * found["likelihood_floor"].values)
     conflict, weak = float((pulled & informed).mean()), float((pulled & ~informed).mean())
     dominated = float((pulled & (prior >= 0.9 * likelihood)).mean())
     median, other = float(np.median(prior)), float(np.median(likelihood))
-    status = "fail" if dominated > 0.5 else "warn" if conflict + weak > 0.5 else "pass"
+    status = (
+        "fail"
+        if dominated > thresholds.PSENSE_SHARE
+        else "warn"
+        if conflict + weak > thresholds.PSENSE_SHARE
+        else "pass"
+    )
     kind = "the prior conflicts with the data" if conflict >= weak else "the prior is stronger than the data"
     seen = "" if status == "pass" else f": {kind} at {conflict + weak:.0%} of the train probes"
-    return [
-        Check(
-            "prior_sensitivity",
-            status,
-            median,
-            f"≤ {limit} above its noise floor at half of the train probes; a prior as strong as the likelihood fails",
-            thresholds.PSENSE_SOURCE,
-            f"Power-scaling sensitivity of f is {median:.2f} to the prior and {other:.2f} to the likelihood "
-            f"(median){seen}.",
-            ""
-            if status == "pass"
-            else "The prior is too tight: widen the prior scale of the weights (or give it a hyperprior) and "
-            "fit again.",
-        )
-    ]
+    return Check(
+        "prior_sensitivity",
+        status,
+        median,
+        f"≤ {limit} above its noise floor at half of the train probes; a prior as strong as the likelihood fails",
+        thresholds.PSENSE_SOURCE,
+        f"Power-scaling sensitivity of f is {median:.2f} to the prior and {other:.2f} to the likelihood "
+        f"(median){seen}.",
+        ""
+        if status == "pass"
+        else "The prior is too tight: widen the prior scale of the weights (or give it a hyperprior) and "
+        "fit again.",
+    )
 
 
-def _temperature(tree: xr.DataTree) -> list[Check]:
-    temperature = reading.number(tree, "temperature", 1.0)
+def check_temperature(evidence: Evidence) -> Check | None:
+    """A warning where the run was tempered."""
+    temperature = evidence.number("temperature", 1.0)
     if temperature == 1.0:
-        return []
+        return None
     side = (
         "cold: it is more certain than the model"
         if temperature < 1.0
         else "warm: it is less certain than the model"
     )
-    return [
-        Check(
-            "temperature",
-            "warn",
-            temperature,
-            "1 for the Bayes posterior",
-            thresholds.TEMPERATURE_SOURCE,
-            f"The effective temperature is {temperature:.3g}; this posterior is {side}.",
-            "End the KL schedule at weight 1 (temperature 1), or report the run as tempered.",
-        )
-    ]
+    return Check(
+        "temperature",
+        "warn",
+        temperature,
+        "1 for the Bayes posterior",
+        thresholds.TEMPERATURE_SOURCE,
+        f"The effective temperature is {temperature:.3g}; this posterior is {side}.",
+        "End the KL schedule at weight 1 (temperature 1), or report the run as tempered.",
+    )
 
 
-def _noise(tree: xr.DataTree) -> list[Check]:
+def check_noise_prior(evidence: Evidence) -> Check | None:
     """Prior against posterior of the noise."""
-    prior = reading.draws_of(tree, "prior", _NOISE_SITE)
-    posterior = reading.draws_of(tree, "posterior", _NOISE_SITE)
+    prior = evidence.draws(PRIOR, _NOISE_SITE)
+    posterior = evidence.draws(POSTERIOR, _NOISE_SITE)
     if prior is None or posterior is None or prior.size < _MIN_DRAWS:
-        return []
+        return None
     if not (np.isfinite(prior).all() and np.isfinite(posterior).all()) or np.ptp(prior) == 0.0:
-        return []
+        return None
     columns = prior.reshape(-1, prior[0, 0].size), posterior.reshape(-1, posterior[0, 0].size)
     if columns[0].shape[1] != columns[1].shape[1]:
-        return []
+        return None
     tail = np.array(
         [
             min((before <= after).mean(), (before >= after).mean())
@@ -182,87 +183,84 @@ def _noise(tree: xr.DataTree) -> list[Check]:
         ]
     )
     lowest = float(tail.min())
-    status = "warn" if lowest < 0.005 else "pass"
-    return [
-        Check(
-            "noise_prior",
-            status,
-            lowest,
-            "posterior median within the central 99 % of the prior",
-            thresholds.PSENSE_SOURCE,
-            f"The posterior median of the noise, {np.median(columns[1]):.4g} in fitted units, has prior tail "
-            f"probability {lowest:.3f}.",
-            "" if status == "pass" else "The noise prior excludes what the data say: widen it.",
-        )
-    ]
+    status = "warn" if lowest < thresholds.NOISE_TAIL_WARN else "pass"
+    return Check(
+        "noise_prior",
+        status,
+        lowest,
+        "posterior median within the central 99 % of the prior",
+        thresholds.PSENSE_SOURCE,
+        f"The posterior median of the noise, {np.median(columns[1]):.4g} in fitted units, has prior tail "
+        f"probability {lowest:.3f}.",
+        "" if status == "pass" else "The noise prior excludes what the data say: widen it.",
+    )
 
 
-def _prior_predictive(tree: xr.DataTree) -> list[Check]:
+def check_prior_predictive(evidence: Evidence) -> Check | None:
     """Spread of prior functions or replicates against the observed spread, as information."""
-    y = reading.values_of(tree, "observed_data", "y")
+    y = evidence.values(OBSERVED_DATA, "y")
     if y is None or not np.issubdtype(y.dtype, np.floating) or y.size < 2:
-        return []
+        return None
     for name in ("y", "f"):
-        draws = reading.draws_of(tree, "prior_predictive", name)
+        draws = evidence.draws(PRIOR_PREDICTIVE, name)
         if draws is not None and np.isfinite(draws).all() and float(np.std(y)) > 0.0:
             ratio = float(draws.std(axis=(0, 1)).mean() / np.std(y))
             what = "replicates of y" if name == "y" else "functions"
-            return [
-                Check(
-                    "prior_predictive",
-                    "info",
-                    ratio,
-                    "",
-                    thresholds.LOO_PIT_SOURCE,
-                    f"Before data, {what} spread {ratio:.3g} times as far as the observed y.",
-                )
-            ]
-    return []
+            return Check(
+                "prior_predictive",
+                "info",
+                ratio,
+                "",
+                thresholds.LOO_PIT_SOURCE,
+                f"Before data, {what} spread {ratio:.3g} times as far as the observed y.",
+            )
+    return None
 
 
-def _random_sites(tree: xr.DataTree) -> list[str]:
-    points = reading.json_attr(tree, "point_sites")
+def _random_sites(evidence: Evidence) -> list[str]:
+    """The sites that an approximation with a density q treats as random; none for other trees."""
+    if evidence.variable(SAMPLE_STATS, "log_q") is None:
+        return []
+    points = evidence.json("point_sites")
     fixed = set(points) if isinstance(points, list) else set()
-    return [str(name) for name in tree["posterior"].data_vars if str(name) not in fixed]
+    return [name for name in evidence.names(POSTERIOR) if name not in fixed]
 
 
-def _collapse(tree: xr.DataTree) -> list[Check]:
+def check_collapse(evidence: Evidence) -> Check | None:
     """Whether the approximation has shrunk to a point."""
     shares, narrow = [], []
-    for name in _random_sites(tree):
-        draws = reading.draws_of(tree, "posterior", name)
+    for name in _random_sites(evidence):
+        draws = evidence.draws(POSTERIOR, name)
         if draws is None or draws.shape[0] * draws.shape[1] < 2:
             continue
         sd, mean = draws.std(axis=(0, 1)).ravel(), np.abs(draws.mean(axis=(0, 1))).ravel()
-        collapsed = sd <= 1e-3 * (mean + sd)
+        collapsed = sd <= thresholds.COLLAPSED_SD * (mean + sd)
         shares.append((collapsed.sum(), collapsed.size))
-        if collapsed.mean() > 0.5:
+        if collapsed.mean() > thresholds.SITE_SHARE:
             narrow.append(name)
     if not shares:
-        return []
+        return None
     share = float(sum(part for part, _ in shares) / sum(size for _, size in shares))
     status = "warn" if narrow else "pass"
-    return [
-        Check(
-            "scale_collapse",
-            status,
-            share,
-            "sd > 0.1 % of |mean| for half of every site",
-            thresholds.COLLAPSE_SOURCE,
-            f"{share:.0%} of the weights have collapsed to a point"
-            + (f", most of {', '.join(narrow[:3])}." if narrow else "."),
-            ""
-            if status == "pass"
-            else "Raise the initial scale of the guide or lower its learning rate: it has become a point.",
-        )
-    ]
+    return Check(
+        "scale_collapse",
+        status,
+        share,
+        "sd > 0.1 % of |mean| for half of every site",
+        thresholds.COLLAPSE_SOURCE,
+        f"{share:.0%} of the weights have collapsed to a point"
+        + (f", most of {', '.join(narrow[:3])}." if narrow else "."),
+        ""
+        if status == "pass"
+        else "Raise the initial scale of the guide or lower its learning rate: it has become a point.",
+    )
 
 
-def _dead_sites(tree: xr.DataTree) -> list[Check]:
+def check_dead_sites(evidence: Evidence) -> Check | None:
     """Weights whose approximation is still the prior: the data never reached them."""
     dead, counted, named = 0, 0, []
-    for name in _random_sites(tree):
-        prior, posterior = reading.draws_of(tree, "prior", name), reading.draws_of(tree, "posterior", name)
+    for name in _random_sites(evidence):
+        prior, posterior = evidence.draws(PRIOR, name), evidence.draws(POSTERIOR, name)
         if prior is None or posterior is None or prior.shape[2:] != posterior.shape[2:]:
             continue
         before, after = (draws.reshape(draws.shape[0] * draws.shape[1], -1) for draws in (prior, posterior))
@@ -275,55 +273,51 @@ def _dead_sites(tree: xr.DataTree) -> list[Check]:
             shift < max(0.05, 3.0 * np.sqrt(1.0 / len(before) + 1.0 / len(after)))
         )
         dead, counted = dead + int(same.sum()), counted + same.size
-        if same.mean() > 0.5:
+        if same.mean() > thresholds.SITE_SHARE:
             named.append(name)
     if counted == 0:
-        return []
+        return None
     share = dead / counted
     # a Gaussian around a mode keeps the prior, rightly, in directions that the data leave open
-    pruned = bool(named) and reading.method(tree) in ("SVI", "unknown")
+    pruned = bool(named) and evidence.method in ("SVI", "unknown")
     status = "warn" if pruned else "info" if named else "pass"
-    return [
-        Check(
-            "dead_sites",
-            status,
-            float(share),
-            "q differs from the prior for half of every site",
-            thresholds.COLLAPSE_SOURCE,
-            f"{share:.0%} of the weights are distributed as in the prior"
-            + (f", most of {', '.join(named[:3])}." if named else "."),
-            ""
-            if status != "warn"
-            else "The guide pruned these weights: warm the KL weight up over more steps, start with a "
-            "smaller guide scale, or use a "
-            "smaller network.",
-        )
-    ]
+    return Check(
+        "dead_sites",
+        status,
+        float(share),
+        "q differs from the prior for half of every site",
+        thresholds.COLLAPSE_SOURCE,
+        f"{share:.0%} of the weights are distributed as in the prior"
+        + (f", most of {', '.join(named[:3])}." if named else "."),
+        ""
+        if status != "warn"
+        else "The guide pruned these weights: warm the KL weight up over more steps, start with a "
+        "smaller guide scale, or use a "
+        "smaller network.",
+    )
 
 
-def _in_between(tree: xr.DataTree) -> list[Check]:
+def check_in_between(evidence: Evidence) -> Check | None:
     """sd of f between the data against at the data: mean-field guides cannot raise it, the posterior does."""
-    f = reading.functions(tree)
-    if f is None or reading.is_point(tree):
-        return []
-    kinds = reading.probe_kinds(tree, f.shape[2])
+    f = evidence.f
+    if f is None or evidence.is_point:
+        return None
+    kinds = evidence.probe_kinds(f.shape[2])
     if not ((kinds == "between").any() and (kinds == "train").any()):
-        return []
+        return None
     sd = f.std(axis=(0, 1)).mean(axis=-1)
     at_data = float(np.median(sd[kinds == "train"]))
     if not np.isfinite(sd).all() or at_data <= 0.0:
-        return []
+        return None
     between = np.flatnonzero(kinds == "between")
     widest = int(between[sd[between].argmax()])
     ratio = float(min(sd[widest] / at_data, 1e6))
-    return [
-        Check(
-            "in_between",
-            "info",
-            ratio,
-            "",
-            thresholds.IN_BETWEEN_SOURCE,
-            f"Between the data the sd of f reaches {ratio:.1f} times its median at the data (at "
-            f"{reading.probe_name(tree, widest)}).",
-        )
-    ]
+    return Check(
+        "in_between",
+        "info",
+        ratio,
+        "",
+        thresholds.IN_BETWEEN_SOURCE,
+        f"Between the data the sd of f reaches {ratio:.1f} times its median at the data (at "
+        f"{evidence.probe_name(widest)}).",
+    )

@@ -6,20 +6,17 @@ import arviz_stats
 import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics import reading, thresholds
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.groups import SAMPLE_DIMS, SAMPLE_STATS
 
 _DEFAULT_MAX_TREE_DEPTH = 10
 
 
-def sampler_checks(tree: xr.DataTree) -> list[Check]:
-    """Every sampler check that the tree's ``sample_stats`` allow; an empty list for trees without them."""
-    found = (_divergences(tree), _bfmi(tree), _tree_depth(tree), _acceptance(tree))
-    return [check for check in found if check is not None]
-
-
-def _divergences(tree: xr.DataTree) -> Check | None:
-    diverging = reading.draws_of(tree, "sample_stats", "diverging")
+def check_divergences(evidence: Evidence) -> Check | None:
+    """How many transitions diverged."""
+    diverging = evidence.draws(SAMPLE_STATS, "diverging")
     if diverging is None:
         return None
     count, share = int(diverging.sum()), float(diverging.mean())
@@ -40,8 +37,9 @@ def _divergences(tree: xr.DataTree) -> Check | None:
     )
 
 
-def _bfmi(tree: xr.DataTree) -> Check | None:
-    energy = reading.draws_of(tree, "sample_stats", "energy")
+def check_bfmi(evidence: Evidence) -> Check | None:
+    """The lowest fraction of missing information of the energy over the chains."""
+    energy = evidence.draws(SAMPLE_STATS, "energy")
     if (
         energy is None
         or energy.shape[1] < 10
@@ -49,7 +47,7 @@ def _bfmi(tree: xr.DataTree) -> Check | None:
         or (energy.std(axis=1) == 0).any()
     ):
         return None
-    data = xr.Dataset({"energy": (reading.SAMPLE_DIMS, energy)})
+    data = xr.Dataset({"energy": (SAMPLE_DIMS, energy)})
     per_chain = np.asarray(arviz_stats.bfmi(data)["energy"].values).ravel()
     lowest, chain = float(per_chain.min()), int(per_chain.argmin())
     status = "pass" if lowest >= thresholds.BFMI_PASS else "fail" if lowest < thresholds.BFMI_FAIL else "warn"
@@ -67,13 +65,14 @@ def _bfmi(tree: xr.DataTree) -> Check | None:
     )
 
 
-def _tree_depth(tree: xr.DataTree) -> Check | None:
-    reached = reading.draws_of(tree, "sample_stats", "reached_max_treedepth")
+def check_tree_depth(evidence: Evidence) -> Check | None:
+    """How many trajectories were cut at the maximal tree depth."""
+    reached = evidence.draws(SAMPLE_STATS, "reached_max_treedepth")
     if reached is None:
-        depth = reading.draws_of(tree, "sample_stats", "tree_depth")
+        depth = evidence.draws(SAMPLE_STATS, "tree_depth")
         if depth is None:
             return None
-        limit = reading.settings(tree).get("max_tree_depth", _DEFAULT_MAX_TREE_DEPTH)
+        limit = evidence.settings.get("max_tree_depth", _DEFAULT_MAX_TREE_DEPTH)
         reached = depth >= float(limit)
     share = float(reached.mean())
     status = "warn" if share > thresholds.TREE_DEPTH_WARN else "pass"
@@ -91,8 +90,9 @@ def _tree_depth(tree: xr.DataTree) -> Check | None:
     )
 
 
-def _acceptance(tree: xr.DataTree) -> Check | None:
-    rate = reading.draws_of(tree, "sample_stats", "acceptance_rate")
+def check_acceptance(evidence: Evidence) -> Check | None:
+    """The lowest mean acceptance rate over the chains."""
+    rate = evidence.draws(SAMPLE_STATS, "acceptance_rate")
     if rate is None or not np.isfinite(rate).all():
         return None
     per_chain = rate.mean(axis=1)

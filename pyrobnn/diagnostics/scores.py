@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import xarray as xr
 from scipy.special import logsumexp, softmax
 
 from pyrobnn import metrics
-from pyrobnn.diagnostics import reading
+from pyrobnn.diagnostics.evidence import Evidence, statistic
+from pyrobnn.diagnostics.points import predictive_draws
+from pyrobnn.groups import FUNCTION, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 LEVELS = (0.5, 0.9, 0.95)
 _NUM_BATCHES = 8
@@ -75,7 +76,8 @@ class Scores:
         }
 
 
-def score(tree: xr.DataTree) -> Scores:
+@statistic
+def score(evidence: Evidence) -> Scores:
     """Held-out log density, CRPS, RMSE, coverage and width; for classes accuracy, Brier score and ECE.
 
     Everything is read from the groups ``predictions`` and ``predictions_constant_data``.
@@ -92,31 +94,19 @@ def score(tree: xr.DataTree) -> Scores:
     References:
         Strictly proper scoring rules (Gneiting & Raftery, 2007) https://doi.org/10.1198/016214506000001437
     """
-    y = reading.values_of(tree, "predictions_constant_data", "y")
+    y = evidence.values(HELD_OUT, "y")
     if y is None or len(y) == 0:
         return Scores((), 0)
     found: list[Score] = []
-    log_prob = reading.values_of(tree, "predictions", "log_prob")
+    log_prob = evidence.values(PREDICTIONS, "log_prob")
     if log_prob is not None:
-        found.append(_mean_score("log_prob", log_prob, _log_prob_mc_se(tree, y, log_prob), "higher"))
-    probs = reading.values_of(tree, "predictions", "probs")
+        found.append(_mean_score("log_prob", log_prob, _log_prob_mc_se(evidence, y, log_prob), "higher"))
+    probs = evidence.values(PREDICTIONS, "probs")
     if probs is not None:
         found.extend(_class_scores(probs, y))
     else:
-        found.extend(_regression_scores(tree, y.astype(np.float64).reshape(len(y), -1)))
+        found.extend(_regression_scores(evidence, y.astype(np.float64).reshape(len(y), -1)))
     return Scores(tuple(found), len(y))
-
-
-def predictive_draws(tree: xr.DataTree) -> np.ndarray | None:
-    """Held-out replicates of y as (draw, point, output), chains one after another; None where missing.
-
-    Where a method has few draws (an ensemble) its tree holds several replicates of each, as ``y_sample``.
-    """
-    sample = reading.values_of(tree, "predictions", "y_sample")
-    if sample is not None:
-        return sample.reshape(sample.shape[0], sample.shape[1], -1)
-    y = reading.draws_of(tree, "predictions", "y")
-    return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
 def expected_calibration_error(
@@ -159,19 +149,19 @@ def _batch_se(values: list[float]) -> float | None:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
-def _regression_scores(tree: xr.DataTree, y: np.ndarray) -> list[Score]:
+def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
     num_data, num_outputs = y.shape
-    mean = reading.values_of(tree, "predictions", "mean")
+    mean = evidence.values(PREDICTIONS, "mean")
     if mean is not None:
         mean = mean.reshape(num_data, -1)[:, :num_outputs]
-    f = reading.draws_of(tree, "predictions", "f")
+    f = evidence.draws(PREDICTIONS, "f")
     if f is not None:
         f = f.reshape(f.shape[0] * f.shape[1], num_data, -1)[:, :, :num_outputs]
-    parts = (y, mean, f, predictive_draws(tree))
+    parts = (y, mean, f, predictive_draws(evidence))
     if num_outputs == 1:
         return _scores_of(*parts)
     # outputs have units of their own: nothing is averaged over them but multiples of their spread
-    scale = training_sd(tree, num_outputs)
+    scale = training_sd(evidence, num_outputs)
     standard = (part if part is None or scale is None else part / scale for part in parts)
     found = _scores_of(*standard, suffix="_standardized")
     if scale is None:
@@ -182,13 +172,28 @@ def _regression_scores(tree: xr.DataTree, y: np.ndarray) -> list[Score]:
     return found
 
 
-def training_sd(tree: xr.DataTree, num_outputs: int) -> np.ndarray | None:
+def training_sd(evidence: Evidence, num_outputs: int) -> np.ndarray | None:
     """Standard deviation (output,) of the training targets, 1 where constant; None where the tree lacks them."""
-    y = reading.values_of(tree, "observed_data", "y")
+    y = evidence.values(OBSERVED_DATA, "y")
     if y is None or y.ndim == 0 or y.size != len(y) * num_outputs:
         return None
     sd = y.astype(np.float64).reshape(len(y), num_outputs).std(axis=0)
     return np.where(sd > 0, sd, 1.0)
+
+
+def num_outputs(evidence: Evidence) -> int:
+    """Number of outputs of a regression, 1 where the tree does not say."""
+    for group in (HELD_OUT, OBSERVED_DATA):
+        y = evidence.values(group, "y")
+        if y is not None and y.ndim > 0:
+            return y.size // len(y)
+    return 1
+
+
+def units(evidence: Evidence) -> np.ndarray | None:
+    """What values of each output are divided by before they are averaged over outputs; None where it is unknown."""
+    count = num_outputs(evidence)
+    return np.ones(1) if count == 1 else training_sd(evidence, count)
 
 
 def _scores_of(
@@ -265,13 +270,13 @@ def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
     ]
 
 
-def _log_prob_mc_se(tree: xr.DataTree, y: np.ndarray, log_prob: np.ndarray) -> float | None:
+def _log_prob_mc_se(evidence: Evidence, y: np.ndarray, log_prob: np.ndarray) -> float | None:
     """Monte-Carlo error of the mean log density, where per-draw densities can be rebuilt from f; else None.
 
     They can for classes, and for Gaussian noise that is the same everywhere. The mixture of the rebuilt
     densities must reproduce the stored one, or nothing is claimed.
     """
-    per_draw = _per_draw_log_prob(tree, y)
+    per_draw = _per_draw_log_prob(evidence, y)
     if per_draw is None or not np.isfinite(per_draw).all():
         return None
     mixture = logsumexp(per_draw, axis=0) - math.log(len(per_draw))
@@ -284,20 +289,20 @@ def _log_prob_mc_se(tree: xr.DataTree, y: np.ndarray, log_prob: np.ndarray) -> f
     return _batch_se(by_batch)
 
 
-def _per_draw_log_prob(tree: xr.DataTree, y: np.ndarray) -> np.ndarray | None:
-    f = reading.draws_of(tree, "predictions", "f")
+def _per_draw_log_prob(evidence: Evidence, y: np.ndarray) -> np.ndarray | None:
+    f = evidence.draws(PREDICTIONS, "f")
     if f is None:
         return None
     flat = f.reshape(f.shape[0] * f.shape[1], len(y), -1)
-    law = reading.text(tree, "likelihood")
+    law = evidence.likelihood
     labels = y.reshape(len(y), -1)
     if law == "categorical":
         return np.log(softmax(flat, axis=2))[:, np.arange(len(y)), labels[:, 0].astype(int)]
     if law != "gaussian" or flat.shape[2] != 1 or labels.shape[1] != 1:
         return None
     noise, constant = (
-        reading.draws_of(tree, "function", "noise"),
-        reading.values_of(tree, "predictions", "aleatoric_var"),
+        evidence.draws(FUNCTION, "noise"),
+        evidence.values(PREDICTIONS, "aleatoric_var"),
     )
     if noise is None and constant is not None:
         noise = np.full(len(flat), np.sqrt(constant.mean(dtype=np.float64)))

@@ -13,6 +13,9 @@ NESTED_RHAT_SOURCE = (
     "(Margossian et al., 2024) https://doi.org/10.1214/24-BA1453"
 )
 
+#: gap between the means of two groups of chains, in within-chain sd: this library's convention
+MODES_FAIL = 3.0
+
 ESS_PASS = 400.0
 ESS_FAIL = 100.0
 ESS_SOURCE = RHAT_SOURCE
@@ -46,18 +49,34 @@ PIT_FAIL = 1e-4
 PIT_DISTANCE_FAIL = 0.1
 PIT_SOURCE = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
 LOO_PIT_SOURCE = "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
+#: share of the data whose k-hat may be too large before their PIT says nothing
+LOO_PIT_UNRELIABLE = 0.1
 COVERAGE_SIGMAS = 3.0
+#: difference of the coverage of 90 % intervals between two regions: this library's convention
+REGION_GAP_WARN = 0.125
+REGION_GAP_FAIL = 0.25
 ECE_SOURCE = "On calibration of modern neural networks (Guo et al., 2017) https://arxiv.org/abs/1706.04599"
 
 PSENSE_WARN = 0.05
+#: times its noise floor that a sensitivity must reach, at which share of the train probes: this library's convention
+PSENSE_FLOORS = 1.5
+PSENSE_SHARE = 0.5
+#: tail probability of the prior that the posterior median of the noise may have: this library's convention
+NOISE_TAIL_WARN = 0.005
 PSENSE_SOURCE = "Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024) https://doi.org/10.1007/s11222-023-10366-5"
 TEMPERATURE_SOURCE = "How good is the Bayes posterior in deep neural networks really? (Wenzel et al., 2020) https://arxiv.org/abs/2002.02405"
 COLLAPSE_SOURCE = "Overpruning in variational Bayesian neural networks (Trippe & Turner, 2018) https://arxiv.org/abs/1801.06230"
+#: sd as a share of |mean| + sd below which a weight is a point, and the share of a site's weights that may be:
+#: this library's convention
+COLLAPSED_SD = 1e-3
+SITE_SHARE = 0.5
 IN_BETWEEN_SOURCE = (
     "In-between uncertainty in Bayesian neural networks (Foong et al., 2019) https://arxiv.org/abs/1906.11537"
 )
 POSTERIOR_CLAIM_SOURCE = "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
 
+#: nats by which a held-out log density may fall behind the reference's whatever its error: this library's convention
+ELPD_WARN = 4.0
 WASSERSTEIN_PASS = 0.25
 WASSERSTEIN_FAIL = 1.0
 SD_RATIO_PASS = 0.8

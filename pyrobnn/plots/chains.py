@@ -4,63 +4,52 @@ from __future__ import annotations
 
 import numpy as np
 import xarray as xr
-from arviz_stats import bfmi, rhat
+from arviz_stats import bfmi
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from pyrobnn.diagnostics.convergence import quantities
-from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, num_draws, variable
-from pyrobnn.plots.reading import Trees, as_trees
+from pyrobnn.diagnostics.convergence import F_AT, convergence, quantities
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.groups import FUNCTION, HISTORY, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.plots.style import INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_CHAINS = 8
 MAX_STEPS = 300
 
 
-def _watched(tree: xr.DataTree, most: int) -> dict[str, np.ndarray]:
+def _watched(evidence: Evidence, most: int) -> dict[str, np.ndarray]:
     """What to watch, name → (chain, draw): log density, the function where chains agree least, the noise.
 
     The weights of a network are not identified; they are shown only where a tree holds nothing else.
     """
-    known = quantities(tree)
-    functions = [name for name in known if name.startswith("f at ")]
-    if functions:
-        disagreement = _disagreement(np.stack([known[name] for name in functions], axis=2))
-        functions = [functions[i] for i in np.argsort(-disagreement, kind="stable")[:2]]
+    known, found = quantities(evidence), convergence(evidence)
+    functions = [name for name in known if name.startswith(F_AT)]
+    if found is not None:
+        rhat = dict(zip(found.names, np.nan_to_num(found.table["rhat"].values), strict=True))
+        functions = sorted(functions, key=lambda name: -rhat[name])[:2]
     first = [name for name in ("log density", *functions, "noise", "noise 0") if name in known]
-    chosen = first + [name for name in known if name not in first and not name.startswith("f at ")]
+    chosen = first + [name for name in known if name not in first and not name.startswith(F_AT)]
     if chosen:
         return {name.split(" #")[0]: known[name] for name in chosen[:most]}
-    weights = {}
-    for name in tree["posterior"].data_vars:
-        values = draws_of(tree, "posterior", str(name))
-        if values is not None:
-            weights[str(name)] = values.reshape(*values.shape[:2], -1)[..., 0]
+    stored = {name: evidence.draws(POSTERIOR, name) for name in evidence.names(POSTERIOR)}
+    weights = {name: v.reshape(*v.shape[:2], -1)[..., 0] for name, v in stored.items() if v is not None}
     return {name: v for name, v in list(weights.items())[:most] if np.isfinite(v).all() and np.ptp(v) > 0}
 
 
-def _disagreement(draws: np.ndarray) -> np.ndarray:
-    """Rank-normalised split R-hat of each column of (chain, draw, column), zero where it is undefined."""
-    if draws.shape[1] < 4 or draws.shape[0] < 2:
-        return np.zeros(draws.shape[2])
-    data = xr.Dataset({"f": (("chain", "draw", "column"), draws)})
-    return np.nan_to_num(np.asarray(rhat(data)["f"].values))
-
-
-def _mcmc(trees: Trees) -> dict[str, xr.DataTree]:
+def _mcmc(trees: Trees) -> dict[str, Evidence]:
     """The trees whose draws come from chains: only there do trace, rank and energy say anything."""
-    return {label: tree for label, tree in as_trees(trees).items() if not is_iid(tree) and num_draws(tree)}
+    return {label: each for label, each in gather(trees).items() if not each.is_iid and each.num_draws}
 
 
 def _rows(
-    trees: dict[str, xr.DataTree], most: int, size: tuple[float, float]
+    trees: dict[str, Evidence], most: int, size: tuple[float, float]
 ) -> tuple[Figure, list[tuple[Axes, str, np.ndarray]]]:
     """A figure with one panel per tree and quantity, and (axes, title, draws) for each."""
     cells = [
         (f"{label}: {name}" if len(trees) > 1 else name, draws)
-        for label, tree in trees.items()
-        for name, draws in _watched(tree, most).items()
+        for label, evidence in trees.items()
+        for name, draws in _watched(evidence, most).items()
     ]
     figure, axes = panels(max(1, len(cells)), size=size, max_columns=most)
     if not cells:
@@ -117,7 +106,7 @@ def rank(trees: Trees, *, num_quantities: int = 4, num_bins: int = 20) -> Figure
         A figure with one panel per tree and quantity.
     """
     with style():
-        several = {label: tree for label, tree in _mcmc(trees).items() if num_chains(tree) > 1}
+        several = {label: each for label, each in _mcmc(trees).items() if each.num_chains > 1}
         figure, cells = _rows(several, num_quantities, (3.0, 1.9))
         for ax, title, path in cells:
             ax.set_title(title, fontsize=9)
@@ -153,8 +142,8 @@ def energy(trees: Trees) -> Figure:
     """
     found = {
         label: values
-        for label, tree in _mcmc(trees).items()
-        if (values := draws_of(tree, "sample_stats", "energy")) is not None
+        for label, evidence in _mcmc(trees).items()
+        if (values := evidence.draws(SAMPLE_STATS, "energy")) is not None
         and values.shape[1] > 2
         and np.isfinite(values).all()
     }
@@ -175,7 +164,7 @@ def _energy_panel(ax: Axes, values: np.ndarray) -> None:
     ax.hist(marginal, bins=edges, density=True, color=PALETTE[0], alpha=0.35, linewidth=0, label="marginal")
     ax.hist(change, bins=edges, density=True, histtype="step", color=PALETTE[1], lw=1.3, label="transition")
     if (np.ptp(values, axis=1) > 0).all():
-        data = xr.Dataset({"energy": (("chain", "draw"), values)})
+        data = xr.Dataset({"energy": (SAMPLE_DIMS, values)})
         worst = float(np.min(bfmi(data)["energy"].values))
         ax.text(0.02, 0.97, f"BFMI {worst:.2f}", transform=ax.transAxes, va="top", fontsize=8)
     ax.set_yticks([])
@@ -197,11 +186,11 @@ def loss(trees: Trees, *, name: str = "loss") -> Figure:
         A figure with one panel per tree that has a history.
     """
     found = {}
-    for label, tree in as_trees(trees).items():
-        if "history" in tree.children and len(tree["history"].data_vars):
-            names = [str(n) for n in tree["history"].data_vars]
+    for label, evidence in gather(trees).items():
+        names = evidence.names(HISTORY)
+        if names:
             chosen = name if name in names else names[0]
-            values = np.atleast_1d(variable(tree, "history", chosen).values).astype(float)
+            values = np.atleast_1d(evidence.variable(HISTORY, chosen).values).astype(float)
             values = values.reshape(values.shape[0], -1).mean(1)
             if np.isfinite(values).sum() > 1:
                 found[label] = (chosen, values)
@@ -246,9 +235,9 @@ def weight_norms(trees: Trees) -> Figure:
         A figure with one axes; a legend names the methods.
     """
     found = {
-        label: (norms, variable(tree, "function", "layer_norm"))
-        for label, tree in as_trees(trees).items()
-        if (norms := draws_of(tree, "function", "layer_norm")) is not None and norms.size
+        label: (norms, evidence.variable(FUNCTION, "layer_norm"))
+        for label, evidence in gather(trees).items()
+        if (norms := evidence.draws(FUNCTION, "layer_norm")) is not None and norms.size
     }
     with style():
         if not found:

@@ -7,8 +7,9 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
+from pyrobnn.diagnostics.evidence import Trees, gather
+from pyrobnn.diagnostics.points import ClassPoints, class_points
 from pyrobnn.diagnostics.scores import expected_calibration_error
-from pyrobnn.plots.reading import ClassPoints, Trees, as_trees, class_points
 from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 
@@ -33,12 +34,12 @@ def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
     """
     if num_bins < 2:
         raise ValueError(f"'num_bins' is {num_bins}; expected at least 2, e.g. 10.")
-    trees = as_trees(trees)
+    trees = gather(trees)
     with style():
         figure, axes = panels(len(trees), size=(3.0, 3.0), sharex=True, sharey=True)
-        for (label, tree), (ax,) in zip(trees.items(), axes, strict=True):
+        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
             ax.set_title(label)
-            points = class_points(tree)
+            points = class_points(evidence)
             if points is None:
                 empty_panel(ax, "no class probabilities with known labels")
                 continue
@@ -76,12 +77,12 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
     Returns:
         A figure with one panel per tree, aleatoric above epistemic, in nats.
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     with style():
         figure, axes = panels(len(trees), rows_per_panel=(1.0, 1.0), size=(3.2, 3.6), share_stack=False)
-        for (label, tree), pair in zip(trees.items(), axes, strict=True):
+        for (label, evidence), pair in zip(trees.items(), axes, strict=True):
             pair[0].set_title(label)
-            points = class_points(tree)
+            points = class_points(evidence)
             if points is None or points.aleatoric is None or points.epistemic is None:
                 empty_panel(pair[0], "no entropies in this tree")
                 pair[1].set_axis_off()
@@ -130,7 +131,7 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
     Returns:
         A figure with one row of bars, and a row of images above it where x is one.
     """
-    found = next(((k, p) for k, t in as_trees(trees).items() if (p := class_points(t)) is not None), None)
+    found = next(((k, p) for k, t in gather(trees).items() if (p := class_points(t)) is not None), None)
     with style():
         if found is None:
             figure, axes = panels(1)

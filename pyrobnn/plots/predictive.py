@@ -8,15 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from pyrobnn.diagnostics.reading import variable
-from pyrobnn.plots.reading import (
-    Points,
-    Trees,
-    as_trees,
-    class_points,
-    regression_points,
-    widest_gap,
-)
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.diagnostics.points import Points, class_points, regression_points, widest_gap
+from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 NORMAL_95 = 1.96
@@ -60,18 +54,18 @@ def predictive_bands(
     Returns:
         A figure with one panel per tree.
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     with style():
         figure, axes = panels(
             len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.5), sharex=True, sharey=True
         )
-        for (label, tree), (main, strip) in zip(trees.items(), axes, strict=True):
+        for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(label)
-            if (grid := variable(tree, "grid", "mean")) is None or grid.size == 0:
+            if (grid := evidence.variable(GRID, "mean")) is None or grid.size == 0:
                 empty_panel(main, "no grid of predictions (1-D input only)")
                 strip.set_axis_off()
                 continue
-            _bands(main, strip, tree, output, num_functions)
+            _bands(main, strip, evidence, output, num_functions)
         low, high = _outcome_range(trees, output) if ylim is None else ylim
         if np.isfinite([low, high]).all() and low < high:
             axes[0, 0].set_ylim(low, high)
@@ -86,13 +80,13 @@ def predictive_bands(
         return figure
 
 
-def _bands(main: Axes, strip: Axes, tree: xr.DataTree, output: int, num_functions: int) -> None:
-    x = variable(tree, "grid", "x").values.reshape(-1)
-    mean = _output(variable(tree, "grid", "mean"), output)
-    zero = xr.zeros_like(variable(tree, "grid", "mean"))
+def _bands(main: Axes, strip: Axes, evidence: Evidence, output: int, num_functions: int) -> None:
+    x = evidence.variable(GRID, "x").values.reshape(-1)
+    mean = _output(evidence.variable(GRID, "mean"), output)
+    zero = xr.zeros_like(evidence.variable(GRID, "mean"))
     sds = []
     for kind in ("epistemic", "aleatoric"):
-        variance = variable(tree, "grid", f"{kind}_var")
+        variance = evidence.variable(GRID, f"{kind}_var")
         sds.append(np.sqrt(np.maximum(_output(zero if variance is None else variance, output), 0)))
     epistemic, aleatoric = sds
     for sd, colour, alpha, name in (
@@ -101,23 +95,23 @@ def _bands(main: Axes, strip: Axes, tree: xr.DataTree, output: int, num_function
     ):
         low, high = mean - NORMAL_95 * sd, mean + NORMAL_95 * sd
         main.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0, label=name)
-    functions = variable(tree, "grid", "f_draws")
+    functions = evidence.variable(GRID, "f_draws")
     if functions is not None and num_functions > 0:
         chosen = _thin(functions.sizes["grid_draw"], num_functions)
         for draw in _output(functions, output)[chosen]:
             main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
-    inputs, outcomes = variable(tree, "constant_data", "x"), variable(tree, "observed_data", "y")
+    inputs, outcomes = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(OBSERVED_DATA, "y")
     if inputs is not None and outcomes is not None:
         at, y = inputs.values.reshape(-1), _output(outcomes, output).reshape(-1)
         keep = _thin(len(y))
         main.plot(at[keep], y[keep], ".", color=INK, markersize=3, alpha=0.55, label="data")
     main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
-    truth = variable(tree, "grid", "true_f")
+    truth = evidence.variable(GRID, "true_f")
     if truth is not None:
         main.plot(x, _output(truth, output), color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label="true f")
     strip.plot(x, aleatoric, color=ALEATORIC, label="aleatoric sd")
     strip.plot(x, epistemic, color=EPISTEMIC, label="epistemic sd")
-    gap = widest_gap(tree, output)
+    gap = widest_gap(evidence, output)
     if gap is not None:
         for ax in (main, strip):
             ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0)
@@ -127,20 +121,20 @@ def _bands(main: Axes, strip: Axes, tree: xr.DataTree, output: int, num_function
     strip.set(xlabel="x", ylabel="sd")
 
 
-def _outcome_range(trees: dict[str, xr.DataTree], output: int) -> tuple[float, float]:
+def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
     """Limits that hold data, truth and most of each band: one wild method must not flatten the rest."""
     low, high, data = [], [], []
-    for tree in trees.values():
+    for evidence in trees.values():
         mean, variances = (
-            variable(tree, "grid", "mean"),
-            [variable(tree, "grid", f"{k}_var") for k in ("aleatoric", "epistemic")],
+            evidence.variable(GRID, "mean"),
+            [evidence.variable(GRID, f"{k}_var") for k in ("aleatoric", "epistemic")],
         )
         if mean is None or mean.size == 0:
             continue
         sd = np.sqrt(sum(np.maximum(_output(v, output), 0) for v in variances if v is not None))
         low.append(np.quantile(_output(mean, output) - NORMAL_95 * sd, 0.02))
         high.append(np.quantile(_output(mean, output) + NORMAL_95 * sd, 0.98))
-        for known in (variable(tree, "observed_data", "y"), variable(tree, "grid", "true_f")):
+        for known in (evidence.variable(OBSERVED_DATA, "y"), evidence.variable(GRID, "true_f")):
             if known is not None and known.size:
                 values = _output(known, output)
                 data += [float(values.min()), float(values.max())]
@@ -169,11 +163,11 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one panel per tree; both axes in the outcome's units.
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     with style():
         figure, axes = panels(len(trees), size=(3.1, 3.1), sharex=True, sharey=True)
-        for (label, tree), (ax,) in zip(trees.items(), axes, strict=True):
-            points = regression_points(tree, output)
+        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
+            points = regression_points(evidence, output)
             ax.set_title(label)
             if points is None:
                 empty_panel(ax, "no predictions with known outcomes")
@@ -209,14 +203,14 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one line per tree.
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     levels = np.linspace(0.0, 1.0, 41)
     with style():
         figure, axes = panels(1, size=(4.2, 3.6))
         ax = axes[0, 0]
         fewest = None
-        for index, (label, tree) in enumerate(trees.items()):
-            points = regression_points(tree, output)
+        for index, (label, evidence) in enumerate(trees.items()):
+            points = regression_points(evidence, output)
             pit = None if points is None else points.pit
             if pit is None:
                 continue
@@ -260,13 +254,13 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) ->
     """
     if num_bins < 2:
         raise ValueError(f"'num_bins' is {num_bins}; expected at least 2: a single bin shows no relation.")
-    trees = as_trees(trees)
+    trees = gather(trees)
     with style():
         figure, axes = panels(len(trees), size=(3.1, 2.9), sharex=True, sharey=True)
         reach = np.zeros((0, 2))
-        for (label, tree), (ax,) in zip(trees.items(), axes, strict=True):
+        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
             ax.set_title(label)
-            points = regression_points(tree, output)
+            points = regression_points(evidence, output)
             if points is None:
                 empty_panel(ax, "no predictions with known outcomes")
                 continue
@@ -325,11 +319,11 @@ def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one axes.
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     rows: list[tuple[str, np.ndarray | None, np.ndarray | None]] = []
     classes = False
-    for label, tree in trees.items():
-        labelled, points = class_points(tree), regression_points(tree, output)
+    for label, evidence in trees.items():
+        labelled, points = class_points(evidence), regression_points(evidence, output)
         if labelled is not None:
             classes = True
             rows.append((label, labelled.aleatoric, labelled.epistemic))

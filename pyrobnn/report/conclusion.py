@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from pyrobnn.diagnostics import Verdict
-from pyrobnn.report.comparison import Row, paired_difference
+from pyrobnn.diagnostics import Evidence, Verdict
+from pyrobnn.diagnostics.fidelity import paired_difference
+from pyrobnn.report.comparison import Row
 from pyrobnn.report.numbers import significant, with_error
 
 NAMES = ("Pareto", "Kolmogorov", "Kruskal", "Laplace")
@@ -29,7 +30,7 @@ def recommended(rows: list[Row], verdicts: Mapping[str, Verdict]) -> str:
 
 
 def conclude(
-    trees: Mapping[str, xr.DataTree], rows: list[Row], verdicts: Mapping[str, Verdict]
+    trees: Mapping[str, xr.DataTree | Evidence], rows: list[Row], verdicts: Mapping[str, Verdict]
 ) -> tuple[str, str]:
     """The recommendation, and a sentence about the other methods.
 
@@ -82,7 +83,7 @@ def _next(verdict: Verdict) -> str:
     return f"Next: {_lower(action.rstrip('.'))}." if action else "See the checks below for what to do next."
 
 
-def _ranking(best: str, trees: Mapping[str, xr.DataTree], rows: list[Row]) -> str:
+def _ranking(best: str, trees: Mapping[str, xr.DataTree | Evidence], rows: list[Row]) -> str:
     """Where its held-out log density stands among the others', in words; empty where it has none."""
     have = {row.label: row for row in rows if "log_prob" in row.values}
     if best not in have:
@@ -101,7 +102,7 @@ def _ranking(best: str, trees: Mapping[str, xr.DataTree], rows: list[Row]) -> st
     return f"{subject}, {said}, is {'close to' if _close(trees[best], trees[leader]) else 'below'} {leader}'s"
 
 
-def _close(tree: xr.DataTree, other: xr.DataTree) -> bool:
+def _close(tree: xr.DataTree | Evidence, other: xr.DataTree | Evidence) -> bool:
     """Whether the held-out log densities differ by at most two standard errors of their paired difference."""
     difference = paired_difference(tree, other)
     return difference is not None and abs(difference[0]) <= 2 * difference[1]

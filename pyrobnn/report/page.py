@@ -13,12 +13,12 @@ import xarray as xr
 from jinja2 import Environment
 from markupsafe import Markup
 
-from pyrobnn.diagnostics import Check, Verdict, diagnose
-from pyrobnn.diagnostics import reading as tree_reading
+from pyrobnn.diagnostics import Verdict
+from pyrobnn.diagnostics.evidence import Evidence, gather
+from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.scores import LEVELS
-from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.reading import as_trees
-from pyrobnn.report.comparison import COLUMNS, Column, Row, best_labels, compare_rows, reference_label
+from pyrobnn.groups import POSTERIOR
+from pyrobnn.report.comparison import COLUMNS, Column, Row, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.numbers import significant, with_error
 from pyrobnn.report.sections import Section, build_sections
@@ -41,7 +41,7 @@ DECIMALS = {"ess": 0, "rhat": 3, "khat": 2}
 
 
 def write_report(
-    trees: Mapping[str, xr.DataTree],
+    trees: Mapping[str, xr.DataTree | Evidence],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -54,7 +54,7 @@ def write_report(
     string that comes from the trees. It needs no group but ``posterior``: what a tree lacks is left out.
 
     Args:
-        trees: label → DataTree; the labels name the methods throughout the page.
+        trees: label → DataTree (or its `Evidence`); the labels name the methods throughout the page.
         path: where to write; missing parent folders are made.
         title: heading of the page; None for "Can these posteriors be believed?".
         verdicts: label → verdict where `pyrobnn.diagnose` has run already; None to run it here, with the
@@ -80,7 +80,7 @@ def write_report(
         ...     write_report({"mine": tree}, f"{folder}/report.html").name
         'report.html'
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
     best = recommended(rows, verdicts)
@@ -106,7 +106,7 @@ def write_report(
         table_note=_table_note(trees, columns),
         lost=[sentence for row in rows for sentence in row.lost],
         sections=[_marked(section) for section in build_sections(trees)],
-        runs=[_run(label, tree) for label, tree in trees.items()],
+        runs=[_run(label, evidence) for label, evidence in trees.items()],
         footer=_footer(trees),
     )
     path = Path(path)
@@ -115,27 +115,7 @@ def write_report(
     return path
 
 
-def judge_all(trees: Mapping[str, xr.DataTree]) -> dict[str, Verdict]:
-    """`diagnose` every tree, with the first NUTS run as the reference of the others.
-
-    A tree that cannot be diagnosed at all gets a verdict that says so: the others are still judged.
-    """
-    reference = reference_label(trees)
-    return {
-        label: _judged(label, tree, None if reference in (None, label) else trees[reference])
-        for label, tree in trees.items()
-    }
-
-
-def _judged(label: str, tree: xr.DataTree, reference: xr.DataTree | None) -> Verdict:
-    try:
-        return diagnose(tree, reference=reference)
-    except Exception as error:
-        check = Check("readable", "fail", None, "", "", f"The tree cannot be judged: {said(error)}.")
-        return Verdict.from_checks(tree_reading.method(tree), label, [check])
-
-
-def check_verdicts(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+def check_verdicts(trees: Mapping[str, Evidence], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """The caller's verdicts, once each tree has one.
 
     Raises:
@@ -149,14 +129,14 @@ def check_verdicts(trees: Mapping[str, xr.DataTree], verdicts: Mapping[str, Verd
     return {label: verdicts[label] for label in trees}
 
 
-def _subtitle(trees: Mapping[str, xr.DataTree]) -> str:
+def _subtitle(trees: Mapping[str, Evidence]) -> str:
     parts = [f"{len(trees)} method{'s' if len(trees) > 1 else ''}"]
     for name, words in (("num_data", "training data"), ("likelihood", "likelihood")):
-        found = {str(tree.attrs[name]) for tree in trees.values() if name in tree.attrs}
+        found = {str(each.tree.attrs[name]) for each in trees.values() if name in each.tree.attrs}
         if len(found) == 1:
             parts.append(f"{found.pop()} {words}")
     dates = sorted(
-        str(tree.attrs["created_at"])[:10] for tree in trees.values() if "created_at" in tree.attrs
+        str(each.tree.attrs["created_at"])[:10] for each in trees.values() if "created_at" in each.tree.attrs
     )
     if dates:
         parts.append(dates[-1])
@@ -243,7 +223,7 @@ def format_number(value: float | None, key: str) -> str:
     return significant(value)
 
 
-def _table_note(trees: Mapping[str, xr.DataTree], columns: list[Column]) -> str:
+def _table_note(trees: Mapping[str, Evidence], columns: list[Column]) -> str:
     keys = {column.key for column in columns}
     notes = [
         "On held-out data. Bold: best of the column, whatever the error bars say; "
@@ -253,7 +233,7 @@ def _table_note(trees: Mapping[str, xr.DataTree], columns: list[Column]) -> str:
         notes.append(
             "R-hat and ESS judge chains, k-hat judges approximations; independent draws have no R-hat."
         )
-    if "wasserstein" in keys:
+    if "predictive_distance" in keys:
         notes.append(
             "Distance: mean 1-Wasserstein distance of the predictive from that of NUTS, in the outcome's units."
         )
@@ -266,14 +246,15 @@ def _marked(section: Section) -> Section:
     return replace(section, blocks=tuple(blocks))
 
 
-def _run(label: str, tree: xr.DataTree) -> dict[str, object]:
-    sizes = tree["posterior"].sizes if "posterior" in tree.children else {}
+def _run(label: str, evidence: Evidence) -> dict[str, object]:
+    tree = evidence.tree
+    sizes = tree[POSTERIOR].sizes if POSTERIOR in tree.children else {}
     brief = [f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws"]
     if "seed" in tree.attrs:
         brief.append(f"seed {tree.attrs['seed']}")
     facts = []
     for name in sorted(tree.attrs, key=lambda n: (n not in ("method", "settings", "seed"), n)):
-        value = _shown(tree_reading.json_attr(tree, name) if _is_json(tree.attrs[name]) else tree.attrs[name])
+        value = _shown(evidence.json(name) if _is_json(tree.attrs[name]) else tree.attrs[name])
         if value and name not in REBUILDS:
             facts.append((name.replace("_", " "), value))
     facts.append(("groups", ", ".join(sorted(tree.children))))
@@ -300,10 +281,10 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _footer(trees: Mapping[str, xr.DataTree]) -> str:
+def _footer(trees: Mapping[str, Evidence]) -> str:
     versions: dict[str, str] = {}
-    for tree in trees.values():
-        found = tree_reading.json_attr(tree, "versions")
+    for evidence in trees.values():
+        found = evidence.json("versions")
         versions |= found if isinstance(found, dict) else {}
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return "Written by pyrobnn from stored draws" + (f" ({named})." if named else ".")

@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import xarray as xr
 from matplotlib.figure import Figure
 
 from pyrobnn import plots
-from pyrobnn.diagnostics.reading import draws_of, is_iid, num_chains, variable
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
+from pyrobnn.diagnostics.points import class_points, regression_points
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.importance import LeaveOneOut, leave_one_out
-from pyrobnn.plots.reading import class_points, regression_points
+from pyrobnn.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, PALETTE
 from pyrobnn.report.svg import inline_panels, inline_svg
 
-Trees = Mapping[str, xr.DataTree]
-Fits = Mapping[str, LeaveOneOut | None]
+Trees = Mapping[str, Evidence]
 
 BAND_KEY = (
     (f"--fig-{PALETTE.index(EPISTEMIC)}", "line", "mean and single functions"),
@@ -58,14 +57,13 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-Blocks = Callable[[Trees, Fits], list[Block]]
+Blocks = Callable[[Trees], list[Block]]
 
 
 def build_sections(trees: Trees) -> list[Section]:
     """Every section that these trees have something for; a figure that no tree can fill is left out."""
-    fits = {label: _fit(tree) for label, tree in trees.items()}
     sections = [
-        Section(title, anchor, tuple(_drawn(blocks, trees, fits)))
+        Section(title, anchor, tuple(_drawn(blocks, trees)))
         for title, anchor, blocks in (
             ("What it predicts", "predictions", _predictions),
             ("Is the uncertainty honest?", "calibration", _calibration),
@@ -75,25 +73,18 @@ def build_sections(trees: Trees) -> list[Section]:
     return [section for section in sections if section.blocks]
 
 
-def _fit(tree: xr.DataTree) -> LeaveOneOut | None:
-    try:
-        return leave_one_out(tree)
-    except Exception:  # the verdict says that leave-one-out could not be computed
-        return None
-
-
-def _drawn(blocks: Blocks, trees: Trees, fits: Fits) -> list[Block]:
+def _drawn(blocks: Blocks, trees: Trees) -> list[Block]:
     """The section's blocks; a tree that makes one raise is left out of the section, which says so."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
-            return blocks(trees, fits)
+            return blocks(trees)
         except Exception:
-            alone = {label: _why_not(blocks, label, tree, fits) for label, tree in trees.items()}
+            alone = {label: _why_not(blocks, label, tree) for label, tree in trees.items()}
         rest = {label: tree for label, tree in trees.items() if alone[label] is None}
         notes = [f"{label} cannot be drawn: {why}." for label, why in alone.items() if why is not None]
         try:
-            found = blocks(rest, fits) if rest else []
+            found = blocks(rest) if rest else []
         except Exception as error:
             found, notes = [], [*notes, f"The others cannot be drawn together: {said(error)}."]
     return [
@@ -102,9 +93,9 @@ def _drawn(blocks: Blocks, trees: Trees, fits: Fits) -> list[Block]:
     ]
 
 
-def _why_not(blocks: Blocks, label: str, tree: xr.DataTree, fits: Fits) -> str | None:
+def _why_not(blocks: Blocks, label: str, tree: Evidence) -> str | None:
     try:
-        blocks({label: tree}, fits)
+        blocks({label: tree})
     except Exception as error:
         return said(error)
     return None
@@ -116,13 +107,13 @@ def _panels(figure: Figure, prefix: str, what: str, *, stack: int = 1) -> tuple[
     return tuple(inline_panels(figure, alts=[f"{title}: {what}" for title in titles], prefix=prefix))
 
 
-def _where(trees: Trees, test: Callable[[xr.DataTree], bool]) -> dict[str, xr.DataTree]:
+def _where(trees: Trees, test: Callable[[Evidence], bool]) -> dict[str, Evidence]:
     return {label: tree for label, tree in trees.items() if test(tree)}
 
 
-def _predictions(trees: Trees, fits: Fits) -> list[Block]:
+def _predictions(trees: Trees) -> list[Block]:
     blocks = []
-    gridded = _where(trees, lambda t: variable(t, "grid", "mean") is not None)
+    gridded = _where(trees, lambda t: t.variable(GRID, "mean") is not None)
     if gridded:
         blocks.append(
             Block(
@@ -173,7 +164,7 @@ def _predictions(trees: Trees, fits: Fits) -> list[Block]:
     return blocks
 
 
-def _calibration(trees: Trees, fits: Fits) -> list[Block]:
+def _calibration(trees: Trees) -> list[Block]:
     blocks = []
     observed = _where(trees, lambda t: (p := regression_points(t)) is not None and p.draws is not None)
     if observed:
@@ -190,14 +181,14 @@ def _calibration(trees: Trees, fits: Fits) -> list[Block]:
                 ),
             )
         )
-        if _has_loo_pit(trees, fits):
+        if any(loo_pit(t) is not None for t in trees.values()):
             blocks.append(
                 Block(
                     "Leave-one-out PIT",
                     "On the training data. An S that rises, then falls, is overconfidence.",
                     (
                         inline_svg(
-                            plots.loo_pit(trees, fits=fits),
+                            plots.loo_pit(trees),
                             alt="Leave-one-out PIT: its ECDF minus the uniform, one line per method",
                             prefix="loopit",
                         ),
@@ -229,12 +220,6 @@ def _calibration(trees: Trees, fits: Fits) -> list[Block]:
             )
         )
     return blocks
-
-
-def _has_loo_pit(trees: Trees, fits: Fits) -> bool:
-    return any(
-        fits[k] is not None and variable(t, "posterior_predictive", "y") is not None for k, t in trees.items()
-    )
 
 
 def _uncertainty(trees: Trees) -> list[Block]:
@@ -272,13 +257,13 @@ def _uncertainty(trees: Trees) -> list[Block]:
     return blocks
 
 
-def _draws(trees: Trees, fits: Fits) -> list[Block]:
+def _draws(trees: Trees) -> list[Block]:
     blocks = []
-    chains = _where(trees, lambda t: not is_iid(t) and t["posterior"].sizes.get("draw", 1) > 1)
+    chains = _where(trees, lambda t: not t.is_iid and t.draws_per_chain > 1)
     for index, (label, tree) in enumerate(chains.items()):
         one = {label: tree}
         svgs = _panels(plots.trace(one), f"trace-{index}", f"trace of every chain of {label}")
-        if num_chains(tree) > 1:
+        if tree.num_chains > 1:
             svgs += _panels(plots.rank(one), f"rank-{index}", f"rank histograms of the chains of {label}")
         blocks.append(
             Block(
@@ -289,7 +274,7 @@ def _draws(trees: Trees, fits: Fits) -> list[Block]:
                 svgs,
             )
         )
-    energetic = _where(chains, lambda t: draws_of(t, "sample_stats", "energy") is not None)
+    energetic = _where(chains, lambda t: t.variable(SAMPLE_STATS, "energy") is not None)
     if energetic:
         blocks.append(
             Block(
@@ -303,14 +288,14 @@ def _draws(trees: Trees, fits: Fits) -> list[Block]:
                 ),
             )
         )
-    smoothed = {label: tree for label, tree in trees.items() if fits[label] is not None}
+    smoothed = _where(trees, lambda t: leave_one_out(t) is not None)
     if smoothed:
         blocks.append(
             Block(
                 "Pareto k-hat of leaving each datum out",
                 "Above the dashed line a leave-one-out estimate cannot be trusted. All points high: the "
                 "approximation is poor. A few: influential data.",
-                _panels(plots.khat(smoothed, fits=fits), "khat", "Pareto k-hat of each datum"),
+                _panels(plots.khat(smoothed), "khat", "Pareto k-hat of each datum"),
             )
         )
     learned = _where(trees, _was_optimised)
@@ -323,7 +308,7 @@ def _draws(trees: Trees, fits: Fits) -> list[Block]:
                 _panels(plots.loss(learned), "loss", "loss against the step"),
             )
         )
-    if any(variable(t, "function", "layer_norm") is not None for t in trees.values()):
+    if any(t.variable(FUNCTION, "layer_norm") is not None for t in trees.values()):
         blocks.append(
             Block(
                 "Norms of the layers",
@@ -339,8 +324,6 @@ def _draws(trees: Trees, fits: Fits) -> list[Block]:
     return blocks
 
 
-def _was_optimised(tree: xr.DataTree) -> bool:
+def _was_optimised(tree: Evidence) -> bool:
     """Whether the history tells more than how a sampler warmed up."""
-    return "history" in tree.children and any(
-        not str(name).startswith("warmup_") for name in tree["history"].data_vars
-    )
+    return any(not name.startswith("warmup_") for name in tree.names(HISTORY))

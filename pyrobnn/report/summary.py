@@ -10,14 +10,15 @@ from pathlib import Path
 import xarray as xr
 
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.plots.reading import as_trees
-from pyrobnn.report.comparison import compare_rows, reference_label
+from pyrobnn.diagnostics.evidence import Evidence, gather
+from pyrobnn.diagnostics.judge import judge_all, reference_label
+from pyrobnn.report.comparison import compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
-from pyrobnn.report.page import check_verdicts, judge_all
+from pyrobnn.report.page import check_verdicts
 
 
 def write_summary(
-    trees: Mapping[str, xr.DataTree],
+    trees: Mapping[str, xr.DataTree | Evidence],
     verdicts: Mapping[str, Verdict] | None,
     path: str | os.PathLike[str],
     *,
@@ -31,7 +32,7 @@ def write_summary(
     held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check.
 
     Args:
-        trees: label → DataTree.
+        trees: label → DataTree, or its `Evidence`.
         verdicts: label → verdict; None to diagnose here.
         path: where to write; missing parent folders are made.
         left_out: methods that were asked for and gave no tree → the reason.
@@ -43,7 +44,7 @@ def write_summary(
         TypeError: if a tree is no DataTree.
         ValueError: if there is no tree, or ``verdicts`` lacks a label.
     """
-    trees = as_trees(trees)
+    trees = gather(trees)
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
     content = {

@@ -1,63 +1,79 @@
-"""From a DataTree, which may lack any group but `posterior`, to the arrays that figures and tables need."""
+"""Predictions beside their outcomes, held out or of the training data: what scores, checks and figures compare."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.diagnostics.reading import text, variable
+from pyrobnn import metrics
+from pyrobnn.diagnostics.evidence import Evidence, statistic
+from pyrobnn.groups import (
+    CONSTANT_DATA,
+    GRID,
+    HELD_OUT,
+    OBSERVED_DATA,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    SAMPLE_DIMS,
+)
 
 FEWEST_DRAWS = 25
 NUM_QUANTILES = 400
+CLASSES = ("categorical", "bernoulli")
 
-Trees = xr.DataTree | Mapping[str, xr.DataTree]
+
+def is_classification(evidence: Evidence) -> bool:
+    """Whether the tree predicts class probabilities."""
+    return evidence.variable(PREDICTIONS, "probs") is not None
 
 
-def as_trees(trees: Trees) -> dict[str, xr.DataTree]:
-    """One tree or a mapping of them, as a dict from label to tree, in the caller's order.
+def predictive_draws(evidence: Evidence) -> np.ndarray | None:
+    """Held-out replicates of y as (draw, point, output), chains one after another; None where missing.
 
-    Raises:
-        TypeError: if something else than a DataTree was given.
-        ValueError: if the mapping is empty.
+    Where a method has few draws (an ensemble) its tree holds several replicates of each, as ``y_sample``.
     """
-    if isinstance(trees, xr.DataTree):
-        attrs = trees.attrs
-        return {str(attrs.get("label") or attrs.get("method") or "model"): trees}
-    if not isinstance(trees, Mapping):
-        raise TypeError(
-            f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees: "
-            "call posterior.to_datatree(x=…, y=…) first."
-        )
-    if not trees:
-        raise ValueError(
-            "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}."
-        )
-    for label, tree in trees.items():
-        if not isinstance(tree, xr.DataTree):
-            raise TypeError(
-                f"trees[{label!r}] is a {type(tree).__name__}; expected a DataTree: "
-                "call posterior.to_datatree(x=…, y=…) first."
-            )
-    return {str(label): tree for label, tree in trees.items()}
+    sample = evidence.values(PREDICTIONS, "y_sample")
+    if sample is not None:
+        return sample.reshape(sample.shape[0], sample.shape[1], -1)
+    y = evidence.draws(PREDICTIONS, "y")
+    return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
-def draws_first(values: xr.DataArray) -> np.ndarray:
+def replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few."""
+    found = _observed(evidence)
+    if found is None:
+        return None
+    y, draws = found[0].values, _draws_first(found[1])
+    if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
+        return None
+    if not np.issubdtype(y.dtype, np.floating):
+        return None
+    return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
+
+
+def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
+    """The outcome of a tree and its replicates: ``y``, or under whatever name if it is the only one."""
+    known = evidence.names(POSTERIOR_PREDICTIVE)
+    shared = [name for name in evidence.names(OBSERVED_DATA) if name in known]
+    name = "y" if "y" in shared else shared[0] if len(shared) == 1 else None
+    if name is None:
+        return None
+    y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(POSTERIOR_PREDICTIVE, name)
+    return (y, draws) if set(SAMPLE_DIMS) <= set(draws.dims) else None
+
+
+def _draws_first(values: xr.DataArray) -> np.ndarray:
     """Chains and draws merged into one leading axis: shape (sample, ...)."""
-    other = [dim for dim in values.dims if dim not in ("chain", "draw")]
-    ordered = values.transpose("chain", "draw", *other).values
+    ordered = values.transpose(*SAMPLE_DIMS, ...).values
     return ordered.reshape(ordered.shape[0] * ordered.shape[1], *ordered.shape[2:])
 
 
-def is_classification(tree: xr.DataTree) -> bool:
-    """Whether the tree predicts class probabilities."""
-    return variable(tree, "predictions", "probs") is not None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Points:
     """Predictions at points with known outcomes, one output of a regression.
 
@@ -89,34 +105,41 @@ class Points:
 
     @property
     def pit(self) -> np.ndarray | None:
-        """Share of the predictive at or below the outcome, shape (point,); None without draws."""
+        """`pyrobnn.metrics.pit` of the outcomes, shape (point,); None without draws."""
         sample = self.sample
-        return None if sample is None else (sample < self.y).mean(0) + 0.5 * (sample == self.y).mean(0)
+        return (
+            None if sample is None else metrics.pit(torch.as_tensor(sample), torch.as_tensor(self.y)).numpy()
+        )
+
+
+def _one(values: xr.DataArray, output: int) -> xr.DataArray:
+    return values.isel(output=output) if "output" in values.dims else values
 
 
 def _column(values: xr.DataArray, output: int) -> np.ndarray:
-    return (values.isel(output=output) if "output" in values.dims else values).values
+    return _one(values, output).values
 
 
-def regression_points(tree: xr.DataTree, output: int = 0) -> Points | None:
+@statistic
+def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     """Held-out predictions with outcomes; else the training data's posterior predictive; else None."""
-    if is_classification(tree):
+    if is_classification(evidence):
         return None
-    y = variable(tree, "predictions_constant_data", "y")
-    mean = variable(tree, "predictions", "mean")
-    draws = variable(tree, "predictions", "y_sample")
+    y = evidence.variable(HELD_OUT, "y")
+    mean = evidence.variable(PREDICTIONS, "mean")
+    draws = evidence.variable(PREDICTIONS, "y_sample")
     if draws is None:
-        draws = variable(tree, "predictions", "y")
+        draws = evidence.variable(PREDICTIONS, "y")
     if y is not None and mean is not None and mean.size:
-        aleatoric = variable(tree, "predictions", "aleatoric_var")
-        epistemic = variable(tree, "predictions", "epistemic_var")
+        aleatoric = evidence.variable(PREDICTIONS, "aleatoric_var")
+        epistemic = evidence.variable(PREDICTIONS, "epistemic_var")
         sds = [
             None if v is None else np.sqrt(np.maximum(_column(v, output), 0)) for v in (aleatoric, epistemic)
         ]
         samples = None
         if draws is not None:
-            one = draws.isel(output=output) if "output" in draws.dims else draws
-            samples = one.values if "sample" in one.dims else draws_first(one)
+            one = _one(draws, output)
+            samples = one.values if "sample" in one.dims else _draws_first(one)
         if sds[0] is not None and sds[1] is not None:
             total = np.hypot(sds[0], sds[1])
         elif samples is not None:
@@ -126,42 +149,25 @@ def regression_points(tree: xr.DataTree, output: int = 0) -> Points | None:
         return Points(
             _column(y, output), _column(mean, output), sds[0], sds[1], total, samples, held_out=True
         )
-    outcome = outcome_draws(tree, output)
-    if outcome is None:
+    outcomes = _outcomes(evidence, output)
+    if outcomes is None:
         return None
-    y, samples = outcome
+    y, samples = outcomes
     return Points(y, samples.mean(0), None, None, samples.std(0), samples, held_out=False)
 
 
-def outcome_draws(tree: xr.DataTree, output: int = 0) -> tuple[np.ndarray, np.ndarray] | None:
+def _outcomes(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Training outcomes (obs,) of a regression and posterior predictive draws (sample, obs), or None."""
-    if is_classification(tree) or text(tree, "likelihood") in ("categorical", "bernoulli"):
+    found = None if evidence.likelihood in CLASSES else _observed(evidence)
+    if found is None:
         return None
-    y, draws = variable(tree, "observed_data", "y"), variable(tree, "posterior_predictive", "y")
-    if y is None or draws is None:
-        y, draws = _single_outcome(tree)
-    if y is None or draws is None:
+    y, samples = _column(found[0], output), _draws_first(_one(found[1], output))
+    if samples.ndim != 2 or samples.size == 0 or y.ndim != 1 or y.dtype.kind not in "fiu":
         return None
-    samples = draws_first(draws.isel(output=output) if "output" in draws.dims else draws)
-    outcomes = _column(y, output)
-    if samples.ndim != 2 or samples.size == 0 or outcomes.ndim != 1 or outcomes.dtype.kind not in "fiu":
-        return None
-    return outcomes, samples
+    return y, samples
 
 
-def _single_outcome(tree: xr.DataTree) -> tuple[xr.DataArray | None, xr.DataArray | None]:
-    """Trees of other libraries name the outcome as they like: take it if there is exactly one."""
-    if "observed_data" not in tree.children or "posterior_predictive" not in tree.children:
-        return None, None
-    shared = [
-        name for name in tree["observed_data"].data_vars if name in tree["posterior_predictive"].data_vars
-    ]
-    if len(shared) != 1:
-        return None, None
-    return tree["observed_data"][shared[0]], tree["posterior_predictive"][shared[0]]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClassPoints:
     """Class probabilities at points with known labels.
 
@@ -182,16 +188,17 @@ class ClassPoints:
         return self.probs.argmax(1) == self.y
 
 
-def class_points(tree: xr.DataTree) -> ClassPoints | None:
+@statistic
+def class_points(evidence: Evidence) -> ClassPoints | None:
     """Held-out class probabilities with labels, or None. One probability per point is read as P(y = 1)."""
-    probs, y = variable(tree, "predictions", "probs"), variable(tree, "predictions_constant_data", "y")
+    probs, y = evidence.variable(PREDICTIONS, "probs"), evidence.variable(HELD_OUT, "y")
     if probs is None or y is None or probs.size == 0:
         return None
     values = probs.values.reshape(len(probs), -1)
     if values.shape[1] == 1:
         values = np.concatenate([1 - values, values], axis=1)
-    entropies = [variable(tree, "predictions", f"{kind}_entropy") for kind in ("aleatoric", "epistemic")]
-    x = variable(tree, "predictions_constant_data", "x")
+    entropies = [evidence.variable(PREDICTIONS, f"{kind}_entropy") for kind in ("aleatoric", "epistemic")]
+    x = evidence.variable(HELD_OUT, "x")
     return ClassPoints(
         y.values.reshape(-1).astype(int),
         values,
@@ -214,13 +221,14 @@ class Gap:
     ratio: float | None
 
 
-def widest_gap(tree: xr.DataTree, output: int = 0) -> Gap | None:
+@statistic
+def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
     """The gap that a Bayesian model should be unsure in, or None where the inputs leave none.
 
     A gap counts when it is at least 5 % of the input range and five times the mean spacing.
     """
-    x, grid = variable(tree, "constant_data", "x"), variable(tree, "grid", "x")
-    variance = variable(tree, "grid", "epistemic_var")
+    x, grid = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(GRID, "x")
+    variance = evidence.variable(GRID, "epistemic_var")
     if (
         x is None
         or grid is None

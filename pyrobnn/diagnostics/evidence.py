@@ -1,0 +1,309 @@
+"""`Evidence`: what a DataTree holds and what follows from it, each read or computed once.
+
+Trees come from this library, NumPyro or PyMC; every group but ``posterior`` may be missing. What a tree does not hold
+reads as None (or a default), and the checks leave out what they cannot see.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import xarray as xr
+
+from pyrobnn.groups import FUNCTION, LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+
+_POINT_METHODS = ("MLE", "MAP")
+
+Options = ParamSpec("Options")
+Found = TypeVar("Found")
+
+
+class Evidence:
+    """A DataTree with a memory: every check, figure and table that reads it shares what was computed for the others.
+
+    Statistics are functions marked with `statistic`; they take a DataTree or an Evidence, and are computed once per
+    Evidence. The tree must not change while it is judged.
+
+    Args:
+        tree: the DataTree; only ``posterior`` is required of it, and not before a check asks.
+        name: how an error message calls it.
+
+    Raises:
+        TypeError: If it is no ``xarray.DataTree``.
+
+    Example:
+        >>> tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 100)))})})
+        >>> evidence = Evidence(tree)
+        >>> evidence.num_draws, evidence.method, evidence.f is None
+        (400, 'unknown', True)
+    """
+
+    def __init__(self, tree: xr.DataTree, name: str = "tree") -> None:
+        if not isinstance(tree, xr.DataTree):
+            raise TypeError(
+                f"'{name}' is a {type(tree).__name__}; expected an xarray.DataTree: pass posterior.to_datatree(), "
+                "or arviz_base.from_dict(...) for draws from elsewhere."
+            )
+        self.tree = tree
+        self._found: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, tree: xr.DataTree | Evidence, name: str = "tree") -> Evidence:
+        """`tree` itself if it is an Evidence, else a new one of it."""
+        return tree if isinstance(tree, cls) else cls(tree, name)
+
+    def require_draws(self, name: str = "tree") -> None:
+        """Refuse a tree without posterior draws.
+
+        Raises:
+            ValueError: If it has no ``posterior`` group with dims ``chain`` and ``draw``.
+        """
+        if POSTERIOR not in self.tree.children:
+            raise ValueError(
+                f"'{name}' has groups {sorted(self.tree.children)} but no 'posterior' group of draws."
+            )
+        missing = [dim for dim in SAMPLE_DIMS if dim not in self.tree[POSTERIOR].sizes]
+        if missing:
+            raise ValueError(
+                f"the 'posterior' group of '{name}' lacks the dims {missing}; expected ('chain', 'draw', …)."
+            )
+
+    # groups
+
+    def names(self, group: str) -> list[str]:
+        """The variables of a group; none where it is missing."""
+        return [str(name) for name in self.tree[group].data_vars] if group in self.tree.children else []
+
+    def variable(self, group: str, name: str) -> xr.DataArray | None:
+        """One variable of one group, or None where either is missing."""
+        if group not in self.tree.children or name not in self.tree[group].data_vars:
+            return None
+        return self.tree[group][name]
+
+    def stored(self, group: str, name: str) -> np.ndarray | None:
+        """A variable as array (chain, draw, …) in its own precision; None where missing or without such dims."""
+        array = self.variable(group, name)
+        if array is None or any(dim not in array.dims for dim in SAMPLE_DIMS):
+            return None
+        return array.transpose(*SAMPLE_DIMS, ...).values
+
+    def draws(self, group: str, name: str) -> np.ndarray | None:
+        """As `stored`, in float64."""
+        draws = self.stored(group, name)
+        return None if draws is None else draws.astype(np.float64)
+
+    def values(self, group: str, name: str) -> np.ndarray | None:
+        """A variable without sample dims as array, or None where it is missing."""
+        array = self.variable(group, name)
+        return None if array is None else np.asarray(array.values)
+
+    # attributes
+
+    def number(self, name: str, default: float) -> float:
+        """A numeric root attribute; `default` where it is missing or no finite number."""
+        try:
+            value = float(np.asarray(self.tree.attrs.get(name, default), dtype=np.float64))
+        except (TypeError, ValueError):
+            return default
+        return value if np.isfinite(value) else default
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string root attribute; anything but a string is written as one."""
+        value = self.tree.attrs.get(name, default)
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+    def json(self, name: str) -> object:
+        """A root attribute that holds JSON, decoded; None where it is missing, empty or no JSON."""
+        value = self.tree.attrs.get(name)
+        if isinstance(value, str):
+            try:
+                return json.loads(value)
+            except ValueError:  # a tree of another library may say "12 s"
+                return None
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    def seconds(self, stage: str) -> float | None:
+        """How long a stage ("compile", "fit", "predict") took, or None where the tree does not say."""
+        timings = self.json("timings")
+        value = timings.get(stage) if isinstance(timings, dict) else None
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings of the run, empty where unknown."""
+        found = self.json("settings")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def method(self) -> str:
+        """Name of the method, "unknown" where the tree does not say."""
+        return self.text("method") or "unknown"
+
+    @property
+    def likelihood(self) -> str:
+        """Kind of the likelihood, empty where the tree does not say."""
+        return self.text("likelihood")
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains."""
+        return int(self.tree[POSTERIOR].sizes["chain"])
+
+    @property
+    def draws_per_chain(self) -> int:
+        """Number of draws of each chain."""
+        return int(self.tree[POSTERIOR].sizes["draw"])
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws over all chains."""
+        return self.num_chains * self.draws_per_chain
+
+    @functools.cached_property
+    def is_point(self) -> bool:
+        """Whether the tree holds one point of parameter space: one draw, or every draw the same."""
+        if self.num_draws == 1:
+            return True
+        if self.method not in _POINT_METHODS:
+            return False
+        f = self.stored(FUNCTION, "f")
+        return f is None or bool(np.all(f == f[:1, :1]))
+
+    @functools.cached_property
+    def is_iid(self) -> bool:
+        """Whether the draws are independent by construction, so that R-hat is no evidence for them."""
+        unsaid = float(self.variable(SAMPLE_STATS, "log_q") is not None)
+        return self.number("iid", unsaid) != 0.0
+
+    # what most checks read
+
+    @functools.cached_property
+    def f(self) -> np.ndarray | None:
+        """Function draws at the probes (chain, draw, probe, output), or None.
+
+        Class scores are taken relative to their mean over classes: a shift of all scores leaves every probability
+        as it is, so the likelihood does not identify it.
+        """
+        f = self.draws(FUNCTION, "f")
+        if f is None:
+            return None
+        f = flattened(f, 3)
+        if self.likelihood == "categorical" and f.shape[-1] > 1:
+            f = f - f.mean(axis=-1, keepdims=True)
+        return f
+
+    @functools.cached_property
+    def log_likelihood(self) -> np.ndarray | None:
+        """Log-likelihood (chain, draw, obs), all observed variables side by side, as stored; None where missing.
+
+        It is the largest array of a tree: take what is needed of it before going to float64.
+        """
+        found = [self.stored(LOG_LIKELIHOOD, name) for name in self.names(LOG_LIKELIHOOD)]
+        parts = [flattened(part, 2) for part in found if part is not None]
+        if len(parts) > 1:
+            return np.concatenate(parts, axis=-1)
+        return parts[0] if parts else None
+
+    @functools.cached_property
+    def log_prior(self) -> np.ndarray | None:
+        """Log prior density (chain, draw), from the ``log_prior`` or ``function`` group; None where missing."""
+        found = [self.draws(LOG_PRIOR, name) for name in self.names(LOG_PRIOR)]
+        parts = [flattened(part, 2).sum(-1) for part in found if part is not None]
+        return np.sum(parts, axis=0) if parts else self.draws(FUNCTION, "log_prior")
+
+    def probe_kinds(self, num_probes: int) -> np.ndarray:
+        """Kind of each probe ("train", "between", "outside"); all "train" where the tree does not say."""
+        kinds = self.values(FUNCTION, "probe_kind")
+        if kinds is None or len(kinds) != num_probes:
+            return np.full(num_probes, "train")
+        return np.array([kind.decode() if isinstance(kind, bytes) else str(kind) for kind in kinds])
+
+    def probe_name(self, probe: int) -> str:
+        """Where a probe lies, in words: ``"x≈1.3"``, or the probe's number where x is unknown."""
+        x = self.values(FUNCTION, "probe_x")
+        if x is None:
+            return f"probe {probe}"
+        point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
+        if point.size == 1:
+            return f"x≈{point[0]:.4g}"
+        shown = ", ".join(f"{value:.4g}" for value in point[:3])
+        return f"probe {probe}, x≈({shown}{', …' if point.size > 3 else ''})"
+
+
+def statistic(
+    function: Callable[Concatenate[Evidence, Options], Found],
+) -> Callable[Concatenate[xr.DataTree | Evidence, Options], Found]:
+    """A function of an Evidence as one of a DataTree or an Evidence, computed once per Evidence and options.
+
+    What it finds is shared: callers must not change it. Errors are not remembered.
+    """
+    signature = inspect.signature(function)
+    first, *options = signature.parameters.values()
+
+    @functools.wraps(function)
+    def once(tree: xr.DataTree | Evidence, *args: Options.args, **kwargs: Options.kwargs) -> Found:
+        evidence = Evidence.of(tree)
+        bound = signature.bind(evidence, *args, **kwargs)
+        bound.apply_defaults()
+        key = (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:])
+        if key not in evidence._found:
+            evidence._found[key] = function(*bound.args, **bound.kwargs)
+        return evidence._found[key]
+
+    tree = first.replace(name="tree", annotation="xr.DataTree | Evidence")
+    once.__signature__ = signature.replace(parameters=[tree, *options])
+    return once
+
+
+Trees = xr.DataTree | Evidence | Mapping[str, xr.DataTree | Evidence]
+
+
+def gather(trees: Trees) -> dict[str, Evidence]:
+    """One tree or a mapping of them, as a dict from label to Evidence, in the caller's order.
+
+    Raises:
+        TypeError: if something else than a DataTree was given.
+        ValueError: if the mapping is empty.
+    """
+    if isinstance(trees, xr.DataTree | Evidence):
+        evidence = Evidence.of(trees)
+        attrs = evidence.tree.attrs
+        return {str(attrs.get("label") or attrs.get("method") or "model"): evidence}
+    if not isinstance(trees, Mapping):
+        raise TypeError(
+            f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees: "
+            "call posterior.to_datatree(x=…, y=…) first."
+        )
+    if not trees:
+        raise ValueError(
+            "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}."
+        )
+    for label, tree in trees.items():
+        if not isinstance(tree, xr.DataTree | Evidence):
+            raise TypeError(
+                f"trees[{label!r}] is a {type(tree).__name__}; expected a DataTree: "
+                "call posterior.to_datatree(x=…, y=…) first."
+            )
+    return {str(label): Evidence.of(tree) for label, tree in trees.items()}
+
+
+def flattened(values: np.ndarray, keep: int) -> np.ndarray:
+    """The axes after the first `keep` as one, which NumPy's -1 cannot say of an empty array."""
+    return values.reshape(*values.shape[:keep], int(np.prod(values.shape[keep:])))
+
+
+def matched(draws: np.ndarray, like: np.ndarray) -> np.ndarray | None:
+    """`draws` (chain, draw, …) at the draws of `like`, which may be fewer and evenly spaced; None if it cannot be.
+
+    Groups with a value for each pair of draw and datum are stored thinned when there are many pairs.
+    """
+    if draws.shape[0] != like.shape[0] or draws.shape[1] < like.shape[1]:
+        return None
+    if draws.shape[1] == like.shape[1]:
+        return draws
+    return draws[:, np.linspace(0, draws.shape[1] - 1, like.shape[1]).round().astype(int)]

@@ -1,0 +1,23 @@
+"""Names of the groups of a DataTree, in ArviZ's vocabulary, and the dimensions that every draw has."""
+
+from __future__ import annotations
+
+POSTERIOR = "posterior"
+SAMPLE_STATS = "sample_stats"
+HISTORY = "history"
+LOG_LIKELIHOOD = "log_likelihood"
+LOG_PRIOR = "log_prior"
+#: f, its log densities and layer norms at the probes
+FUNCTION = "function"
+POSTERIOR_PREDICTIVE = "posterior_predictive"
+OBSERVED_DATA = "observed_data"
+CONSTANT_DATA = "constant_data"
+#: at held-out points; their inputs and outcomes are in HELD_OUT
+PREDICTIONS = "predictions"
+HELD_OUT = "predictions_constant_data"
+#: over the range of a single input
+GRID = "grid"
+PRIOR = "prior"
+PRIOR_PREDICTIVE = "prior_predictive"
+
+SAMPLE_DIMS = ("chain", "draw")

@@ -1,0 +1,164 @@
+"""What a tree says is read and computed once, by one definition, under one name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+from pathlib import Path
+
+import arviz_stats
+import numpy as np
+import pytest
+import trees as factory
+import xarray as xr
+from known_posteriors import classes_tree, exact_tree, healthy_svi
+
+import pyrobnn
+from pyrobnn import groups
+from pyrobnn.diagnostics import Check, Evidence, convergence, diagnose, importance, judge, leave_one_out, loo
+from pyrobnn.diagnostics.evidence import statistic
+from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.rhat import rank_rhat
+from pyrobnn.report import write_report, write_summary
+from pyrobnn.report.comparison import compare_rows
+
+PACKAGE = Path(pyrobnn.__file__).parent
+
+
+def test_a_statistic_is_computed_once_per_evidence_and_options():
+    calls = []
+
+    @statistic
+    def counted(evidence: Evidence, *, space: str = "full") -> int:
+        calls.append(space)
+        return evidence.num_draws
+
+    tree = exact_tree()
+    evidence = Evidence(tree)
+    assert [counted(evidence), counted(evidence, space="full"), counted(evidence, space="part")] == [4000] * 3
+    assert calls == ["full", "part"]
+    assert counted(tree=tree) == 4000 and len(calls) == 3  # a bare tree has no memory
+    assert list(inspect.signature(counted).parameters) == ["tree", "space"]
+
+
+def test_errors_are_not_remembered():
+    evidence = Evidence(healthy_svi())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="space"):
+            importance(evidence, space="half")
+
+
+def test_a_whole_report_smooths_every_ratio_once(monkeypatch, tmp_path):
+    counts = {"ratios": 0, "tables": 0}
+    smooth, mcse = leave_one_out.pareto_smooth, arviz_stats.mcse
+
+    def smoothed(*args):
+        counts["ratios"] += 1
+        return smooth(*args)
+
+    def table(*args, **kwargs):
+        counts["tables"] += 1
+        return mcse(*args, **kwargs)
+
+    for name in ("leave_one_out", "importance"):
+        module = importlib.import_module(f"pyrobnn.diagnostics.{name}")
+        monkeypatch.setattr(module, "pareto_smooth", smoothed)
+    monkeypatch.setattr(arviz_stats, "mcse", table)
+    nuts, svi = factory.regression_1d(), factory.regression_1d("SVI", iid=True, seed=3)
+    trees = {"nuts": Evidence(nuts), "svi": Evidence(svi)}
+    verdicts = judge_all(trees)
+    write_summary(trees, verdicts, tmp_path / "summary.json")
+    write_report(trees, tmp_path / "report.html", verdicts=verdicts)
+    compare_rows(trees, verdicts)
+    # leave-one-out of each, p/q of one; convergence of the one with chains (and, traced, of nothing else)
+    assert counts == {"ratios": 3, "tables": 1}
+
+
+@pytest.mark.parametrize("shape", [(4, 1000, 40), (2, 101, 9), (3, 7, 5)])
+def test_rhat_of_many_quantities_is_that_of_arviz(shape):
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=shape) + 0.3 * rng.normal(size=(shape[0], 1, shape[2]))
+    coarse, held = np.round(draws, 1), np.repeat(draws, 3, axis=1)
+    for values in (draws, draws.astype(np.float32), coarse, held):
+        data = xr.Dataset({"w": (("chain", "draw", "quantity"), values.astype(np.float64))})
+        np.testing.assert_allclose(rank_rhat(values), arviz_stats.rhat(data)["w"].values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [exact_tree, healthy_svi])
+def test_loo_is_that_of_arviz(make):
+    tree = make()
+    found = loo(tree)
+    if "log_q" in tree["sample_stats"]:
+        stats = tree["sample_stats"]
+        direct = arviz_stats.loo_approximate_posterior(tree, stats["log_p"], stats["log_q"], pointwise=True)
+    else:
+        reff = leave_one_out.relative_efficiency(tree)
+        direct = arviz_stats.loo(tree, pointwise=True, reff=reff)
+    for name in ("elpd", "se", "p", "good_k"):
+        assert getattr(found, name) == pytest.approx(getattr(direct, name), rel=1e-10), name
+    for name in ("kind", "scale", "n_samples", "n_data_points", "warning", "approx_posterior"):
+        assert getattr(found, name) == getattr(direct, name), name
+    for name in ("elpd_i", "pareto_k"):
+        pair = (np.asarray(getattr(each, name)) for each in (found, direct))
+        np.testing.assert_allclose(*pair, rtol=1e-9)
+
+
+def test_one_datum_without_a_tail_does_not_take_the_others_loo():
+    tree = exact_tree()
+    values = tree["log_likelihood"]["y"].values
+    values[..., 3] = np.where(np.arange(4000).reshape(4, 1000) == 7, -2000.0, 0.0)
+    values[..., 3] -= np.linspace(0, 1e-9, 4000).reshape(4, 1000)
+    found = next(check for check in diagnose(tree).checks if check.name == "loo_khat")
+    assert found.status == "warn" and "1 of 120 data (3)" in found.evidence
+
+
+def test_a_new_check_is_a_function_and_a_line(monkeypatch):
+    def check_length(evidence: Evidence) -> Check:
+        return Check("length", "fail", float(evidence.num_draws), "", "", "It is long.", "Stop.")
+
+    def check_raises(evidence: Evidence) -> Check:
+        raise RuntimeError("no such thing")
+
+    added = (judge.Examination(check_length), judge.Examination(check_raises, judge.independent))
+    monkeypatch.setattr(judge, "EXAMINATIONS", (*judge.EXAMINATIONS, *added))
+    assert diagnose(exact_tree()).action == "Stop."
+    raised = diagnose(healthy_svi()).checks[-1]
+    assert raised.status == "warn" and "no such thing" in raised.evidence
+
+
+@pytest.mark.parametrize(
+    "trees",
+    [
+        {"nuts": factory.regression_1d(), "svi": factory.regression_1d("SVI", iid=True, seed=3)},
+        {"nuts": factory.regression_nd(), "svi": factory.regression_nd("SVI", iid=True)},
+        {"classes": classes_tree(), "sharp": classes_tree(sharpness=3.0)},
+    ],
+    ids=["one input", "many inputs", "classes"],
+)
+def test_one_word_in_the_summary_is_one_number(trees, tmp_path):
+    content = json.loads(write_summary(trees, None, tmp_path / "summary.json").read_text(encoding="utf-8"))
+    for label, method in content["methods"].items():
+        checks = {check["name"]: check["value"] for check in method["verdict"]["checks"]}
+        for name in checks.keys() & method["scores"].keys():
+            assert checks[name] == method["scores"][name], (label, name)
+
+
+def test_names_of_groups_are_written_once():
+    names = {value for name, value in vars(groups).items() if name.isupper() and isinstance(value, str)}
+    unmistakable = {name for name in names if "_" in name} - {"log_likelihood", "log_prior"}
+    assert len(unmistakable) >= 6
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value!r}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "groups.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in unmistakable
+    ]
+    assert not wrong
+
+
+def test_convergence_is_none_for_what_never_moves():
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 100)))})})
+    assert convergence(tree) is None
