@@ -7,7 +7,21 @@ import xarray as xr
 from scipy import stats
 from scipy.special import logsumexp, softmax
 
-SAMPLE = ("chain", "draw")
+from pyrobnn.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    HELD_OUT,
+    LOG_LIKELIHOOD,
+    LOG_PRIOR,
+    OBSERVED_DATA,
+    POSTERIOR,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    SAMPLE_DIMS,
+    SAMPLE_STATS,
+)
+
+SAMPLE = SAMPLE_DIMS
 TRUTH = np.array([0.4, 1.1])
 
 
@@ -43,8 +57,8 @@ def line_tree(
     ft = line(xt)
     log_prob = logsumexp(stats.norm.logpdf(yt, ft, noise), axis=(0, 1)) - np.log(chains * draws)
     groups = {
-        "posterior": {"net.weight": ((*SAMPLE, "net.weight_dim_0"), weights)},
-        "function": {
+        POSTERIOR: {"net.weight": ((*SAMPLE, "net.weight_dim_0"), weights)},
+        FUNCTION: {
             "f": ((*SAMPLE, "probe", "output"), line(probe_x)[..., None]),
             "log_likelihood": (SAMPLE, pointwise.sum(-1)),
             "log_prior": (SAMPLE, log_prior),
@@ -52,23 +66,23 @@ def line_tree(
             "probe_x": (("probe", "feature"), probe_x[:, None]),
             "probe_kind": ("probe", kind),
         },
-        "log_likelihood": {"y": ((*SAMPLE, "obs"), pointwise)},
-        "log_prior": {"log_prior": (SAMPLE, log_prior)},
-        "posterior_predictive": {
+        LOG_LIKELIHOOD: {"y": ((*SAMPLE, "obs"), pointwise)},
+        LOG_PRIOR: {"log_prior": (SAMPLE, log_prior)},
+        POSTERIOR_PREDICTIVE: {
             "y": ((*SAMPLE, "obs"), line(x) + noise * rng.normal(size=(chains, draws, x.size)))
         },
-        "observed_data": {"y": ("obs", y)},
-        "constant_data": {"x": (("obs", "feature"), x[:, None])},
-        "predictions": {
+        OBSERVED_DATA: {"y": ("obs", y)},
+        CONSTANT_DATA: {"x": (("obs", "feature"), x[:, None])},
+        PREDICTIONS: {
             "f": ((*SAMPLE, "pred_point", "output"), ft[..., None]),
             "y": ((*SAMPLE, "pred_point"), ft + noise * rng.normal(size=ft.shape)),
             "mean": (("pred_point", "output"), ft.mean((0, 1))[:, None]),
             "log_prob": ("pred_point", log_prob),
         },
-        "predictions_constant_data": {"x": (("pred_point", "feature"), xt[:, None]), "y": ("pred_point", yt)},
+        HELD_OUT: {"x": (("pred_point", "feature"), xt[:, None]), "y": ("pred_point", yt)},
     }
     if sample_stats:
-        groups["sample_stats"] = {name: (SAMPLE, value) for name, value in sample_stats.items()}
+        groups[SAMPLE_STATS] = {name: (SAMPLE, value) for name, value in sample_stats.items()}
     tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
     tree.attrs.update(
         {"method": "NUTS", "label": "nuts", "likelihood": "gaussian", "temperature": 1.0, **(attrs or {})}
@@ -124,12 +138,12 @@ def healthy_laplace():
 
 def healthy_subspace():
     tree = healthy_svi()
-    stats_of = tree["sample_stats"].to_dataset()
+    stats_of = tree[SAMPLE_STATS].to_dataset()
     wild = 10.0 * np.random.default_rng(2).normal(size=stats_of["log_p"].shape)
-    tree["sample_stats"] = stats_of.assign(
+    tree[SAMPLE_STATS] = stats_of.assign(
         log_p_subspace=stats_of["log_p"], log_q_subspace=stats_of["log_q"], log_p=stats_of["log_p"] + wild
     )
-    del tree["log_likelihood"]
+    del tree[LOG_LIKELIHOOD]
     return tree
 
 
@@ -146,8 +160,8 @@ def healthy_heteroskedastic():
     held_out = TRUTH[0] + TRUTH[1] * new + noise * np.random.default_rng(9).normal(size=200)
     f = weights[..., :1] + weights[..., 1:] * new
     replicates = f + noise * np.random.default_rng(8).normal(size=f.shape)
-    tree["predictions"] = xr.Dataset({"y": ((*SAMPLE, "pred_point"), replicates)})
-    tree["predictions_constant_data"] = xr.Dataset(
+    tree[PREDICTIONS] = xr.Dataset({"y": ((*SAMPLE, "pred_point"), replicates)})
+    tree[HELD_OUT] = xr.Dataset(
         {"x": (("pred_point", "feature"), new[:, None]), "y": ("pred_point", held_out)}
     )
     return tree
@@ -161,14 +175,14 @@ def classes_tree(sharpness=1.0):
     f = sharpness * logits + 0.1 * rng.normal(size=(4, 500, 300, 3))
     shown = softmax(f, axis=-1).mean((0, 1))
     groups = {
-        "posterior": {"net.weight": ((*SAMPLE, "d"), f[:, :, 0])},
-        "function": {"f": ((*SAMPLE, "probe", "output"), f[:, :, :12])},
-        "predictions": {
+        POSTERIOR: {"net.weight": ((*SAMPLE, "d"), f[:, :, 0])},
+        FUNCTION: {"f": ((*SAMPLE, "probe", "output"), f[:, :, :12])},
+        PREDICTIONS: {
             "f": ((*SAMPLE, "pred_point", "output"), f),
             "probs": (("pred_point", "class"), shown),
             "log_prob": ("pred_point", np.log(shown[np.arange(300), labels])),
         },
-        "predictions_constant_data": {"y": ("pred_point", labels)},
+        HELD_OUT: {"y": ("pred_point", labels)},
     }
     tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
     tree.attrs.update({"method": "NUTS", "likelihood": "categorical"})

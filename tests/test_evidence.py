@@ -147,8 +147,9 @@ def test_one_word_in_the_summary_is_one_number(trees, tmp_path):
 
 def test_names_of_groups_are_written_once():
     names = {value for name, value in vars(groups).items() if name.isupper() and isinstance(value, str)}
-    unmistakable = {name for name in names if "_" in name} - {"log_likelihood", "log_prior"}
-    assert len(unmistakable) >= 6
+    also = {"log_likelihood", "log_prior", "prior_predictive"}  # variables, and a check, of the same name
+    unmistakable = {name for name in names if "_" in name} - also
+    assert len(unmistakable) >= 5
     wrong = [
         f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value!r}"
         for path in PACKAGE.rglob("*.py")

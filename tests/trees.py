@@ -8,6 +8,21 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
+from pyrobnn.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    GRID,
+    HELD_OUT,
+    HISTORY,
+    LOG_LIKELIHOOD,
+    LOG_PRIOR,
+    OBSERVED_DATA,
+    POSTERIOR,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    SAMPLE_STATS,
+)
+
 
 def _dataset(**arrays: tuple[tuple[str, ...], np.ndarray]) -> xr.Dataset:
     return xr.Dataset({name: (dims, np.asarray(values)) for name, (dims, values) in arrays.items()})
@@ -106,9 +121,9 @@ def regression_1d(
     step = np.arange(1500.0)
     loss = 95 + 900 * np.exp(-step / 60) + 4 * rng.standard_normal(1500)
     groups = {
-        "posterior": posterior,
-        "sample_stats": stats,
-        "function": _dataset(
+        POSTERIOR: posterior,
+        SAMPLE_STATS: stats,
+        FUNCTION: _dataset(
             f=(("chain", "draw", "probe", "output"), functions(probe)[..., None]),
             log_likelihood=(("chain", "draw"), log_lik.sum(-1)),
             log_prior=(("chain", "draw"), -30 + rng.standard_normal((chains, draws))),
@@ -117,14 +132,14 @@ def regression_1d(
             probe_x=(("probe", "feature"), probe[:, None]),
             probe_kind=(("probe",), np.array(["outside", "train", "train", "between", "train", "outside"])),
         ).assign_coords(layer=["net.0", "net.2"]),
-        "log_likelihood": _dataset(y=(("chain", "draw", "obs"), log_lik)),
-        "log_prior": _dataset(log_prior=(("chain", "draw"), -30 + rng.standard_normal((chains, draws)))),
-        "posterior_predictive": _dataset(
+        LOG_LIKELIHOOD: _dataset(y=(("chain", "draw", "obs"), log_lik)),
+        LOG_PRIOR: _dataset(log_prior=(("chain", "draw"), -30 + rng.standard_normal((chains, draws)))),
+        POSTERIOR_PREDICTIVE: _dataset(
             y=(("chain", "draw", "obs"), f_train + scale * rng.standard_normal(f_train.shape))
         ),
-        "observed_data": _dataset(y=(("obs",), y)),
-        "constant_data": _dataset(x=(("obs", "feature"), x[:, None])),
-        "predictions": _dataset(
+        OBSERVED_DATA: _dataset(y=(("obs",), y)),
+        CONSTANT_DATA: _dataset(x=(("obs", "feature"), x[:, None])),
+        PREDICTIONS: _dataset(
             f=(("chain", "draw", "pred_point", "output"), f_test[..., None]),
             y=(("chain", "draw", "pred_point"), f_test + scale * rng.standard_normal(f_test.shape)),
             mean=(("pred_point", "output"), flat.mean(0)[:, None]),
@@ -132,10 +147,8 @@ def regression_1d(
             epistemic_var=(("pred_point", "output"), flat.var(0)[:, None]),
             log_prob=(("pred_point",), _mixture_log_prob(y_test, flat, scale.reshape(-1, 1))),
         ),
-        "predictions_constant_data": _dataset(
-            x=(("pred_point", "feature"), x_test[:, None]), y=(("pred_point",), y_test)
-        ),
-        "grid": _dataset(
+        HELD_OUT: _dataset(x=(("pred_point", "feature"), x_test[:, None]), y=(("pred_point",), y_test)),
+        GRID: _dataset(
             x=(("grid_point", "feature"), grid[:, None]),
             mean=(("grid_point", "output"), f_grid.reshape(-1, 160).mean(0)[:, None]),
             aleatoric_var=(("grid_point", "output"), np.full((160, 1), (scale**2).mean())),
@@ -145,7 +158,7 @@ def regression_1d(
         ),
     }
     if iid:
-        groups["history"] = _dataset(loss=(("step_loss",), loss))
+        groups[HISTORY] = _dataset(loss=(("step_loss",), loss))
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = _attrs(method, iid=iid, likelihood="gaussian", num_data=80)
     if iid:
@@ -160,15 +173,15 @@ def regression_nd(
     tree = regression_1d(method, iid=iid, seed=seed)
     rng = np.random.default_rng(seed + 1)
     data_rng = np.random.default_rng(11)
-    chains, draws = tree["posterior"].sizes["chain"], tree["posterior"].sizes["draw"]
+    chains, draws = tree[POSTERIOR].sizes["chain"], tree[POSTERIOR].sizes["draw"]
     x = data_rng.standard_normal((90, 5))
     spread = np.exp(0.5 * np.abs(x[:, 0])) * 0.2
     mean = 140 + 30 * x @ np.array([1.0, -0.5, 0.2, 0.0, 0.4])
     f = mean + 30 * spread * rng.standard_normal((chains, draws, 90))
     y = mean + 30 * (spread * data_rng.standard_normal(90) + noise * data_rng.standard_normal(90))
     flat = f.reshape(-1, 90)
-    groups = {name: node.to_dataset() for name, node in tree.children.items() if name != "grid"}
-    groups["predictions"] = _dataset(
+    groups = {name: node.to_dataset() for name, node in tree.children.items() if name != GRID}
+    groups[PREDICTIONS] = _dataset(
         f=(("chain", "draw", "pred_point", "output"), f[..., None]),
         y=(("chain", "draw", "pred_point"), f + 15.0 * rng.standard_normal(f.shape)),
         mean=(("pred_point", "output"), flat.mean(0)[:, None]),
@@ -176,7 +189,7 @@ def regression_nd(
         epistemic_var=(("pred_point", "output"), flat.var(0)[:, None]),
         log_prob=(("pred_point",), _mixture_log_prob(y, flat, np.full((len(flat), 1), 15.0))),
     )
-    groups["predictions_constant_data"] = _dataset(x=(("pred_point", "feature"), x), y=(("pred_point",), y))
+    groups[HELD_OUT] = _dataset(x=(("pred_point", "feature"), x), y=(("pred_point",), y))
     out = xr.DataTree.from_dict(groups)
     out.attrs = dict(tree.attrs)
     return out
@@ -199,16 +212,16 @@ def classification(
     posterior, stats, _ = _posterior_groups(rng, (chains, draws), iid=iid)
     tree = xr.DataTree.from_dict(
         {
-            "posterior": posterior.drop_vars("likelihood.scale"),
-            "sample_stats": stats,
-            "predictions": _dataset(
+            POSTERIOR: posterior.drop_vars("likelihood.scale"),
+            SAMPLE_STATS: stats,
+            PREDICTIONS: _dataset(
                 f=(("chain", "draw", "pred_point", "output"), f),
                 probs=(("pred_point", "class"), probs),
                 aleatoric_entropy=(("pred_point",), aleatoric),
                 epistemic_entropy=(("pred_point",), total - aleatoric),
                 log_prob=(("pred_point",), np.log(probs[np.arange(points), y])),
             ),
-            "predictions_constant_data": _dataset(
+            HELD_OUT: _dataset(
                 x=(("pred_point", "feature"), data_rng.uniform(0, 16, (points, 64))), y=(("pred_point",), y)
             ),
         }
@@ -223,13 +236,11 @@ def point_estimate(method: str = "MAP") -> xr.DataTree:
     groups = {
         name: (node.to_dataset().isel(draw=[0]) if "draw" in node.dims else node.to_dataset())
         for name, node in tree.children.items()
-        if name not in ("sample_stats", "log_prior")
+        if name not in (SAMPLE_STATS, LOG_PRIOR)
     }
-    groups["predictions"] = groups["predictions"].assign(
-        epistemic_var=groups["predictions"].epistemic_var * 0
-    )
-    grid = groups["grid"].isel(grid_draw=[0])
-    groups["grid"] = grid.assign(epistemic_var=grid.epistemic_var * 0)
+    groups[PREDICTIONS] = groups[PREDICTIONS].assign(epistemic_var=groups[PREDICTIONS].epistemic_var * 0)
+    grid = groups[GRID].isel(grid_draw=[0])
+    groups[GRID] = grid.assign(epistemic_var=grid.epistemic_var * 0)
     out = xr.DataTree.from_dict(groups)
     out.attrs = dict(tree.attrs)
     return out
@@ -238,10 +249,10 @@ def point_estimate(method: str = "MAP") -> xr.DataTree:
 def numpyro_like(seed: int = 0) -> xr.DataTree:
     """What `arviz_base.from_numpyro` gives: no attributes, no predictions, no function values."""
     tree = regression_1d(seed=seed)
-    keep = ("posterior", "sample_stats", "log_likelihood", "posterior_predictive", "observed_data")
+    keep = (POSTERIOR, SAMPLE_STATS, LOG_LIKELIHOOD, POSTERIOR_PREDICTIVE, OBSERVED_DATA)
     return xr.DataTree.from_dict({name: tree[name].to_dataset() for name in keep})
 
 
 def posterior_only(seed: int = 0) -> xr.DataTree:
     """The least that the report accepts."""
-    return xr.DataTree.from_dict({"posterior": regression_1d(seed=seed)["posterior"].to_dataset()})
+    return xr.DataTree.from_dict({POSTERIOR: regression_1d(seed=seed)[POSTERIOR].to_dataset()})

@@ -18,6 +18,22 @@ from arviz_base import dict_to_dataset
 from torch import Tensor
 
 from pyrobnn.density import Density
+from pyrobnn.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    GRID,
+    HELD_OUT,
+    HISTORY,
+    LOG_LIKELIHOOD,
+    LOG_PRIOR,
+    OBSERVED_DATA,
+    POSTERIOR,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    PRIOR,
+    PRIOR_PREDICTIVE,
+    SAMPLE_STATS,
+)
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import generator, seeded
@@ -64,11 +80,11 @@ def to_datatree(
     Raises:
         TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`.
     """
-    groups = {"posterior": _dataset(posterior.draws)}
+    groups = {POSTERIOR: _dataset(posterior.draws)}
     if posterior.sample_stats:
-        groups["sample_stats"] = _dataset(posterior.sample_stats)
+        groups[SAMPLE_STATS] = _dataset(posterior.sample_stats)
     if posterior.history:
-        groups["history"] = xr.Dataset({n: ((f"step_{n}",), _array(v)) for n, v in posterior.history.items()})
+        groups[HISTORY] = xr.Dataset({n: ((f"step_{n}",), _array(v)) for n, v in posterior.history.items()})
     if x is not None and y is not None:
         groups |= _data_groups(posterior, x, y, seed)
     if isinstance(posterior.model, BNN):
@@ -87,16 +103,16 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     log_prior, log_likelihood = log_densities(few, x, y)
     shared = ("chain", "draw")
     groups = {
-        "log_prior": xr.Dataset({"log_prior": (shared, _array(log_prior))}),
-        "observed_data": xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
+        LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),
+        OBSERVED_DATA: xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
     }
     if log_likelihood.shape[-1]:  # a program may hold its data in factors that cannot be told apart
-        groups["log_likelihood"] = xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))})
+        groups[LOG_LIKELIHOOD] = xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))})
     x = torch.as_tensor(x)
-    groups["constant_data"] = xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))})
+    groups[CONSTANT_DATA] = xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))})
     if isinstance(posterior.model, BNN):
         draws = few.predict(x).sample(seed=seed)
-        groups["posterior_predictive"] = xr.Dataset({"y": _targets(draws, *shared, "obs")})
+        groups[POSTERIOR_PREDICTIVE] = xr.Dataset({"y": _targets(draws, *shared, "obs")})
     return groups
 
 
@@ -132,20 +148,20 @@ def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dic
         "probe_x": (("probe", "feature"), _array(probe_x.reshape(len(probe_x), -1))),
         "probe_kind": (("probe",), np.array(kind)),
     }
-    if "log_likelihood" in known and known["log_likelihood"].sizes["draw"] == posterior.num_draws:
-        variables["log_likelihood"] = known["log_likelihood"]["y"].sum("obs")
-        variables["log_prior"] = known["log_prior"]["log_prior"]
+    if LOG_LIKELIHOOD in known and known[LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
+        variables["log_likelihood"] = known[LOG_LIKELIHOOD]["y"].sum("obs")
+        variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
     norms = _layer_norms(posterior.draws)
     variables["layer_norm"] = ((*shared, "layer"), _array(torch.stack(list(norms.values()), -1)))
     if posterior.model.likelihood.priors:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
         variables["noise"] = ((*shared, "output"), _array(scale))
-    groups = {"function": xr.Dataset(variables, coords={"layer": list(norms)})}
+    groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
     if num_prior_draws:
         prior = prior_posterior(posterior.model, num_prior_draws, seed)
-        groups["prior"] = _dataset(prior.draws)
+        groups[PRIOR] = _dataset(prior.draws)
         f = _array(prior.function(probe_x))
-        groups["prior_predictive"] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
+        groups[PRIOR_PREDICTIVE] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
     return groups
 
 
@@ -180,7 +196,7 @@ def _grid_group(posterior, x, grid, true_function) -> dict[str, xr.Dataset]:
     }
     if true_function is not None:
         variables["true_f"] = (point, _array(true_function(grid)))
-    return {"grid": xr.Dataset(variables)}
+    return {GRID: xr.Dataset(variables)}
 
 
 def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
@@ -207,7 +223,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
         for name in ("aleatoric_entropy", "epistemic_entropy"):
             variables[name] = (("pred_point",), _array(getattr(prediction, name)))
     data = {"x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))), "y": _targets(y, "pred_point")}
-    return {"predictions": xr.Dataset(variables), "predictions_constant_data": xr.Dataset(data)}
+    return {PREDICTIONS: xr.Dataset(variables), HELD_OUT: xr.Dataset(data)}
 
 
 def probes(

@@ -16,6 +16,11 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.density import Density
+from pyrobnn.groups import (
+    HISTORY,
+    POSTERIOR,
+    SAMPLE_STATS,
+)
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
@@ -37,9 +42,9 @@ def save(posterior: Posterior, path: str | Path) -> Path:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
     """
     groups = {
-        "posterior": _draws(posterior.draws),
-        "sample_stats": _draws(posterior.sample_stats),
-        "history": _arrays(posterior.history),
+        POSTERIOR: _draws(posterior.draws),
+        SAMPLE_STATS: _draws(posterior.sample_stats),
+        HISTORY: _arrays(posterior.history),
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
     return write_atomically(attach(posterior, tree), path)
@@ -116,16 +121,16 @@ def load(path: str | Path, model: Any) -> Posterior:
     if tree.attrs["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{str(path)!r} was written by a newer pyrobnn: upgrade to read it")
     device = getattr(model, "device", torch.device("cpu"))
-    draws = _tensors(tree, "posterior", device)
+    draws = _tensors(tree, POSTERIOR, device)
     _check_sites(path, draws, model)
     meta = json.loads(tree.attrs["meta"])
     family = json.loads(tree.attrs["family"])
     posterior = Posterior(
         model,
         draws,
-        _tensors(tree, "sample_stats", device),
+        _tensors(tree, SAMPLE_STATS, device),
         log_evidence=json.loads(tree.attrs["log_evidence"]),
-        history=_tensors(tree, "history", device),
+        history=_tensors(tree, HISTORY, device),
         meta=meta,
     )
     if family is None:
