@@ -19,7 +19,8 @@ from pyrobnn.likelihoods import DATA
 
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+    "ignore:.*(of the draws|transitions diverged|did not converge|does not fit point|weights use up)"
+    "|the (centre is not a mode|ELBO ends)"
 )
 
 X, Y = toy()
