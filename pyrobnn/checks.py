@@ -16,7 +16,8 @@ class Refused(ValueError):
     """This method cannot do what was asked of it; the message names the remedy.
 
     Raised before any compute for a request that is legal in itself: a program, a net or a size of data that the
-    method was not made for, or more memory than there is. ``pyrobnn compare`` says it and goes on with the others.
+    method was not made for, or more memory than there is. SGLD and SGHMC also raise it where their search for a start,
+    or the step size that they chose, has led away from the data. ``pyrobnn compare`` says it and goes on.
     """
 
 

@@ -330,13 +330,6 @@ def test_heat_is_told(diabetes):
     assert posterior.meta["kinetic_temperature"] > 1.2
 
 
-def test_worse_than_a_linear_fit_is_told(diabetes):
-    x, y, *_ = diabetes
-    tight = BNN(linear_model().net, IIDPrior(dist.Normal(0.0, 1e-3)), HomoskedasticGaussian(0.7))
-    with pytest.warns(UserWarning, match="than a linear fit .* and so was every start .* a wider prior"):
-        SGLD(num_chains=2, num_warmup=20, init_steps=20, compile=False).fit(tight, x, y, num_draws=10)
-
-
 def test_draws_that_moved_away_from_the_data_are_told_from_a_model_that_never_came_closer(diabetes):
     x, y, *_ = diabetes
     started = pb.MAP(num_steps=300, compile=False).fit(linear_model(), x, y)

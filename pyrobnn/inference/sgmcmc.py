@@ -25,8 +25,9 @@ from pyrobnn.inference.fitting.problem import (
     prepare,
 )
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin.checks import compare_with_linear, kinetic_temperature
-from pyrobnn.inference.langevin.plan import Plan, find_modes, lay_out, start_chains
+from pyrobnn.inference.langevin.checks import judge
+from pyrobnn.inference.langevin.linear_fit import LinearFit
+from pyrobnn.inference.langevin.plan import Plan, lay_out, start_chains
 from pyrobnn.inference.langevin.run import (
     CHECK_EVERY,
     Run,
@@ -37,7 +38,8 @@ from pyrobnn.inference.langevin.run import (
     full_log_joint,
     metric_of,
 )
-from pyrobnn.inference.langevin.step import State, StepSize
+from pyrobnn.inference.langevin.start import find_modes
+from pyrobnn.inference.langevin.step import State, chooser_for
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -125,6 +127,8 @@ class _StochasticGradientMCMC:
 
         Raises:
             ValueError: bad data.
+            Refused: nets trained anew are further from the training targets than a linear fit, or draws moved away from
+                them at a step size that was chosen here.
             FloatingPointError: a chain that left the finite numbers (names step, chain and step size), or that lost
                 what its start had at every step size tried.
             KeyboardInterrupt: Ctrl-C before the first draw; later it returns the draws there are, marked.
@@ -145,14 +149,15 @@ class _StochasticGradientMCMC:
         plan = lay_out(self, num_draws, problem.num_data or 1)
         with seeded(seed, problem.device):
             begun = time.perf_counter()
+            line = LinearFit.of(problem)
             if init is None and self.init_steps and problem.is_bnn:
-                z = find_modes(self, problem)
+                z = find_modes(self, problem, line)
             else:
                 z = start_chains(model, problem.density, init, self.num_chains)
             searching = time.perf_counter() - begun
             run = self._run(problem, self._start(z), plan, callbacks, progress)
             notes: list[str] = []
-            meta = self._judge(problem, run, z, notes)
+            meta = judge(self, problem, run, line, z, notes)
         lp, stopped = run.lp, run.stopped
         try:
             if stopped != "interrupt" and problem.loader is None:
@@ -176,15 +181,6 @@ class _StochasticGradientMCMC:
             notes=notes,
             interrupted=stopped == "interrupt",
         )
-
-    def _judge(self, problem: Problem, run: Run, start: Tensor, notes: list[str]) -> dict[str, Any]:
-        """What the run says of itself, for ``meta``; what is wrong with it goes into ``notes``."""
-        record: dict[str, Any] = {"step_size": run.step_size * (problem.num_data or 1)}
-        if self.has_momentum:
-            heat = kinetic_temperature(problem.density, run.heat, run.z.shape[1], notes)
-            record["kinetic_temperature"] = heat
-        compare_with_linear(problem, run.z, start, notes)
-        return record
 
     def _start(self, z: Tensor) -> State:
         """The chains at rest in their places, with momenta of the right temperature."""
@@ -216,12 +212,16 @@ class _StochasticGradientMCMC:
         batches = chain_batches(problem, self.num_chains, self.batch_size)
         control = plan.controls[0].to(state.z).clone()  # written at every step
         step = Step(self, problem, control)
-        chooser = self._chooser(problem) if self.step_size is None else None
+        chooser = chooser_for(self, problem) if self.step_size is None else None
         keep, num_steps = set(plan.keep.tolist()), len(plan.controls)
         report_every = max(1, num_steps // 100)
         while state.step < num_steps:
             run.step = k = state.step
             if chooser is not None and k in chooser.looks:
+                if not bool(torch.isfinite(state.z).all()) and (back := chooser.retreat()) is not None:
+                    state = back
+                    run.forget()
+                    continue
                 chooser.look(state, self._metric(state), batches, functools.partial(batch_log_joint, problem))
             control.copy_(plan.controls[k])
             if chooser is not None:
@@ -254,17 +254,6 @@ class _StochasticGradientMCMC:
         if self.preconditioner is None or not bool(state.second.any()):
             return torch.ones_like(state.second)
         return metric_of(state.second)
-
-    def _chooser(self, problem: Problem) -> StepSize:
-        num_data, dim = problem.num_data or 1, problem.density.dim
-        size = self.batch_size
-        subsampled = problem.density.subsampled().stochastic is not None
-        noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
-        # heat takes a chain about T / 2 nats per coordinate away from a mode
-        drop = 2.0 * dim * self.temperature + (10.0 if noisy else 1.0) * num_data
-        return StepSize(
-            problem.density, share=self.share, heating=self.heating, num_warmup=self.num_warmup, noisy=noisy, drop=drop
-        )  # fmt: skip
 
     def _transition(self, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
         """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.langevin.linear_fit import LinearFit
+from pyrobnn.inference.langevin.run import Run
 
 #: relative deviation of a site's kinetic temperature that is warned of, beyond this many standard errors
 TOLERANCE, ERRORS = 0.1, 4.0
-#: nats per datum, at the linear fit's own noise, by which the mean of the draws may be worse than it
-SLACK = 0.1
-#: rows and draws that the comparison with the linear fit looks at
-NUM_ROWS, NUM_DRAWS = 2000, 100
+#: draws that the comparison with the linear fit looks at
+NUM_DRAWS = 100
+
+
+def judge(
+    config: Any, problem: Problem, run: Run, line: LinearFit | None, start: Tensor, notes: list[str]
+) -> dict[str, Any]:
+    """What the run says of itself, for ``meta``; what is wrong with it goes into ``notes``."""
+    record: dict[str, Any] = {"step_size": run.step_size * (problem.num_data or 1)}
+    if config.has_momentum:
+        heat = kinetic_temperature(problem.density, run.heat, run.z.shape[1], notes)
+        record["kinetic_temperature"] = heat
+    if line is not None:
+        chosen = config.step_size is None and config.temperature <= 1.0
+        compare_with_linear(problem, line, run, start, chosen, notes)
+    return record
 
 
 def kinetic_temperature(density: Density, heat: Tensor, num_kept: int, notes: list[str]) -> float:
@@ -43,74 +58,42 @@ def kinetic_temperature(density: Density, heat: Tensor, num_kept: int, notes: li
     return float(heat.mean())
 
 
-@torch.no_grad()
-def compare_with_linear(problem: Problem, z: Tensor, start: Tensor, notes: list[str]) -> None:
-    """Note where the mean of the draws z (chain, draw, dim) is further from the training targets than a linear fit.
+def compare_with_linear(
+    problem: Problem, line: LinearFit, run: Run, start: Tensor, chosen: bool, notes: list[str]
+) -> None:
+    """Note where the mean of the draws is further from the training targets than a linear fit.
 
     It is no error: a prior of small weights keeps a net from a line that needs large ones (collinear inputs), and the
     posterior is then right. The note says how close the chains were at ``start`` (chain, dim), which tells draws that
-    moved away from the data from a model that never came closer. Regression with a BNN and at least twice as many rows
-    as inputs; other runs are not compared.
+    moved away from the data from a model that never came closer.
 
-    The linear fit's residuals are those of points left out (by the hat matrix): on few rows it follows its own data.
+    Raises:
+        Refused: draws of a whole run moved away, and the step size was ``chosen`` here.
     """
-    if not problem.is_bnn or problem.model.likelihood.task != "gaussian":
+    draws = run.z.flatten(0, 1)
+    index = torch.linspace(0, len(draws) - 1, min(NUM_DRAWS, len(draws))).long()
+    squares = line.of_mean(problem, draws[index.to(problem.device)])
+    if line.beaten(squares):
         return
-    x, y = _rows(problem)
-    design = torch.cat(
-        [x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64, device=x.device)], 1
+    each = line.of_each(problem, start)
+    ours, theirs = line.worst(squares)
+    begun = min(line.worst(one)[0] for one in each)
+    found = (
+        f"the mean of the draws is further from the training targets than a linear fit from points left out "
+        f"of it (root mean square {ours:.3g} against {theirs:.3g}, in the model's units), "
     )
-    if 2 * design.shape[1] > len(design):
-        return
-    y = y.double()
-    hat = design @ torch.linalg.pinv(design)
-    # each residual as if its point had been left out: on few rows a line follows its own training data
-    left_out = (1 - hat.diagonal()).clamp_min(1e-3)
-    linear = ((hat @ y - y) / left_out[:, None]).square().mean(0)
-    total = torch.zeros_like(y)
-    chosen = z.flatten(0, 1)
-    index = torch.linspace(0, len(chosen) - 1, min(NUM_DRAWS, len(chosen))).long()
-    chosen = chosen[index.to(problem.device)]
-    for one in chosen:
-        total += problem.model.forward(problem.density.constrain(one), x)[:, : y.shape[1]]
-    ours = (total / len(chosen) - y).square().mean(0)
-    if not bool((ours <= (1 + 2 * SLACK) * linear + torch.finfo(problem.density.dtype).eps * y.var(0)).all()):
-        worst = int((ours / linear.clamp_min(1e-30)).argmax())
-        line, begun = float(linear[worst]), _errors(problem, start, x, y)[:, worst].amin().item()
+    if not any(line.beaten(one) for one in each):
         notes.append(
-            f"the mean of the draws is further from the training targets than a linear fit from points left out "
-            f"of it (root mean square {float(ours[worst].sqrt()):.3g} against {line**0.5:.3g}, in the model's units), "
-            + (
-                f"where the chains started closer ({begun**0.5:.3g}): they have moved away from the data; compare with "
-                "half the step_size, or with NUTS"
-                if begun <= (1 + 2 * SLACK) * line
-                else f"and so was every start ({begun**0.5:.3g} at best): the chains are not at the posterior yet, or "
-                "the prior keeps the net from the data; give it more init_steps and a longer warm-up, and if NUTS "
-                "comes no closer either, a wider prior"
-            )
+            f"{found}and so was every start ({begun:.3g} at best): the chains are not at the posterior yet, or "
+            "the prior keeps the net from the data; give it more init_steps and a longer warm-up, and if NUTS "
+            "comes no closer either, a wider prior"
         )
-
-
-def _errors(problem: Problem, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Mean squared residual of every point of z (point, dim) and output; (point, output)."""
-    fits = [problem.model.forward(problem.density.constrain(one), x)[:, : y.shape[1]] for one in z]
-    return (torch.stack(fits) - y).square().mean(1)
-
-
-def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Some training data: evenly spaced rows in memory, or the first batches of a pass."""
-    if problem.loader is None:
-        index = torch.linspace(0, problem.num_data - 1, min(NUM_ROWS, problem.num_data)).long()
-        index = index.to(problem.device)
-        return problem.x[index], problem.y[index]
-    pairs = list(_first(problem.one_pass()))
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-
-
-def _first(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    seen = 0
-    for x, y in batches:
-        yield x, y
-        seen += len(x)
-        if seen >= NUM_ROWS:
-            return
+        return
+    moved = f"{found}where the chains started closer ({begun:.3g}): they have moved away from the data"
+    if chosen and run.stopped == "num_draws":
+        size = run.step_size * (problem.num_data or 1)
+        raise Refused(
+            f"{moved}, at the step size that was chosen for them ({size:.3g}): use NUTS, or pass a smaller one "
+            f"(step_size={size / 4:.2g}); with a step size of your own you get the draws, and this as a warning"
+        )
+    notes.append(f"{moved}; compare with half the step_size, or with NUTS")

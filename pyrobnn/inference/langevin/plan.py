@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.density import Density
-from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.point import start_values
-from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 
 #: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP
@@ -82,41 +79,3 @@ def start_chains(model: Any, density: Density, init: Posterior | nn.Module | Non
         values = {name: value.expand(num_chains, *value.shape) for name, value in one.items()}
     given = {site.name: values[site.name] for site in density.sites if site.name in values}
     return density.unconstrain(density.constrain(points) | given)
-
-
-def find_modes(config: Any, problem: Problem) -> Tensor:
-    """Starting points (num_chains, dim) near modes: nets initialised anew, each trained by Adam for ``init_steps``.
-
-    For two thirds of the steps the likelihood's own parameters stay at their prior medians. Trained along from the
-    start, an inferred noise runs to zero wherever the net can interpolate the data, to a place that no chain leaves; in
-    the last third it comes closer to the residuals, by no more than the learning rate allows.
-    """
-    density, num_steps = problem.density, config.init_steps
-    seeds = torch.randint(2**31, (config.num_chains,)).tolist()
-    start = torch.stack(
-        [density.initial(problem.model.reinitialized(seed).initial_values(), seed) for seed in seeds]
-    )
-    weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
-    for site in density.sites:
-        weights[site.start : site.stop] = site.name.startswith(NET)
-    switch = num_steps - num_steps // 3
-
-    def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
-        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_data
-
-    def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
-        return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
-
-    def factor(step: int) -> float:
-        begun, length = (0, switch) if step < switch else (switch, num_steps - switch)
-        return 0.5 * (1.0 + math.cos(math.pi * (step - begun) / length))
-
-    free = torch.arange(num_steps + 1, device=start.device) >= switch
-    result = minimize(
-        losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
-        num_steps=num_steps, lr=config.init_lr, lr_schedule=factor, compile=config.compile,
-        name=f"the start of {type(config).__name__}",
-    )  # fmt: skip
-    if result.stopped == "interrupt":  # before the first draw
-        raise KeyboardInterrupt
-    return result.params

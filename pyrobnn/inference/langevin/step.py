@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.density import Density
+from pyrobnn.inference.fitting.problem import Problem
 
 #: looks at the curvature during warm-up, and the share of warm-up after which the step size is settled
 NUM_LOOKS = 10
@@ -20,6 +22,8 @@ NUM_POWER, NUM_MORE = 20, 8
 NUM_GRADIENTS, HEAT = 8, 0.1
 #: how often chains that leave the posterior are sent back, each time with half the step length
 NUM_RETREATS = 8
+#: standard deviations of a mini-batch's log joint that it may fall besides: the best and the worst of many
+SPREADS = 8.0
 
 Gradient = Callable[..., Tensor]
 
@@ -65,6 +69,7 @@ class StepSize:
         self.settled: list[float] = []
         self.retreats = 0
         self.best = -float("inf")
+        self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
         self.saved: State | None = None
 
@@ -74,20 +79,27 @@ class StepSize:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
         self.saved = State(state.step, *(value.clone() for value in (state.z, state.v, state.second)))
         root = metric.sqrt()
+        late = 2 * state.step >= self.num_warmup
         curvature = self._curvature(state.z, root, *log_joint(next(batches)))
         bounds = [self.share / max(curvature, 1e-30)]
         if self.noisy:
-            variance = self._noise(state.z, root, (log_joint(batch) for batch in batches))
+            variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
             bounds.append(HEAT / (self.heating * max(variance, 1e-30)))
+        if not all(math.isfinite(bound) for bound in bounds):
+            raise FloatingPointError(
+                f"no step size can be chosen at step {state.step + 1}: the curvature of the log joint there, or the "
+                "variance of its gradient, is not finite; look for a density without a second derivative, start the "
+                "chains elsewhere (init=), or pass a step_size, which needs neither"
+            )
         self.value = min(bounds)
-        if 2 * state.step >= self.num_warmup:
+        if late:
             self.settled.append(self.value)
             self.value = min(self.settled)
 
     def retreat(self) -> State | None:
         """The state to go back to, with half the step length from now on; None when that has been tried enough."""
         self.retreats += 1
-        if self.retreats > NUM_RETREATS:
+        if self.retreats > NUM_RETREATS or self.saved is None:
             return None
         self.share, self.value = self.share / 4, self.value / 4
         self.settled = [value / 4 for value in self.settled]
@@ -100,7 +112,7 @@ class StepSize:
         if not finite:
             return True
         worst, self.best = float(lp.min()), max(self.best, float(lp.min()))
-        return worst < self.best - self.drop
+        return worst < self.best - self.drop - SPREADS * self.spread
 
     def lost(self, step: int, lp: Tensor, num_data: int) -> str:
         """What is said of chains that strayed after every retreat."""
@@ -133,11 +145,39 @@ class StepSize:
         self.vector = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
         return float(size.max())
 
-    def _noise(self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]]) -> float:
-        """The largest mean variance of the gradient, in the metric, over any site's coordinates."""
-        drawn = []
+    def _noise(self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]], late: bool) -> float:
+        """The largest mean variance of the gradient, in the metric, over any site's coordinates.
+
+        Far from the posterior gradients are as noisy as they are large. Early on only the variance beyond the squared
+        mean counts: a chain on its way is not heated by what its drift outweighs, and steps that must not heat it there
+        would never take it to the posterior.
+        """
+        drawn, values = [], []
         for log_joint, rows, dim in itertools.islice(batches, NUM_GRADIENTS):
-            slope = torch.func.vmap(torch.func.grad(log_joint), in_dims=(0, dim), randomness="different")
-            drawn.append(root * slope(z, rows))
-        variance = torch.stack(drawn).double().var(0)
-        return max(float(variance[:, site.start : site.stop].mean()) for site in self.density.sites)
+            slope = torch.func.grad_and_value(log_joint)
+            gradient, value = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")(z, rows)
+            drawn.append(root * gradient)
+            values.append(value)
+        self.spread = float(torch.stack(values).double().std(0).max())
+        drawn = torch.stack(drawn).double()
+        variance, signal = drawn.var(0), drawn.mean(0).square()
+        excess = variance if late else variance - signal
+        return max(float(excess[:, site.start : site.stop].mean()) for site in self.density.sites)
+
+
+def chooser_for(config: Any, problem: Problem) -> StepSize:
+    """The choice of a step size for a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`."""
+    num_data, dim = problem.num_data or 1, problem.density.dim
+    size = config.batch_size
+    subsampled = problem.density.subsampled().stochastic is not None
+    noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
+    # heat takes a chain about T / 2 nats per coordinate away from a mode
+    drop = 2.0 * dim * config.temperature + (10.0 if noisy else 1.0) * num_data
+    return StepSize(
+        problem.density,
+        share=config.share,
+        heating=config.heating,
+        num_warmup=config.num_warmup,
+        noisy=noisy,
+        drop=drop,
+    )

@@ -1,0 +1,109 @@
+"""Where stochastic-gradient chains of a BNN start: near modes that come closer to the data than a line does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import Refused
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.langevin.linear_fit import LinearFit
+from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.point import polish
+from pyrobnn.likelihoods import SCALE
+from pyrobnn.model import NET
+
+
+def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
+    """Starting points (num_chains, dim) near modes: nets initialised anew, each trained by Adam for ``init_steps``.
+
+    Where inputs are all but collinear no number of Adam's steps does. A chain that Adam leaves further from the data
+    than a line goes back to its initial net, which L-BFGS then trains on all data in memory, in a third as many steps.
+
+    Raises:
+        Refused: the mean of the starts is still behind the line after the default number of steps or more; sampling
+            would not mend it. After a search that the user cut short the draws are judged.
+    """
+    density = problem.density
+    seeds = torch.randint(2**31, (config.num_chains,)).tolist()
+    start = torch.stack(
+        [density.initial(problem.model.reinitialized(seed).initial_values(), seed) for seed in seeds]
+    )
+    weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
+    for site in density.sites:
+        weights[site.start : site.stop] = site.name.startswith(NET)
+    modes = _by_adam(config, problem, start, weights)
+    if line is None:
+        return modes
+    if problem.loader is None:
+        for chain in line.behind(problem, modes).nonzero().flatten().tolist():
+            modes[chain] = _by_lbfgs(config, problem, start[chain], weights, line)
+    squares = line.of_mean(problem, modes)
+    if config.init_steps >= type(config).init_steps and not line.beaten(squares):
+        ours, theirs = line.worst(squares)
+        raise Refused(
+            f"the nets that {type(config).__name__} would start its chains at are further from the training targets "
+            f"than a linear fit from points left out of it (root mean square {ours:.3g} against {theirs:.3g}, in the "
+            f"model's units), after init_steps={config.init_steps}, and chains would stay there: pass more init_steps, "
+            "or a wider prior if the line needs large weights; to sample from there all the same, with a warning, "
+            "pass init=pb.MAP().fit(model, x, y)"
+        )
+    return modes
+
+
+def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> Tensor:
+    """All chains trained together from ``start`` (chain, dim).
+
+    For two thirds of the steps the likelihood's own parameters stay at their prior medians. Trained along from the
+    start, an inferred noise runs to zero wherever the net can interpolate the data, to a place that no chain leaves; in
+    the last third it comes closer to the residuals, by no more than the learning rate allows.
+    """
+    density, num_steps = problem.density, config.init_steps
+    switch = num_steps - num_steps // 3
+
+    def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
+        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_data
+
+    def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
+        return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
+
+    def factor(step: int) -> float:
+        begun, length = (0, switch) if step < switch else (switch, num_steps - switch)
+        return 0.5 * (1.0 + math.cos(math.pi * (step - begun) / length))
+
+    free = torch.arange(num_steps + 1, device=start.device) >= switch
+    result = minimize(
+        losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
+        num_steps=num_steps, lr=config.init_lr, lr_schedule=factor, compile=config.compile,
+        name=f"the start of {type(config).__name__}",
+    )  # fmt: skip
+    if result.stopped == "interrupt":  # before the first draw
+        raise KeyboardInterrupt
+    return result.params
+
+
+def _by_lbfgs(config: Any, problem: Problem, start: Tensor, weights: Tensor, line: LinearFit) -> Tensor:
+    """One chain trained from ``start`` (dim,), with a noise no larger than what the line leaves over.
+
+    At a larger one the prior may outweigh the data, and the mode of the weights is then no better than before; free, it
+    would run to zero wherever the net can interpolate.
+    """
+    density = problem.density
+    values = density.constrain(start)
+    if (scale := values.get(SCALE)) is not None:
+        left = line.squares.sqrt().to(scale)
+        values[SCALE] = torch.minimum(scale, left if scale.dim() else left.min())
+    held = density.unconstrain(values)
+
+    class Weights:
+        """The density as a function of the weights alone."""
+
+        @staticmethod
+        def log_joint(part: Tensor, *, jacobian: bool = True) -> Tensor:
+            return density.log_joint(held.masked_scatter(weights, part), jacobian=jacobian)
+
+    part, _ = polish(Weights, held[weights], math.ceil(config.init_steps / 3), jacobian=True)
+    return held.masked_scatter(weights, part)

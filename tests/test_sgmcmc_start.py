@@ -1,0 +1,134 @@
+"""Where stochastic-gradient chains start, the step size they choose there, and what a line says of both."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+
+import pyrobnn as pb
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.langevin.checks import compare_with_linear
+from pyrobnn.inference.langevin.linear_fit import LinearFit
+from pyrobnn.inference.langevin.run import Run
+from pyrobnn.inference.langevin.step import State, StepSize
+from pyrobnn.inference.sgmcmc import SGHMC, SGLD
+from pyrobnn.likelihoods import HomoskedasticGaussian
+from pyrobnn.model import BNN
+from pyrobnn.priors import IIDPrior
+
+
+def normal(x=None, y=None):
+    pyro.sample("z", dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1))
+
+
+def collinear(num_data, gap):
+    """Standardised inputs that are all but one another's copies, and a target that is linear in their differences."""
+    with seeded(0):
+        own = torch.randn(num_data, 4)
+        x = torch.randn(num_data, 1) + gap * own
+        y = own[:, :1] - own[:, 1:2] + 0.5 * own[:, 2:3] + 0.3 * torch.randn(num_data, 1)
+        net = pb.networks.mlp(4, (10,))
+    x, y = ((value - value.mean(0)) / value.std(0) for value in (x, y))
+    return x, y, BNN(net, pb.priors.FanInNormal(1.0), HomoskedasticGaussian(dist.HalfNormal(1.0)))
+
+
+@pytest.mark.parametrize("method", [SGLD, SGHMC])
+def test_a_start_that_adam_leaves_behind_a_line_is_trained_on(method):
+    # the line's coefficients have norm 17: draws from where Adam ends have a residual of 0.91, the line 0.25
+    x, y, model = collinear(100, gap=0.06)
+    config = method(num_chains=2, num_warmup=100, thinning=2, init_steps=200, compile=False)
+    posterior = config.fit(model, x, y, num_draws=20)
+    design = torch.cat([x, torch.ones_like(y)], 1)
+    line = design @ torch.linalg.lstsq(design.double(), y.double()).solution.float() - y
+    assert (posterior.predict(x).mean - y).square().mean() < 1.1 * line.square().mean()
+    assert posterior.meta["warnings"] == []
+
+
+def test_chains_that_would_start_behind_a_line_are_refused_before_they_run(monkeypatch):
+    monkeypatch.setattr(SGHMC, "init_steps", 50)  # the default; fewer are not refused, the draws are judged
+    x, y, model = collinear(100, gap=0.001)
+    config = SGHMC(num_chains=1, num_warmup=10, init_steps=50, compile=False)
+    steps = []
+    with pytest.raises(
+        pb.Refused, match="than a linear fit .* pass more init_steps, or a wider prior .* init="
+    ):
+        config.fit(model, x, y, num_draws=10, callbacks=[lambda step, metrics: steps.append(step)])
+    assert steps == []
+    start = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model, x, y)
+    with pytest.warns(UserWarning, match="than a linear fit .* and so was every start .* a wider prior"):
+        config.fit(model, x, y, init=start, num_draws=10)
+
+
+def test_draws_that_moved_away_at_a_chosen_step_size_are_refused():
+    with seeded(1):
+        x = torch.randn(100, 10)
+        y = x.sum(1, keepdim=True) / 4 + 0.3 * torch.randn(100, 1)
+        net = torch.nn.Linear(10, 1)
+    model = BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.7))
+    problem = prepare(model, x, y, points="held")
+    line = LinearFit.of(problem)
+    start = problem.density.unconstrain(pb.MAP(num_steps=300, compile=False).fit(model, x, y).draws)[0]
+    run = Run(start)
+    run.z, run.step_size, run.stopped = start[:, None] + 3.0, 0.4 / len(x), "num_draws"
+    with pytest.raises(pb.Refused, match=r"moved away from the data, at the step size .*step_size=0\.1\)"):
+        compare_with_linear(problem, line, run, start, True, [])
+    for stopped, chosen in (
+        ("num_draws", False),
+        ("interrupt", True),
+    ):  # the draws there are must not be lost
+        run.stopped, notes = stopped, []
+        compare_with_linear(problem, line, run, start, chosen, notes)
+        assert "moved away from the data" in notes[0]
+
+
+@pytest.mark.parametrize("method", [SGLD, SGHMC])
+def test_a_short_warm_up_takes_chains_of_a_subsampling_program_to_the_posterior(method):
+    # steps so small that gradients far away do not heat the chain left it at 1.2, and its log joint, as noisy as they
+    # are, was taken for one that fell
+    with seeded(0):
+        x = torch.randn(200)
+        y = 1.5 * x + 0.3 * torch.randn(200)
+
+    def program(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 200, subsample_size=20):
+            mean = slope * pyro.subsample(x, event_dim=0)
+            pyro.sample("y", dist.Normal(mean, 0.3), obs=pyro.subsample(y, event_dim=0))
+
+    precision = 1.0 + x.square().sum() / 0.09
+    config = method(num_chains=1, num_warmup=200, compile=False)
+    draws = config.fit(program, x, y, num_draws=20, seed=1).draws["slope"]
+    assert float((draws.mean() - x @ y / 0.09 / precision).abs()) < 4 / precision.sqrt()
+
+
+def test_a_curvature_that_is_not_finite_is_named():
+    density = prepare(normal, points="held").density
+    chooser = StepSize(density, share=0.25, heating=1.0, num_warmup=10, noisy=False, drop=1.0)
+    state = State(0, torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2))
+
+    def kink(batch):
+        return lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None
+
+    with (
+        seeded(0),
+        pytest.raises(FloatingPointError, match="no step size can be chosen at step 1: the curvature"),
+    ):
+        chooser.look(state, torch.ones(2), iter([None]), kink)
+
+
+def test_chains_that_diverged_on_the_way_to_a_look_go_back(monkeypatch):
+    # the finite numbers are checked every 50 steps, the looks are 20 apart: the one that saw NaN chose NaN
+    look, seen = StepSize.look, []
+
+    def too_large_at_first(self, state, *args):
+        look(self, state, *args)
+        seen.append(state.step)
+        self.value *= 1e6 if len(seen) == 1 else 1.0
+
+    monkeypatch.setattr(StepSize, "look", too_large_at_first)
+    posterior = SGLD(num_chains=8, num_warmup=200, compile=False).fit(normal, num_draws=20)
+    assert seen[:3] == [0, 0, 20]
+    assert float(posterior.draws["z"].square().mean()) == pytest.approx(1.0, rel=0.4)
