@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyro.distributions as dist
 import pytest
 import torch
-from models import diabetes_linear, normal_prior
+from models import diabetes_linear, normal_prior, toy, toy_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
+from pyrobnn.inference.curvature.held_out import HeldOut
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: how the data come: batch size of a loader, and of MAP
@@ -45,3 +46,41 @@ def test_the_same_mode_whatever_brings_the_data(noise, source):
     if noise == "fixed":
         assert other.log_evidence == pytest.approx(float(diabetes_linear()["log_evidence"]), abs=1e-3)
     assert other.meta["num_data"] == len(diabetes_linear()["x"])
+
+
+def _wiggly(*data) -> float:
+    """Of a net with many modes, searched in steps of eight data."""
+    with pb.seeding.seeded(0):
+        net = pb.networks.mlp(1, (10,), 1)
+    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.1))
+    search = pb.MAP(num_steps=150, lr=0.05, batch_size=None if len(data) == 1 else 8, compile=False)
+    posterior = pb.Laplace(map=search, importance=False).fit(model, *data, num_draws=1)
+    return posterior.log_evidence
+
+
+@pytest.mark.filterwarnings("ignore:the centre is not a mode")
+def test_a_net_of_many_modes_has_one_evidence_whatever_brings_the_data():
+    x, y = toy(40)
+    expected = _wiggly(x, torch.sin(3 * x) + y)
+    data = TensorDataset(x, torch.sin(3 * x) + y)
+    generator = torch.Generator().manual_seed(5)
+    for loader in (
+        DataLoader(data, batch_size=8),
+        DataLoader(data, batch_size=8, shuffle=True),
+        DataLoader(data, batch_size=8, shuffle=True, generator=generator),
+        DataLoader(data, batch_sampler=torch.utils.data.BatchSampler(range(40), 8, False)),
+    ):
+        assert _wiggly(loader) == expected
+
+
+def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
+    end = HeldOut(1e4, 1e4, 0.5, 0.1, 8)
+    monkeypatch.setattr("pyrobnn.inference.curvature.precision.hold_out", lambda *args: end)
+    x, y = toy(40)
+    model = pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical())
+    labels = (x[:, 0] > -1).long() + (x[:, 0] > 1).long()
+    method = pb.Laplace(tune="cross_validation", num_steps=50, importance=False, compile=False)
+    with pytest.warns(UserWarning) as caught:
+        posterior = method.fit(model, x, labels, num_draws=2)
+    assert posterior.log_evidence is None
+    assert any("ended at the edge of the factors it tries, 10000" in str(each.message) for each in caught)

@@ -18,9 +18,17 @@ from pyrobnn.inference.curvature.blocks import Block
 from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork
-from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, check_memory, find_centre, subset_sites
+from pyrobnn.inference.curvature.mode import (
+    POLISH_STEPS,
+    Centre,
+    check_memory,
+    find_centre,
+    in_standard_units,
+    subset_sites,
+)
 from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
 from pyrobnn.inference.curvature.prior import check_elementwise
+from pyrobnn.inference.fitting.batches import survey
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
@@ -179,12 +187,19 @@ class Laplace:
             check_elementwise({name: model.priors[name] for name in names if name.startswith(NET)})
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
+        source = model, x, y
+        if isinstance(x, DataLoader):
+            # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
+            with torch.random.fork_rng([]):  # iterating a loader advances the global state
+                size = x.batch_size or -(-problem.num_data // survey(x).num_batches)
+            search = replace(search, batch_size=size)
+            source = in_standard_units(problem.model), problem.x, problem.y
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
                 search,
                 problem,
-                (model, x, y),
+                source,
                 names,
                 init=init,
                 seed=seed,
@@ -194,11 +209,8 @@ class Laplace:
             found = time.perf_counter()
             remarks: list[str] = list(centre.notes)
             make = ggn_precision if self.curvature == "ggn" else hessian_precision
-            if isinstance(x, DataLoader):
-                # a search on part of the gathered data takes steps of the same size
-                search = replace(search, batch_size=x.batch_size)
             precision = make(self, search, centre, init is not None, seed, remarks)
-            log_evidence = _log_evidence(precision)
+            log_evidence = _log_evidence(precision) if precision.has_evidence else None
         approximation = BlockGaussian(_layout(centre), centre.mode, precision.blocks)
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 from pyrobnn.inference.curvature.ggn import ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.mode import Centre, find_centre
+from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
 from pyrobnn.inference.curvature.output import output_root
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
@@ -66,8 +65,7 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int, n
     num_held = max(2, count // 5)  # a gain has an error from two points on
     held, kept = order[:num_held], order[num_held:]
     x, y = problem.x[held], problem.y[held]
-    model = problem.model.reinitialized(seed) if given else copy.copy(problem.model)
-    model.standardizer = None  # the problem's data are in standard units already
+    model = in_standard_units(problem.model.reinitialized(seed) if given else problem.model)
     source = model, problem.x[kept], problem.y[kept]
     part = prepare(*source, points="free", device=problem.device)
     found = find_centre(search, part, source, centre.names, init=None, seed=seed)

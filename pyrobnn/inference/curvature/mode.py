@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, whole
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.optim.point import polish, start_values
-from pyrobnn.model import NET
+from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
@@ -107,6 +108,13 @@ def precision_bytes(size: int, rows: int, item: int) -> int:
     if 0 < rows < size:  # the rows, their basis, and the Gram matrix
         return 2 * rows * size * item + 3 * rows * rows * 8
     return 4 * size * size * 8  # the matrix, its factor, and two to work in, in float64
+
+
+def in_standard_units(model: BNN) -> BNN:
+    """The model as it sees a problem's data, which are in standard units already."""
+    model = copy.copy(model)
+    model.standardizer = None
+    return model
 
 
 def find_centre(

@@ -33,7 +33,8 @@ class Precision:
     """Gaussian blocks at a centre.
 
     Attributes: ``centre`` (of the tuned model, where tuned); ``blocks``; ``jacobian`` of the network (None for a
-        program); ``damping``: the most that was added to the diagonal; ``tuned``: factors, or None.
+        program); ``damping``: the most that was added to the diagonal; ``tuned``: factors, or None;
+        ``has_evidence``: whether the log evidence of the tuned model says anything.
     """
 
     centre: Centre
@@ -41,6 +42,7 @@ class Precision:
     jacobian: NetworkJacobian | None
     damping: float
     tuned: dict[str, Any] | None = None
+    has_evidence: bool = True
 
 
 def hessian_precision(
@@ -92,7 +94,13 @@ def ggn_precision(
         else:
             deviation = (centre.mode[jacobian.index] - prior.mean).square() * prior.prec
             tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
-        if tuned.at_bound:
+        if held_out is not None and tuned.at_bound:
+            remarks.append(
+                f"cross-validation ended at the edge of the factors it tries, {held_out.factor:g}: the held-out data "
+                "set no limit to this prior precision. There is no log_evidence: the mode is that of the declared "
+                "prior, not of one so far from it"
+            )
+        elif tuned.at_bound:
             remarks.append(
                 "tuning ended at its bound: the data set no limit to this prior precision or noise"
             )
@@ -117,7 +125,8 @@ def ggn_precision(
         index = _coordinates(centre, noise)
         block, added = _hessian_block(centre, index, "full", method.damping, remarks)
         blocks, damping = [*blocks, block], max(damping, added)
-    return Precision(centre, blocks, jacobian, damping, report)
+    has_evidence = held_out is None or not tuned.at_bound
+    return Precision(centre, blocks, jacobian, damping, report, has_evidence)
 
 
 def _jacobian(centre: Centre, weights: list[str]) -> NetworkJacobian:

@@ -154,7 +154,7 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):  # iterating a loader advances the global state
         epoch = survey(loader)
-        batches = iter(loader)
+        batches = iter(_in_order(loader) if gather else loader)
         first = next(batches, None)
         if first is None:
             raise ValueError(
@@ -179,6 +179,22 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
             f"{epoch.num_data} points are left out; pass drop_last=False"
         )
     return x, y, Epoch(len(x), len(x), 1, tuple(notes))
+
+
+def _in_order(loader: DataLoader) -> DataLoader:
+    """The loader without its shuffling, so that what is gathered does not depend on it."""
+    batching = loader.batch_sampler
+    sampler = getattr(batching, "sampler", None)
+    shuffles = type(batching) is BatchSampler and type(sampler) is RandomSampler and not sampler.replacement
+    if not shuffles or sampler.num_samples != len(loader.dataset):
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=batching.batch_size,
+        drop_last=batching.drop_last,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+    )
 
 
 def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:
