@@ -172,7 +172,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.out.parent)
+    _check_file(arguments.out, "report.html")
     trees = {path.stem: read(path) for path in arguments.files}
     if len(trees) < len(arguments.files):
         raise ValueError("two files have the same name: rename one, names label the methods in the report")
@@ -181,9 +181,20 @@ def _report(arguments: argparse.Namespace) -> int:
     return 1 if arguments.strict and failed else 0
 
 
+def _check_file(out: Path, example: str) -> None:
+    """What is written to a file needs a file's name, and a folder that can be written to.
+
+    Raises:
+        ValueError: it is a folder, or the folder it is in cannot be written to.
+    """
+    if out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a folder: name a file in it, {str(out / example)!r}")
+    check_writable(out.parent)
+
+
 def _predict(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
-        check_writable(arguments.out.parent)
+        _check_file(arguments.out, "predictions.csv")
     posterior, settings = load_run(arguments.model)
     if len(settings["shape"]) > 1:
         raise ValueError(

@@ -10,6 +10,7 @@ from helpers import assert_var_within, seeded
 from models import normal_prior
 
 import pyrobnn as pb
+from pyrobnn.inference.curvature.resolution import Resolution
 
 NOISE = 1e-9
 OPTIONS = {
@@ -115,3 +116,8 @@ def test_what_overflows_is_refused():
     for structure in ("full", "kron", "diag"):
         with pytest.raises(pb.Refused, match="noise is too small"):
             pb.Laplace(structure=structure, compile=False).fit(model, x, y, init=net)
+
+
+def test_one_direction_is_not_spoken_of_in_the_plural():
+    said = [Resolution(1e20, 1e4, count, torch.float64).note(1.0) for count in (1, 2)]
+    assert "1 direction keeps the prior" in said[0] and "2 directions keep the prior" in said[1]

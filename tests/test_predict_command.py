@@ -113,3 +113,11 @@ def test_what_cannot_be_predicted_from_is_refused(run, table, tmp_path, capsys):
     assert "does not say what model" in capsys.readouterr().err
     assert cli.main(["predict", str(run), str(table), "--out", str(table / "below.csv")]) == 2
     assert "cannot write to the folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["predict", "report"])
+def test_a_folder_is_no_file_to_write_to(command, run, table, tmp_path, capsys):
+    given = [str(run), str(table)] if command == "predict" else [str(run)]
+    assert cli.main([command, *given, "--out", str(tmp_path)]) == 2
+    assert "is a folder: name a file in it" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -48,10 +48,11 @@ class Resolution:
     def note(self, ratio: float) -> str | None:
         """What to say where the likelihood's curvature counts ``ratio`` times as much against the prior."""
         if self.count and self.cut * ratio > 1:
+            directions = "1 direction keeps" if self.count == 1 else f"{self.count} directions keep"
             error = 0.5 * self.count * math.log1p(self.cut * ratio)
             return (
                 f"the curvature of the likelihood reaches {self.top * ratio:.2g} prior precisions, and float64 does "
-                f"not tell less than {self.cut * ratio:.2g} of them from none: {self.count} directions keep the "
+                f"not tell less than {self.cut * ratio:.2g} of them from none: {directions} the "
                 f"prior's width, and log_evidence may be too high by up to {error:.2g} nats: use a larger noise or a "
                 "tighter prior"
             )
