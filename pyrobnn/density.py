@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import Transform
-from torch.utils import _pytree as pytree
 
 from pyrobnn.checks import Refused
+from pyrobnn.compile.trees import leaves_of
 from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
@@ -317,7 +317,7 @@ class Density:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
 
     def _supply(self, values: Mapping[str, Tensor]) -> Supply:
-        given = [v for v in pytree.tree_leaves(self.args) if isinstance(v, Tensor) and v.is_floating_point()]
+        given = [v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point()]
         return Supply(values, self._held, stored=self.owner is None, like=given[0] if given else None)
 
     def _first_trace(self) -> pyro.poutine.Trace:

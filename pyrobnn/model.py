@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 NET = "net."
 
 
+def _family(*layers: type[nn.Module], apart: type[nn.Module]) -> tuple[type, ...]:
+    """Layers and the bases that all of them have and ``apart`` has not: torch keeps no public name for these."""
+    shared = set.intersection(*(set(layer.__mro__) for layer in layers)) - set(apart.__mro__)
+    return (*layers, *shared)
+
+
+#: layers that normalise with the statistics of the batch, and layers that draw at random, while they are trained
+BATCH_NORM = _family(
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, apart=nn.InstanceNorm1d
+)
+DROPOUT = (*_family(nn.Dropout, nn.Dropout2d, nn.AlphaDropout, apart=nn.Identity), nn.RReLU)
+
+
 class BNN:
     r"""A Bayesian neural network: any ``nn.Module``, a prior on its parameters and a likelihood.
 
@@ -218,15 +231,13 @@ class BNN:
 
     def stochastic_layers(self) -> list[str]:
         """Names of the layers whose output is random or batch-dependent in the net's present mode."""
-        batch_norm = (nn.modules.batchnorm._BatchNorm,)
-        dropout = (nn.modules.dropout._DropoutNd, nn.RReLU)
         return [
             name or type(module).__name__
             for name, module in self.net.named_modules()
             if module.training
             and (
-                isinstance(module, batch_norm)
-                or (isinstance(module, dropout) and getattr(module, "p", 1) > 0)
+                isinstance(module, BATCH_NORM)
+                or (isinstance(module, DROPOUT) and getattr(module, "p", 1) > 0)
             )
         ]
 

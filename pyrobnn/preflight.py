@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pyrobnn.compile import is_loaded
 from pyrobnn.inference.curvature.mode import precision_bytes
 from pyrobnn.inference.fitting.batches import survey
 from pyrobnn.inference.fitting.memory import free_bytes
@@ -129,9 +129,7 @@ def preflight(
     sizes = _sizes(method, model, x, y, default if num_draws is None else num_draws, stream_to is not None)
     resident, phases = _ESTIMATES[known](method, model, sizes)
     resident["compiler and objects"] = SLACK + (
-        COMPILER
-        if getattr(method, "compile", False) and "torch._inductor.compile_fx" not in sys.modules
-        else 0
+        COMPILER if getattr(method, "compile", False) and not is_loaded() else 0
     )
     phases["checking the data"] = sizes.data + sizes.data // 2
     return Preflight(known, resident, phases, free_bytes(model.device))

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
-from pyrobnn.compile.inductor import machine_code
+from pyrobnn.compile.agreement import disagreement, snapshot
+from pyrobnn.compile.inductor import Untraceable, first_line, is_loaded, machine_code, traced
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
+from pyrobnn.compile.trees import leaves_of, mapped
 from pyrobnn.seeding import kept
 
-__all__ = ["Compiled", "CudaGraph", "compiled", "library_elements", "materialize"]
+__all__ = ["Compiled", "CudaGraph", "compiled", "is_loaded", "library_elements", "materialize"]
 
 
 class Compiled:
@@ -41,7 +41,7 @@ class Compiled:
         self.unchecked = call
         self.mode = mode
         self.seconds = seconds
-        self._layouts = [_layout(leaf) for leaf in pytree.tree_leaves(example)] if mode != "eager" else None
+        self._layouts = [_layout(leaf) for leaf in leaves_of(example)] if mode != "eager" else None
 
     def __call__(self, *args: Any) -> Any:
         self.check(*args)
@@ -52,7 +52,7 @@ class Compiled:
         """Raise a ValueError unless the arguments are laid out in memory as the example was."""
         if self._layouts is None:
             return
-        found = [_layout(leaf) for leaf in pytree.tree_leaves(args)]
+        found = [_layout(leaf) for leaf in leaves_of(args)]
         if found != self._layouts:
             wrong = next((pair for pair in zip(found, self._layouts) if pair[0] != pair[1]), None)
             got, expected = wrong or (len(found), len(self._layouts))
@@ -103,7 +103,7 @@ def compiled(
         >>> step(torch.ones(3))[1].item()
         3.0
     """
-    leaves, spec = pytree.tree_flatten(example)
+    leaves = leaves_of(example)
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise TypeError(
@@ -114,46 +114,61 @@ def compiled(
     started = time.perf_counter()
 
     def flat_fn(*flat: Tensor) -> Any:
-        return fn(*pytree.tree_unflatten(list(flat), spec))
+        given = iter(flat)
+        return fn(*mapped(lambda _: next(given), example))
 
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
     with torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
         try:
-            graph = make_fx(flat_fn, decomposition_table=DECOMPOSITIONS)(*inputs)
-        except Exception as error:  # whatever a user's program may raise under tracing
-            _warn(name, "could not be traced", error, "it runs eagerly, much slower")
+            call, mode = _checked(flat_fn, inputs, name)
+        except Untraceable as error:
+            _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
             return Compiled(fn, "eager", time.perf_counter() - started)
-        try:
-            call, mode = machine_code(graph, inputs), "inductor"
-        except Exception as error:  # inductor wraps compiler failures in many types
-            _warn(
-                name, "could not be compiled", error, "its traced graph is interpreted, several times slower"
-            )
-            call, mode = make_fx(flat_fn)(*inputs), "graph"
     if any(not isinstance(argument, Tensor) for argument in example):
         flat_call = call
 
         def call(*args: Any) -> Any:
-            return flat_call(*pytree.tree_leaves(args))
+            return flat_call(*leaves_of(args))
 
     return Compiled(call, mode, time.perf_counter() - started, example)
+
+
+def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[Callable[..., Any], str]:
+    """Machine code whose results on the inputs are those of ``fn``, or else the traced graph; and which of the two."""
+    slower = "its traced graph is interpreted, several times slower"
+    before = snapshot(inputs)
+    try:
+        call = machine_code(fn, inputs)
+    except Untraceable:
+        raise
+    except Exception as error:  # inductor wraps compiler failures in many types
+        _warn(name, f"could not be compiled ({first_line(error)})", slower)
+        return traced(fn, inputs), "graph"
+    found = disagreement(fn, call, before, lambda: traced(fn, inputs))
+    if found is None:
+        return call, "inductor"
+    _warn(
+        name,
+        f"gives wrong numbers when compiled ({found})",
+        f"{slower}, with the right numbers. Please report this sentence with the model and torch "
+        f"{torch.__version__} on {inputs[0].device}",
+    )
+    return traced(fn, inputs), "graph"
 
 
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
         with torch.no_grad(), kept(*(leaf.device for leaf in example)):
-            graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(*example)
+            graph = traced(fn, list(example), DECOMPOSITIONS)
     except Exception:  # whatever a user's program may raise under tracing
         return 0
     calls = library_calls(graph)
     return max((size(node) for call in calls for node in (call, *call.all_input_nodes)), default=0)
 
 
-def _warn(name: str, what: str, error: Exception, consequence: str) -> None:
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-    warnings.warn(f"{name} {what} ({reason}): {consequence}", UserWarning, stacklevel=3)
+def _warn(name: str, what: str, consequence: str) -> None:
+    warnings.warn(f"{name} {what}: {consequence}", UserWarning, stacklevel=4)
 
 
 class CudaGraph:

@@ -11,11 +11,10 @@ from operator import getitem
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pyrobnn.compile.products import ACTIVATIONS, materialize_node, operator, shape_of, size
+from pyrobnn.compile.products import ACTIVATIONS, Overload, materialize_node, operator, shape_of, size
 
 _ATEN = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -130,7 +129,7 @@ def _distinct(value: Tensor) -> Tensor:
 
 def _pure(node: Node) -> bool:
     """Whether a node computes its tensor from its arguments, the same one at every call."""
-    if not isinstance(node.target, OpOverload):
+    if not isinstance(node.target, Overload):
         return False
     return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
 
@@ -139,7 +138,7 @@ def _exposed(graph: GraphModule) -> set[Node]:
     """What is written into or returned, and what that is a view of."""
     pending, found = [], set()
     for node in graph.graph.nodes:
-        if node.op == "output" or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable):
+        if node.op == "output" or (isinstance(node.target, Overload) and node.target._schema.is_mutable):
             pending += node.all_input_nodes
     while pending:
         node = pending.pop()
@@ -150,7 +149,7 @@ def _exposed(graph: GraphModule) -> set[Node]:
 
 
 def _is_view(node: Node) -> bool:
-    return node.target is getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
+    return node.target is getitem or (isinstance(node.target, Overload) and node.target.is_view)
 
 
 def hoist_invariants(graph: GraphModule) -> None:

@@ -1,20 +1,41 @@
-"""The hand-over of a traced graph to inductor: its settings, our own graph passes, and where intermediates lie."""
+"""The hand-over of a function to inductor: the one place that uses what torch does not promise to keep.
+
+Every private name is looked up when a function is compiled, and may be gone: a setting that this torch does not have is
+left out, a class that it does not have costs what it saved. Our own graph passes and the allocation on the stack rest
+on unwritten laws of inductor, and run only on the versions of torch that they were tested on.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from pyrobnn.compile.folding import fold_constants, hoist_invariants, materialize_broadcasts
-from pyrobnn.compile.products import lay_out_data_innermost, library_calls, returns_nothing, size
+from pyrobnn.compile.products import (
+    DECOMPOSITIONS,
+    Overload,
+    lay_out_data_innermost,
+    library_calls,
+    returns_nothing,
+    size,
+)
 
+#: versions of torch on which the tests of our own graph passes and of the allocation on the stack have passed
+TESTED = ("2.13",)
+_log = logging.getLogger(__name__)
+#: what a name or a law of torch that has moved raises; a compiler that fails is told in types of inductor
+_MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
 # Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
 # float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
 _INDUCTOR = {
@@ -31,39 +52,166 @@ _INDUCTOR = {
 _PARALLEL_FROM = 2**16
 
 
-def machine_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """A flat graph compiled by inductor and called once, so that nothing is left to be set up lazily.
+class Untraceable(RuntimeError):
+    """A function whose control flow depends on the values of tensors."""
 
-    Inductor keeps its results on disk (``TORCHINDUCTOR_CACHE_DIR``) only for graphs with a shape environment: with one,
-    the second fit of the same model and shapes, in this process or another, compiles several times faster.
+
+def _private(module: str, name: str | None = None) -> Any:
+    """A module that torch does not promise to keep, or something in it; ImportError or AttributeError if it is gone."""
+    found = importlib.import_module(module)
+    return found if name is None else getattr(found, name)
+
+
+def tested() -> bool:
+    """Whether our own graph passes were tested on this torch."""
+    return ".".join(torch.__version__.split(".")[:2]) in TESTED
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded the compiler, which takes memory and two seconds."""
+    return "torch._inductor.compile_fx" in sys.modules
+
+
+def traced(
+    fn: Callable[..., Any], inputs: list[Tensor], decompositions: dict[Any, Any] | None = None
+) -> GraphModule:
+    """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs."""
+    make_fx = _private("torch.fx.experimental.proxy_tensor", "make_fx")
+    return make_fx(fn, decomposition_table=decompositions)(*inputs)
+
+
+def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+    """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
+
+    First with our own graph passes, if they were tested on this torch; then without; then by ``torch.compile``, the
+    public way, whose guards cost time at every call.
+
+    Raises:
+        Untraceable: if the function cannot be traced.
+        Exception: of inductor, if there is no way.
     """
-    import torch._inductor as inductor  # imported late: 2 s that `import pyrobnn` need not pay
-    import torch._inductor.config as config
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    failures: list[Exception] = []
+    if tested():
+        try:
+            return _with_passes(fn, inputs)
+        except Exception as error:  # inductor wraps compiler failures in many types
+            failures.append(error)
+    else:
+        _say_untested()
+    for attempt in (_directly, functools.partial(_directly, on_disk=False), _publicly):
+        try:
+            graph = traced(fn, inputs)
+        except Exception as error:  # whatever a user's program may raise under tracing
+            raise Untraceable(first_line(error)) from error
+        try:
+            call = attempt(graph, inputs)
+        except _MOVED as error:
+            failures.append(error)
+            continue
+        if failures:
+            _log.warning("the compiled function is slower than it might be: %s", first_line(failures[0]))
+        return call
+    raise failures[-1]
 
-    settings: dict[str, Any] = dict(_INDUCTOR)
-    device = next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
-    on_cpu, on_stack = device.type == "cpu", False
-    if on_cpu:
+
+def first_line(error: Exception) -> str:
+    """An error in one line: its type and the beginning of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@functools.cache
+def _say_untested() -> None:
+    _log.warning(
+        "pyrobnn's own graph passes were tested on torch %s, not on %s: functions are compiled without them, "
+        "right but slower",
+        ", ".join(TESTED),
+        torch.__version__,
+    )
+
+
+def _device(inputs: list[Tensor]) -> torch.device:
+    return next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
+
+
+def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+    """Compiled after our own graph passes."""
+    graph, device = traced(fn, inputs, DECOMPOSITIONS), _device(inputs)
+    on_stack = False
+    if device.type == "cpu":
         hoist_invariants(graph)
     fold_constants(graph, device)
-    if on_cpu:
-        # calls and allocations in C++ instead of Python
-        settings["cpp_wrapper"] = True
+    if device.type == "cpu":
         lay_out_data_innermost(graph)
         materialize_broadcasts(graph)
+        on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
+    with _intermediates_on_stack() if on_stack else contextlib.nullcontext():
+        return _directly(graph, inputs)
+
+
+def _directly(graph: GraphModule, inputs: list[Tensor], on_disk: bool = True) -> Callable[..., Any]:
+    """Compiled as the graph stands, by inductor without Dynamo; ``on_disk`` keeps the result for the next process."""
+    # imported late: 2 s that `import pyrobnn` need not pay
+    compile, config = _private("torch._inductor", "compile"), _private("torch._inductor.config")
+    settings: dict[str, Any] = dict(_INDUCTOR)
+    if _device(inputs).type == "cpu":
+        # calls and allocations in C++ instead of Python
+        settings["cpp_wrapper"] = True
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
-        on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
-    shapes = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
-    memory = _intermediates_on_stack() if on_stack else contextlib.nullcontext()
-    with warnings.catch_warnings(), _quiet("torch._inductor.ir"), config.patch(settings), shapes, memory:
+    context = _cached_on_disk() if on_disk else contextlib.nullcontext()
+    if isinstance(context, contextlib.nullcontext):
+        for node in graph.graph.nodes:  # the shapes that the tracer noted belong to an environment of its own
+            node.meta.pop("val", None)
+    with (
+        warnings.catch_warnings(),
+        _quiet("torch._inductor.ir"),
+        config.patch(_known(settings)),
+        context,
+    ):
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
-        call = inductor.compile(graph, inputs)
+        call = compile(graph, inputs)
         call(*inputs)
     return call
+
+
+def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    """Compiled by ``torch.compile``."""
+    before = pyro.settings.get()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call = torch.compile(graph, options={"fallback_random": True})
+            call(*inputs)
+    finally:
+        pyro.settings.set(**before)  # Dynamo turns the validation of distributions off for good
+    return call
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that this torch has."""
+    config, known = _private("torch._inductor.config"), {}
+    for key, value in settings.items():
+        try:
+            with config.patch({key: value}):
+                known[key] = value
+        except Exception as error:  # an unknown key raises by the version
+            _log.info("this torch has no inductor setting %s (%s)", key, error)
+    return known
+
+
+def _cached_on_disk() -> contextlib.AbstractContextManager[Any]:
+    """A shape environment: only for graphs with one does inductor keep its results (``TORCHINDUCTOR_CACHE_DIR``).
+
+    The second fit of the same model and shapes, in this process or another, then compiles several times faster.
+    """
+    try:
+        tracing, context = _private("torch._guards", "tracing"), _private("torch._guards", "TracingContext")
+        fake_mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
+        shapes = _private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")()
+        return tracing(context(fake_mode(shape_env=shapes, static_shapes=True)))
+    except (ImportError, AttributeError, TypeError):  # a torch that is built otherwise: compiled anew, then
+        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -73,20 +221,21 @@ def _intermediates_on_stack() -> Iterator[None]:
     For functions that return nothing and call no library: inductor would hand out one memory for the results of every
     call, and goes back to allocations beside a library. Up to 0.8 MB, which the threads of Linux have.
     """
-    import torch._inductor.config as config
-
+    setting = _known({"aot_inductor.allow_stack_allocation": True})
     try:
-        from torch._inductor.codegen import common
-        from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
-
+        on_stack = _private("torch._inductor.codegen.cpp_wrapper_cpu_array_ref", "CppWrapperCpuArrayRef")
+        common = _private("torch._inductor.codegen.common")
         common.init_backend_registration()
         backend = common.device_codegens["cpu"]
+        before = backend.cpp_wrapper_codegen
     except (ImportError, AttributeError, KeyError):  # a torch that is built otherwise: allocations, then
+        setting = {}
+    if not setting:
         yield
         return
-    before, backend.cpp_wrapper_codegen = backend.cpp_wrapper_codegen, CppWrapperCpuArrayRef
+    backend.cpp_wrapper_codegen = on_stack
     try:
-        with config.patch({"aot_inductor.allow_stack_allocation": True}):
+        with _private("torch._inductor.config").patch(setting):
             yield
     finally:
         backend.cpp_wrapper_codegen = before
@@ -103,7 +252,11 @@ def _quiet(logger: str) -> Iterator[None]:
         found.disabled = before
 
 
-def _largest(graph: torch.fx.GraphModule) -> int:
+def _largest(graph: GraphModule) -> int:
     """Elements of the largest tensor that the graph computes; one that it only writes into does not count."""
-    operators = [node for node in graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    return max((size(node) for node in operators if not node.target._schema.is_mutable), default=0)
+    operators = [node for node in graph.graph.nodes if isinstance(node.target, Overload)]
+    return max((size(node) for node in operators if not _writes(node.target)), default=0)
+
+
+def _writes(target: Any) -> bool:
+    return getattr(getattr(target, "_schema", None), "is_mutable", False)

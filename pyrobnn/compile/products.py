@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 _ATEN = torch.ops.aten
+#: the type of the operators in a graph, reached by a public name
+Overload = type(_ATEN.add.Tensor)
 _FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17
 #: what leaves the fused loops for a library
 LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform
-from torch.utils import _pytree as pytree
+
+from pyrobnn.compile.trees import mapped
 
 if TYPE_CHECKING:
     from pyrobnn.density import Density, Site
@@ -101,13 +102,13 @@ def each(function: Callable[[Any], Any], points: Any, batch: torch.Size | None =
     batch = points.shape[:-1] if batch is None else batch
     if not batch:
         return function(points)
-    flat = pytree.tree_map(lambda part: part.reshape(-1, *part.shape[len(batch) :]), points)
+    flat = mapped(lambda part: part.reshape(-1, *part.shape[len(batch) :]), points)
     try:
         out = torch.func.vmap(function)(flat)
     except RuntimeError:  # control flow on values: one point after the other
-        rows = [pytree.tree_map(lambda part, i=i: part[i], flat) for i in range(batch.numel())]
-        out = pytree.tree_map(lambda *parts: torch.stack(parts), *map(function, rows))
-    return pytree.tree_map(lambda part: part.reshape(batch + part.shape[1:]), out)
+        rows = [mapped(lambda part, i=i: part[i], flat) for i in range(batch.numel())]
+        out = mapped(lambda *parts: torch.stack(parts), *map(function, rows))
+    return mapped(lambda part: part.reshape(batch + part.shape[1:]), out)
 
 
 def _bounds(support: constraints.Constraint) -> list[Tensor]:

@@ -117,7 +117,7 @@ class Capture:
         """
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
-        passed_on: dict[str, Tensor] = {}
+        made_by: dict[str, object] = {}
         calls = dict.fromkeys((layer.name for layer in self.layers), 0)
 
         def remember(name: str):
@@ -126,8 +126,9 @@ class Capture:
                 inputs[name] = args[0].detach()
                 outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
                 # a later in-place activation must not touch what is remembered
-                passed_on[name] = outputs[name].clone()
-                return passed_on[name]
+                passed_on = outputs[name].clone()
+                made_by[name] = passed_on.grad_fn
+                return passed_on
 
             return hook
 
@@ -145,7 +146,7 @@ class Capture:
                     f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
                 )
         names = [layer.name for layer in self.layers]
-        alone = len(names) == 1 and passed_on[names[0]] is f and f._version == 0  # no activation in place
+        alone = len(names) == 1 and f.grad_fn is made_by[names[0]]  # no activation, in place neither
         return f, [inputs[name] for name in names], [outputs[name] for name in names], alone
 
     def factors(self, x: Tensor, columns: Tensor | None = None, root=None) -> tuple[Tensor, list[Factors]]:

@@ -6,11 +6,9 @@ import copy
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyrobnn.model import BNN, NET
-
-BatchNorm = nn.modules.batchnorm._BatchNorm
+from pyrobnn.model import BATCH_NORM, BNN, NET
 
 
 def training_norms(model: BNN) -> list[str]:
@@ -18,7 +16,7 @@ def training_norms(model: BNN) -> list[str]:
     return [
         name
         for name, module in model.net.named_modules()
-        if isinstance(module, BatchNorm) and (module.training or module.running_mean is None)
+        if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None)
     ]
 
 

@@ -1,0 +1,23 @@
+"""Nested dicts, lists and tuples of tensors, as arguments and results of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """What hangs in a tree that is no dict, list or tuple, in order."""
+    found: list[Any] = []
+    mapped(found.append, tree)
+    return found
+
+
+def mapped(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """The same tree with ``fn`` of every leaf, and of those of other trees of the same structure."""
+    if isinstance(tree, dict):
+        return {key: mapped(fn, value, *[other[key] for other in others]) for key, value in tree.items()}
+    if not isinstance(tree, list | tuple):
+        return fn(tree, *others)
+    parts = [mapped(fn, *values) for values in zip(tree, *others, strict=True)]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
