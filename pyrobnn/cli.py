@@ -19,10 +19,11 @@ from pyrobnn.data.csv_file import read_features
 from pyrobnn.diagnostics import Evidence, Verdict
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.verdict import said
+from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior.storage import check_writable, read
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, compare_rows
-from pyrobnn.studies.compare import DEFAULT_METHODS, METHODS, run_study
+from pyrobnn.studies.compare import run_study
 from pyrobnn.studies.study import describe, load_run, make_study, prediction_table
 
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -76,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--target", metavar="COL", help="target column of the CSV file")
     compare.add_argument(
-        "--methods", nargs="+", default=DEFAULT_METHODS, metavar="M", help=", ".join(METHODS)
+        "--methods",
+        nargs="+",
+        default=[name for name, known in METHODS.items() if known.standard],
+        metavar="M",
+        help=", ".join(METHODS),
     )
     compare.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="where to write [results]"

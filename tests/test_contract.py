@@ -37,8 +37,8 @@ METHODS = {
     "SWAG": pb.SWAG(rank=3, num_steps=20, init_steps=20, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
 }
-ONE_DRAW = {"MLE", "MAP", "SWA"}
-WITH_Q = {"SVI", "SVI-low-rank", "Laplace", "Laplace-last-layer", "Laplace-kron", "Laplace-draws", "SWAG"}
+ONE_DRAW = {name for name, method in METHODS.items() if method.kind == "point"}
+WITH_Q = {name for name, method in METHODS.items() if method.has_density}
 X, Y = toy()
 FITTED: dict[tuple[str, str], pb.Posterior] = {}
 
@@ -84,7 +84,7 @@ def test_draws_have_the_sites_shapes_and_are_finite(name, kind):
         assert values.shape[:2] == shape and bool(torch.isfinite(values).all())
     f = posterior.predict(X).f
     assert f.shape[:3] == (*shape, len(X)) and bool(torch.isfinite(f).all())
-    if name in ONE_DRAW:
+    if METHODS[name].kind == "point":
         assert shape == (1, 1)
 
 
@@ -94,7 +94,7 @@ def test_same_seed_same_draws_and_another_seed_others(name):
     model, y = MODELS["fixed"]()
     again = METHODS[name].fit(model, X, y, seed=3, **num_draws(name))
     torch.testing.assert_close(again.draws, posterior.draws, rtol=0, atol=0)
-    if name not in ONE_DRAW:
+    if METHODS[name].kind != "point":
         other = METHODS[name].fit(model, X, y, seed=4, **num_draws(name))
         assert any(not torch.equal(other.draws[site], posterior.draws[site]) for site in posterior.draws)
 
@@ -123,7 +123,7 @@ def test_round_trip_through_netcdf(name, tmp_path):
     assert again.meta == posterior.meta and again.log_evidence == posterior.log_evidence
     torch.testing.assert_close(again.predict(X).mean, posterior.predict(X).mean)
     torch.testing.assert_close(again.predict(X).var, posterior.predict(X).var)
-    if name in WITH_Q:
+    if METHODS[name].has_density:
         torch.testing.assert_close(again.log_q(), posterior.log_q(), rtol=1e-5, atol=1e-5)
 
 
@@ -135,7 +135,8 @@ def test_trees_are_diagnosed_and_say_how_they_were_made(name):
     verdict = pb.diagnose(tree)
     assert verdict.status in ("pass", "warn", "fail") and verdict.summary
     independent = bool(posterior.meta["iid"])
-    assert independent == (not name.startswith(("NUTS", "SG")))
+    assert independent == (METHODS[name].kind != "chains")
+    assert tree.attrs["kind"] == METHODS[name].kind and tree.attrs["claim"] == METHODS[name].claim
     if independent:
         assert not any("rhat" in check.name and check.status != "info" for check in verdict.checks)
 
@@ -143,7 +144,7 @@ def test_trees_are_diagnosed_and_say_how_they_were_made(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_approximations_have_a_density_and_a_guide(name):
     posterior = fit(name)
-    if name not in WITH_Q:
+    if not METHODS[name].has_density:
         assert posterior.guide is None
         with pytest.raises(ValueError, match="no approximate density"):
             posterior.log_q()
@@ -185,7 +186,7 @@ def test_one_prediction_for_all(name):
     assert bool((p.aleatoric_var > 0).all()) and bool((p.epistemic_var >= 0).all())
     torch.testing.assert_close(p.var, p.aleatoric_var + p.epistemic_var)
     assert p.log_prob(Y).shape == (len(X),)
-    if name in ONE_DRAW:
+    if METHODS[name].kind == "point":
         assert float(p.epistemic_var.max()) == 0.0
 
 

@@ -11,8 +11,9 @@ import torch
 
 from pyrobnn import cli
 from pyrobnn.data import from_csv
+from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior.storage import write_atomically
-from pyrobnn.studies.compare import METHODS, _fitted, make_method, to_tree
+from pyrobnn.studies.compare import _fitted, make_method, to_tree
 from pyrobnn.studies.study import load_run, make_study, prediction_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")

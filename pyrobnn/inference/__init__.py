@@ -1,0 +1,45 @@
+"""The methods, a file each; the parts they share lie in folders by family.
+
+=============== ================================================ =========================
+method          file                                             parts
+=============== ================================================ =========================
+MLE, MAP        ``mle``, ``map``                                 ``optim``
+DeepEnsemble    ``ensemble``                                     ``optim``
+SVI             ``svi``                                          ``vi``, ``optim``
+NUTS            ``nuts``                                         ``hmc``
+SGLD, SGHMC     ``sgmcmc``                                       ``langevin``
+Laplace         ``laplace``                                      ``curvature``, ``optim``
+SWA, SWAG       ``swag``                                         ``nets``, ``optim``
+MCDropout       ``mc_dropout``                                   ``nets``, ``optim``
+=============== ================================================ =========================
+
+What all begin and end with is in ``fitting``; what a method is says ``method``.
+"""
+
+from __future__ import annotations
+
+from pyrobnn.inference import distributed
+from pyrobnn.inference.ensemble import DeepEnsemble
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.map import MAP
+from pyrobnn.inference.mc_dropout import MCDropout
+from pyrobnn.inference.mle import MLE
+from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.sgmcmc import SGHMC, SGLD
+from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.swag import SWA, SWAG
+
+__all__ = [
+    "MAP",
+    "MLE",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SVI",
+    "SWA",
+    "SWAG",
+    "DeepEnsemble",
+    "Laplace",
+    "MCDropout",
+    "distributed",
+]

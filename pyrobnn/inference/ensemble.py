@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrobnn.checks import check_choice, check_count
-from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
 from pyrobnn.inference.optim.point import check_point_options, optimize_points, point_posterior
+from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
 
+@register("ensemble", standard=True, quick={"num_steps": 500, "compile": False})
 @dataclass(frozen=True)
-class DeepEnsemble:
+class DeepEnsemble(Method):
     r"""Deep ensemble: the same net trained from several random starts, all members in one batched update.
 
     .. math:: \hat\theta_m = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
@@ -59,20 +64,33 @@ class DeepEnsemble:
     patience: int | None = None
     compile: bool = True
 
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "none"
+    uses: ClassVar[tuple[str, ...]] = ()
+
     def __post_init__(self) -> None:
         check_point_options(self)
         check_count("num_members", self.num_members)
         check_choice("objective", self.objective, ("map", "mle"))
 
+    @property
+    def default_draws(self) -> int:
+        """One draw a member."""
+        return self.num_members
+
     def fit(
         self,
-        model: Any,
+        model: BNN | Callable[..., Any],
         x: Any = None,
-        y: Tensor | None = None,
+        y: Any = None,
         *,
         num_draws: int | None = None,
         seed: int = 0,
-        device: str | None = None,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -84,6 +102,8 @@ class DeepEnsemble:
             num_draws: the number of members, if given: an ensemble has one draw a member.
             seed: of mini-batches and of starting values that the net does not give.
             device: where to compute; default where ``x`` is.
+            init: refused: every member starts at a net initialised anew.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: ``callback(step, metrics)``; True stops.
             progress: show a bar.
 
@@ -93,7 +113,9 @@ class DeepEnsemble:
         Raises:
             FloatingPointError: the loss diverged.
         """
-        check_fit(self.num_members, seed)
+        check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         if num_draws not in (None, self.num_members):
             raise ValueError(
                 f"'num_draws' must be num_members={self.num_members}, got {num_draws}: set num_members"
@@ -119,6 +141,10 @@ class DeepEnsemble:
                 self, problem, losses, start, seed=seed, callbacks=callbacks, progress=progress
             )
         return point_posterior(self, problem, result.params, seed=seed, timings=result.timings, result=result)
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's, of all members at once."""
+        return sizes.optimisation(self.num_members)
 
     def _starts(self, problem: Problem, seed: int) -> Iterator[tuple[dict[str, Tensor], int]]:
         """Values and seed of each member's start: a net initialised anew; prior medians for a plain program."""

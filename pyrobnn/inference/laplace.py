@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +25,30 @@ from pyrobnn.inference.curvature.mode import (
     check_memory,
     find_centre,
     in_standard_units,
+    precision_bytes,
     subset_sites,
 )
 from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
 from pyrobnn.inference.curvature.prior import check_elementwise
 from pyrobnn.inference.fitting.batches import survey
 from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
+from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import restores
 from pyrobnn.seeding import seeded
 
 #: the mode counts as found when Newton's step is shorter than this many posterior standard deviations per √dimension
 _NEWTON_LIMIT = 0.2
 
 
+@register("laplace", full={"tune": "marginal_likelihood"}, quick={"num_draws": 500})
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Method):
     r"""Laplace's approximation of the posterior: a Gaussian at the mode in unconstrained space.
 
     .. math:: q(z) = N(z^*, \Lambda^{-1}), \qquad
@@ -101,6 +107,14 @@ class Laplace:
     importance: bool = True
     compile: bool = True
 
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "approximate"
+    has_density: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
+    )
+
     def __post_init__(self) -> None:
         check_choice("curvature", self.curvature, ("ggn", "hessian"))
         check_choice("structure", self.structure, ("full", "kron", "diag"))
@@ -134,14 +148,17 @@ class Laplace:
 
     def fit(
         self,
-        model: Any,
+        model: BNN | Callable[..., Any],
         x: Any = None,
-        y: Tensor | None = None,
+        y: Any = None,
         *,
-        num_draws: int = 1000,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -150,11 +167,12 @@ class Laplace:
         Args:
             model: a BNN, or with ``curvature="hessian"`` any Pyro program ``fn(x, y)``.
             x, y: the data, or ``x`` a DataLoader (gathered in memory).
-            num_draws: independent draws, in one chain.
+            num_draws: independent draws, in one chain; default 1000.
             seed: of the search for the mode, the held-out split and the draws.
             init: a net trained by the user, or the posterior of a MAP or MLE fit: its weights are the centre, as they
                 are; noise that a net does not know is set to its mode given them. For a program: where to start.
             device: where to compute; default where ``x`` is.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: ``callback(step, metrics)`` of the search for the mode; True stops it.
             progress: show a bar.
 
@@ -171,7 +189,9 @@ class Laplace:
             UserWarning: the mode is not converged, the precision had to be damped or is beyond floating point, a factor
                 ended at its bound.
         """
-        check_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws)
         check_proper(problem.density)
         if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
@@ -233,14 +253,29 @@ class Laplace:
             moments=moments,
         )
 
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the search for the mode, then the curvature there."""
+        size, last = sizes.weights, 0
+        shapes = [value.shape for value in model.initial_values().values()]
+        if self.subset != "all":
+            last = next(i for i in range(len(shapes) - 1, -1, -1) if len(shapes[i]) > 1)
+            size = sum(shape.numel() for shape in shapes[last:])
+        if self.structure == "full":
+            rows = sizes.rows if self.curvature == "ggn" else 0
+            curvature = precision_bytes(size, rows, sizes.flat // sizes.weights)
+        elif self.structure == "kron":
+            curvature = 4 * 8 * sum(shape[0] ** 2 + shape[1:].numel() ** 2 for shape in shapes[last:])
+        else:
+            curvature = 4 * 8 * size
+        resident, phases = sizes.optimisation()
+        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
+        return Need(resident | drawn, phases | {"curvature": curvature + sizes.one_pass(1)})
 
-def restore(posterior: Posterior, family: str, state: Mapping[str, Tensor]) -> Posterior:
+
+@restores(FAMILY)
+def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    model = posterior.model
-    if family != FAMILY or not isinstance(model, BNN):
-        return posterior
-    points = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
-    layout = Density(model.sample_parameters, (), points="held", values=points)
+    model, points = posterior.model, layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
     settings = posterior.meta["settings"]
     weights = [site.name for site in approximation.sites if site.name.startswith("net.")]

@@ -6,7 +6,8 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.noise_check import noise_notes
-from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.nets.batch_norm import training_norms
 from pyrobnn.inference.nets.dropout_masks import (
     Mask,
@@ -36,8 +39,9 @@ RELAXATION = 0.1
 CAVEAT = "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
 
 
+@register("dropout", full={"p": 0.05, "num_draws": 1000}, quick={"num_draws": 500})
 @dataclass(frozen=True)
-class MCDropout:
+class MCDropout(Method):
     r"""Monte Carlo dropout: train with dropout, then draw masks.
 
     .. math:: W_s = M \operatorname{diag}(b_s) / (1 - p), \qquad b_{sj} \sim \mathrm{Bernoulli}(1 - p)
@@ -83,6 +87,10 @@ class MCDropout:
     clip_norm: float | None = None
     compile: bool = True
 
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "none"
+    default_draws: ClassVar[int] = 100
+
     def __post_init__(self) -> None:
         if self.p is not None:
             check_number("p", self.p, above=0, below=1)
@@ -101,14 +109,17 @@ class MCDropout:
 
     def fit(
         self,
-        model: BNN,
+        model: BNN | Callable[..., Any],
         x: Any = None,
         y: Any = None,
         *,
-        num_draws: int = 100,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -117,10 +128,11 @@ class MCDropout:
         Args:
             model: a BNN.
             x, y: the data; or ``x`` a DataLoader, whose batches are then used.
-            num_draws: masks drawn, independently.
+            num_draws: masks drawn, independently; default 100.
             seed: of batches and masks.
             init: where training starts: an earlier posterior or a trained net; default the model's own net.
             device: where to compute; default where ``x`` is.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: called with step and metrics; True stops.
             progress: show a bar.
 
@@ -132,7 +144,9 @@ class MCDropout:
             ValueError: bad data; no dropout layer and no ``p``; a dropout layer that is no mask on weights.
             FloatingPointError: the loss diverged.
         """
-        check_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         self._check(model, init)
         start = start_values(model, init)
         options = {"stream": True, "deterministic": False, "num_draws": num_draws}
@@ -177,7 +191,6 @@ class MCDropout:
             timings={"compile": 0.0, "fit": 0.0} if result is None else result.timings,
             history={} if result is None else {"loss": result.losses},
             meta={
-                "iid": True,
                 "dropout_p": _by_layer(masks, rates),
                 "warnings": [CAVEAT],
                 **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
@@ -185,6 +198,12 @@ class MCDropout:
             notes=[] if result is None else [*result.notes(self), *noise_notes(problem, values)],
             interrupted=result is not None and result.interrupted,
         )
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's, the masks in every step, and the masked weights."""
+        resident, phases = sizes.optimisation()
+        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
+        return Need(resident | drawn, {"a step": 2 * phases["a step"]})
 
     def _check(self, model: Any, init: Any) -> None:
         """Refuse what cannot be trained with dropout."""

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from pyrobnn.inference.fitting.problem import Callback, prepare
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
 from pyrobnn.inference.optim.point import (
-    check_point_fit,
     check_point_options,
     optimize_points,
     point_posterior,
     start_values,
 )
+from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
 
+@register("mle", quick={"num_steps": 500, "compile": False})
 @dataclass(frozen=True)
-class MLE:
+class MLE(Method):
     r"""Maximum likelihood: ordinary training, the prior left out.
 
     .. math:: \hat\theta = \arg\max_\theta \; \sum_n \log p(y_n \mid x_n, \theta)
@@ -55,19 +60,26 @@ class MLE:
     patience: int | None = None
     compile: bool = True
 
+    kind: ClassVar[Kind] = "point"
+    claim: ClassVar[Claim] = "none"
+    default_draws: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         check_point_options(self)
 
     def fit(
         self,
-        model: Any,
+        model: BNN | Callable[..., Any],
         x: Any = None,
-        y: Tensor | None = None,
+        y: Any = None,
         *,
-        num_draws: int = 1,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -76,10 +88,11 @@ class MLE:
         Args:
             model: a BNN, or a plain Pyro program ``fn(x, y)``.
             x, y: the data, or ``x`` a DataLoader.
-            num_draws: must be 1: a point estimate has one draw.
+            num_draws: 1, if given: a point estimate has one draw.
             seed: of mini-batches and of starting values that the net does not give.
             init: where to start: an earlier posterior or a trained net; default the model's own net.
             device: where to compute; default where ``x`` is.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: ``callback(step, metrics)``; True stops.
             progress: show a bar.
 
@@ -89,7 +102,9 @@ class MLE:
         Raises:
             FloatingPointError: the loss diverged.
         """
-        check_point_fit(num_draws, seed)
+        check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         problem = prepare(model, x, y, points="free", device=device, stream=True)
         density = problem.density.subsampled()
 
@@ -102,3 +117,7 @@ class MLE:
                 self, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress
             )
         return point_posterior(self, problem, result.params, seed=seed, timings=result.timings, result=result)
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's."""
+        return sizes.optimisation()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import (
     Callback,
     Problem,
-    check_fit,
     interruption,
     launches,
     make_posterior,
@@ -25,9 +24,10 @@ from pyrobnn.inference.fitting.problem import (
     whole,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
+from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.checks import check_memory, movable, num_slots, run_name, verdicts
+from pyrobnn.inference.hmc.checks import check_memory, movable, needed_bytes, num_slots, run_name, verdicts
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
@@ -35,6 +35,7 @@ from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.run import Draws, Run
 from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.method import OPTIONAL, Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -45,8 +46,9 @@ DEFAULT_WARMUP = 200
 _TRIES = 100  # draws of a start, before there is none
 
 
+@register("nuts", standard=True, quick={"num_warmup": 200, "num_draws": 200, "max_tree_depth": 8})
 @dataclass(frozen=True)
-class NUTS:
+class NUTS(Method):
     r"""The No-U-Turn Sampler: draws from the exact posterior, every chain in one compiled step.
 
     Hamiltonian dynamics of :math:`H(z, r) = -\log p(z, y) + \tfrac12 r^\top M^{-1} r` propose distant points; a
@@ -103,6 +105,11 @@ class NUTS:
     compile: bool = True
     checkpoint_every: float = 60.0
 
+    kind: ClassVar[Kind] = "chains"
+    claim: ClassVar[Claim] = "exact"
+    gathers: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = OPTIONAL
+
     def __post_init__(self) -> None:
         check_count("num_chains", self.num_chains)
         if self.num_warmup is not None:
@@ -120,11 +127,11 @@ class NUTS:
 
     def fit(
         self,
-        model: Any,
+        model: BNN | Callable[..., Any],
         x: Any = None,
         y: Any = None,
         *,
-        num_draws: int = 1000,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
@@ -139,7 +146,7 @@ class NUTS:
         Args:
             model: a BNN, or a Pyro program ``fn(x, y)``.
             x, y: the data; or ``x`` a DataLoader, whose batches are gathered.
-            num_draws: draws per chain.
+            num_draws: draws per chain; default 1000.
             seed: of starts and of all randomness.
             init: where the chains start: draws of an earlier posterior (its spread is the first mass matrix), or a net.
             device: where to compute; default where ``x`` is.
@@ -162,7 +169,9 @@ class NUTS:
                 disk; a checkpoint or file of draws that is damaged or of another run.
             KeyboardInterrupt: Ctrl-C in the warm-up; later it returns the draws there are, marked.
         """
-        check_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         if until_ess is not None:
             check_number("until_ess", until_ess, above=0.0)
         if self.engine == "pyro" and any(
@@ -205,6 +214,13 @@ class NUTS:
             notes=notes + verdicts(result.stats, self),
             interrupted=result.interrupted,
         )
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the machine's buffers, and the data in a leapfrog of all chains."""
+        num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
+        buffers = needed_bytes(sizes.weights, model.dtype, self, sizes.num_draws, num_warmup, sizes.to_file)
+        step = self.num_chains * (14 * sizes.flat + 2 * sizes.num_data * sizes.datum)
+        return Need({"chains and draws": buffers}, {"a step": step})
 
     def _interruption(self, stats: Tensor, num_draws: int, checkpoint: str | Path | None) -> str:
         """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,13 +19,13 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import (
     Callback,
     Problem,
-    check_fit,
     interruption,
     make_posterior,
     notify,
     prepare,
 )
 from pyrobnn.inference.fitting.program import check_batched, check_proper
+from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.langevin.checks import judge
 from pyrobnn.inference.langevin.linear_fit import LinearFit
 from pyrobnn.inference.langevin.plan import Plan, lay_out, start_chains
@@ -40,6 +41,7 @@ from pyrobnn.inference.langevin.run import (
 )
 from pyrobnn.inference.langevin.start import find_modes
 from pyrobnn.inference.langevin.step import State, chooser_for
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -49,7 +51,7 @@ Schedule = Literal["constant", "polynomial", "cyclical"]
 
 
 @dataclass(frozen=True)
-class _StochasticGradientMCMC:
+class _StochasticGradientMCMC(Method):
     """What the two samplers share: the run, the schedule, the preconditioner."""
 
     num_chains: int = 4
@@ -68,6 +70,9 @@ class _StochasticGradientMCMC:
     init_lr: float = 0.01
     compile: bool = True
 
+    kind: ClassVar[Kind] = "chains"
+    claim: ClassVar[Claim] = "approximate"
+    default_draws: ClassVar[int] = 500
     has_momentum: ClassVar[bool]
     #: ε times the largest curvature that a chosen step size aims at; stable below 4
     share: ClassVar[float]
@@ -99,10 +104,13 @@ class _StochasticGradientMCMC:
         x: Any = None,
         y: Any = None,
         *,
-        num_draws: int = 500,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -111,12 +119,13 @@ class _StochasticGradientMCMC:
         Args:
             model: a BNN, or a Pyro program ``fn(x, y)`` (full batch only).
             x, y: the data; or ``x`` a DataLoader, whose batches all chains then share.
-            num_draws: draws kept of each chain, ``thinning`` steps apart.
+            num_draws: draws kept of each chain, ``thinning`` steps apart; default 500.
             seed: of starts, batches and noise.
             init: where the chains start: draws of an earlier posterior (MAP, SVI, …), the weights of a trained net (all
                 chains alike), or None for modes found by ``init_steps`` of Adam from nets initialised anew (a plain
                 program: draws from the prior).
             device: where to compute; default where ``x`` is.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: called with the step and ``loss`` (minus the mean log joint of the batch, per datum).
             progress: show a progress bar.
 
@@ -136,7 +145,9 @@ class _StochasticGradientMCMC:
         Warns:
             UserWarning: a site's kinetic temperature is off, or a linear fit is closer to the training targets.
         """
-        check_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         held = None if init is None else start_values(model, init)
         total = num_draws * self.num_chains
         problem = prepare(
@@ -177,10 +188,19 @@ class _StochasticGradientMCMC:
             timings={"compile": run.compile_seconds, "fit": run.seconds, "start": searching},
             sample_stats={"lp": lp, "step_size": run.sizes.expand(self.num_chains, -1)},
             history={"loss": run.losses},
-            meta={"iid": False, "temperature": self.temperature, "stopped": stopped} | meta,
+            meta={"temperature": self.temperature, "stopped": stopped} | meta,
             notes=notes,
             interrupted=stopped == "interrupt",
         )
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: all chains in a step, and a pass over the data at the end."""
+        chains, kept = self.num_chains, sizes.num_draws * self.num_chains
+        resident = {"chains (4 copies)": 4 * chains * sizes.flat, "draws": 2 * kept * sizes.flat}
+        together = min(32, kept)
+        step = chains * ((9 if sizes.compiled else 6) * sizes.flat + 2 * sizes.batch * sizes.datum)
+        at_end = 0 if sizes.streamed else together * (2 * sizes.flat + sizes.num_data * sizes.datum)
+        return Need(resident, {"a step": step, "log joint of the draws": at_end})
 
     def _start(self, z: Tensor) -> State:
         """The chains at rest in their places, with momenta of the right temperature."""
@@ -284,6 +304,7 @@ class _StochasticGradientMCMC:
         return transition
 
 
+@register("sgld", quick={"num_draws": 200})
 @dataclass(frozen=True)
 class SGLD(_StochasticGradientMCMC):
     r"""Stochastic-gradient Langevin dynamics.
@@ -343,6 +364,7 @@ class SGLD(_StochasticGradientMCMC):
         return z, v, grad, lp
 
 
+@register("sghmc", quick={"num_draws": 200})
 @dataclass(frozen=True)
 class SGHMC(_StochasticGradientMCMC):
     r"""Stochastic-gradient Hamiltonian Monte Carlo: Langevin dynamics with momentum.

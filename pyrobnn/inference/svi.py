@@ -5,39 +5,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
-from pyrobnn.guides import GuideFamily
 from pyrobnn.inference.fitting.batches import check_batch_size, permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.noise_check import noise_notes
-from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.learning_rate import Schedule
 from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_notes import elbo_notes
-from pyrobnn.inference.vi.evidence import evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.evidence import draws_together, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
-from pyrobnn.inference.vi.flow import CouplingFlow, FlowApproximation
+from pyrobnn.inference.vi.flow import CouplingFlow
+from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 from pyrobnn.seeding import seeded
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
 _HISTORY_POINTS, _SNAPSHOT_DRAWS = 1000, 100
 
 
+@register("svi", standard=True, quick={"num_steps": 2000, "num_draws": 500})
 @dataclass(frozen=True)
-class SVI:
+class SVI(Method):
     r"""Variational inference: the member q of a guide family that maximises the ELBO.
 
     .. math:: \mathrm{ELBO}(q) = E_{q}[\log p(y \mid \theta)] - w \, KL(q(\theta) \,\|\, p(\theta))
@@ -119,6 +122,13 @@ class SVI:
     log_every: int = 100
     compile: bool = True
 
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "approximate"
+    has_density: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
+    )
+
     def __post_init__(self):
         check_optimizer(
             num_steps=self.num_steps, lr=self.lr, optimizer=self.optimizer, lr_schedule=self.schedule,
@@ -171,14 +181,17 @@ class SVI:
 
     def fit(
         self,
-        model: Any,
+        model: BNN | Callable[..., Any],
         x: Any = None,
         y: Any = None,
         *,
-        num_draws: int = 1000,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -187,10 +200,11 @@ class SVI:
         Args:
             model: a BNN, or a plain Pyro program ``fn(x, y)``.
             x, y: data; or a DataLoader of (x, y), which is streamed.
-            num_draws: independent draws of the posterior (one "chain").
+            num_draws: independent draws of the posterior (one "chain"); default 1000.
             seed: of initialisation, noise, batches and draws.
             init: an earlier posterior or a trained net to start the guide's location at.
             device: where to compute.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: ``callback(step, metrics) -> bool``; metrics hold loss, elbo, kl, log_likelihood, kl_weight, lr,
                 grad_norm and ``snapshot``, a function that returns the present Posterior.
             progress: show a progress bar.
@@ -203,7 +217,9 @@ class SVI:
             TypeError, ValueError: bad data, naming the argument.
             FloatingPointError: the loss diverged, naming the step.
         """
-        check_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=num_draws)
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
@@ -215,17 +231,19 @@ class SVI:
             result = fitted.train(callbacks, progress)
             return fitted.posterior(result.params, num_draws, result)
 
-
-def restore(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
-    """The posterior with its approximation rebuilt from what was saved; Pyro's own guides are code and are not."""
-    if not isinstance(posterior.model, BNN) or (family not in FAMILIES and family != "flow"):
-        return posterior
-    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
-    layout = Density(posterior.model.sample_parameters, (), points="held", values=fixed)
-    rebuilt = (
-        FlowApproximation(layout, state) if family == "flow" else FlatApproximation(layout, family, state)
-    )
-    return replace(posterior, approximation=rebuilt)
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the guide's parameters in the optimiser, a step, the ELBO at the end."""
+        factor = {"mean_field": 2, "low_rank": 2 + self.rank, "full_rank": 1 + sizes.weights}.get(
+            self.guide, 4
+        )
+        guide = factor * sizes.flat
+        resident = {"optimiser (5 copies)": 5 * guide, "draws": 2 * sizes.num_draws * sizes.flat}
+        # run eagerly, every operation of the update and of the KL has a result of its own
+        copies = 7 * guide + 4 * sizes.flat if sizes.compiled else 6 * guide + 12 * sizes.flat
+        step = copies + self.num_particles * 2 * sizes.batch * sizes.datum
+        together = draws_together(sizes.weights)  # sites and flat vectors
+        evaluation = 2 * together * sizes.flat + sizes.one_pass(together)
+        return Need(resident, {"a step": step, "the final ELBO": evaluation})
 
 
 def build_elbo(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,13 @@ from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.noise_check import noise_notes
-from pyrobnn.inference.fitting.problem import Callback, check_fit, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
-from pyrobnn.inference.optim.point import check_point_fit, start_values
+from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -28,8 +31,9 @@ from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.seeding import seeded
 
 
+@register("swa", quick={"num_steps": 1000, "compile": False})
 @dataclass(frozen=True)
-class SWA:
+class SWA(Method):
     r"""Stochastic weight averaging: the mean of the iterates of SGD at a constant or cyclical learning rate.
 
     .. math:: \bar\theta = \frac1n \sum_i \theta_i
@@ -76,36 +80,49 @@ class SWA:
     init_lr: float = 0.01
     compile: bool = True
 
+    kind: ClassVar[Kind] = "point"
+    claim: ClassVar[Claim] = "none"
+    default_draws: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         _check_training(self)
 
     def fit(
         self,
-        model: BNN,
+        model: BNN | Callable[..., Any],
         x: Any = None,
         y: Any = None,
         *,
-        num_draws: int = 1,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
         """Average SGD's iterates; the arguments are those of :meth:`SWAG.fit`, with ``num_draws`` 1."""
-        check_point_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         run = _Run(self, model, x, y, num_draws=num_draws, seed=seed, init=init, device=device)
         with seeded(seed, run.problem.device):
             moments = SWAGMoments(run.latent_dim, diagonal=True, device=run.problem.device)
             result, points = run.train(moments, callbacks, progress)
             draws = run.layout(points).constrain(moments.mean.to(run.problem.density.dtype))
             draws = {name: value[None, None] for name, value in draws.items()}
-            meta = {"iid": True, "num_collected": moments.count}
-            return run.posterior(draws, result, points, meta=meta)
+            return run.posterior(draws, result, points, meta={"num_collected": moments.count})
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take, as :meth:`SWAG.memory` without deviations."""
+        return _memory(sizes, 0)
 
 
+@register("swag", full={"num_draws": 1000}, quick={"num_draws": 500})
 @dataclass(frozen=True)
-class SWAG:
+class SWAG(Method):
     r"""Stochastic weight averaging, Gaussian: a low-rank plus diagonal normal through the iterates of SGD.
 
     .. math:: q(\theta) = N\Big(\bar\theta,\ \frac{s^2}{2} \Big( \Sigma_{diag} + \frac{D D^\top}{K - 1} \Big) \Big),
@@ -154,20 +171,31 @@ class SWAG:
     init_lr: float = 0.01
     compile: bool = True
 
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "none"
+    has_density: ClassVar[bool] = True
+    default_draws: ClassVar[int] = 100
+    remedy: ClassVar[str] = (
+        "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
+    )
+
     def __post_init__(self) -> None:
         _check_training(self)
         SWAGMoments(1, self.rank, diagonal=self.diagonal, scale=self.scale)  # its checks
 
     def fit(
         self,
-        model: BNN,
+        model: BNN | Callable[..., Any],
         x: Any = None,
         y: Any = None,
         *,
-        num_draws: int = 100,
+        num_draws: int | None = None,
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -176,10 +204,11 @@ class SWAG:
         Args:
             model: a BNN.
             x, y: the data; or ``x`` a DataLoader, whose batches are then used.
-            num_draws: independent draws.
+            num_draws: independent draws; default 100.
             seed: of batches and draws.
             init: where SGD starts: a MAP or MLE posterior or a trained net; None trains to the mode first.
             device: where to compute; default where ``x`` is.
+            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             callbacks: called with every iterate taken; True stops.
             progress: show a bar.
 
@@ -191,7 +220,9 @@ class SWAG:
             ValueError: bad data, random layers in training mode, fewer than two iterates.
             FloatingPointError: the loss diverged; names step and loss.
         """
-        check_fit(num_draws, seed)
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
         run = _Run(self, model, x, y, num_draws=num_draws, seed=seed, init=init, device=device)
         with seeded(seed, run.problem.device):
             run.warn_about_rank(0 if self.diagonal else self.rank)
@@ -211,6 +242,12 @@ class SWAG:
             if not self.diagonal:
                 meta["rank"] = moments.deviations.shape[1]
             return run.posterior(draws, result, points, meta=meta, approximation=approximation)
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's, the moments of the iterates, the Gaussian through them."""
+        every = self.collect_every or max(1, sizes.num_data // sizes.batch)
+        collected = max(2, int(self.num_steps * (1 - self.burn_in)) // every)
+        return _memory(sizes, 0 if self.diagonal else min(self.rank, collected))
 
 
 class _Run:
@@ -378,6 +415,14 @@ class _Run:
     def _falling(self, step: int) -> float:
         """Cyclical factor: linearly from 1 to 0.01 within each period."""
         return 1.0 - 0.99 * (step % self.every) / max(self.every - 1, 1)
+
+
+def _memory(sizes: Sizes, rank: int) -> Need:
+    wide = 8 * sizes.weights
+    search, phases = sizes.optimisation()
+    resident = search | {"moments": (3 + rank) * wide, "draws": 2 * sizes.num_draws * sizes.flat}
+    gaussian = (2 * rank + 2 * sizes.num_draws + 4) * wide + sizes.one_pass(sizes.num_draws)
+    return Need(resident, phases | {"the Gaussian": gaussian})
 
 
 def _check_training(method: SWA | SWAG) -> None:

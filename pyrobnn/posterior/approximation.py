@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -14,13 +14,35 @@ from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.sites.point import state_in_store
 
-FAMILIES = {
+if TYPE_CHECKING:
+    from pyrobnn.posterior.posterior import Posterior
+
+#: family of distributions over the flat vector → how its state makes one; a method adds its own
+FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
     "full_rank": lambda state: dist.MultivariateNormal(state["loc"], scale_tril=state["scale_tril"]),
     "low_rank": lambda state: dist.LowRankMultivariateNormal(
         state["loc"], state["cov_factor"], state["cov_diag"]
     ),
 }
+
+Restore = Callable[["Posterior", Density, str, Mapping[str, Tensor]], "Posterior"]
+#: family that is more than a distribution over the flat vector → how a posterior saved with it gets it back
+RESTORERS: dict[str, Restore] = {}
+
+
+def restores(family: str) -> Callable[[Restore], Restore]:
+    """Decorator of the function that rebuilds approximations of ``family`` when a posterior is loaded.
+
+    It gets the posterior without approximation, the layout of the model's latent sites (no data, point parameters at
+    their fitted values), the family and its tensors, and returns the posterior with what belongs to it.
+    """
+
+    def decorate(restore: Restore) -> Restore:
+        RESTORERS[family] = restore
+        return restore
+
+    return decorate
 
 
 class Approximation(Protocol):
@@ -44,9 +66,9 @@ class FlatApproximation:
 
     Args:
         layout: the density whose latent sites make up the vector (its data are not used).
-        family: ``"normal"`` (loc, scale), ``"full_rank"`` (loc, scale_tril) or ``"low_rank"``
-            (loc, cov_factor, cov_diag).
-        state: the tensors of the family, ``loc`` (dim,).
+        family: of :data:`FAMILIES`: ``"normal"`` (loc, scale), ``"full_rank"`` (loc, scale_tril), ``"low_rank"``
+            (loc, cov_factor, cov_diag), or one that a method has added.
+        state: the tensors of the family, ``loc`` (dim,) among them.
     """
 
     def __init__(self, layout: Density, family: str, state: Mapping[str, Tensor]):

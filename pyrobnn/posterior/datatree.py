@@ -311,7 +311,6 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
     }
     if posterior.log_evidence is not None:
         found["log_evidence"] = float(posterior.log_evidence)
-        found["log_evidence_kind"] = "elbo" if meta.get("method") == "SVI" else "laplace"
     for name, value in meta.items():
         if name in found or value is None:
             continue

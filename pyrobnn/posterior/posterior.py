@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,8 @@ class Posterior:
         network: (params, x) → f where it isn't the model's own ``forward`` (linearised Laplace).
         moments: x → exact (mean, variance) of f where the method has them in closed form.
         history: scalar tracked during the fit → (step,).
-        meta: method, config, seed, num_data, timings (s), iid, temperature, point_sites, warnings, versions: JSON-able.
+        meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
+            temperature, point_sites, warnings, versions: JSON-able.
     """
 
     model: BNN | Callable[..., Any]
@@ -88,7 +89,7 @@ class Posterior:
         if self.approximation is None:
             raise ValueError(
                 f"{self.meta.get('method', 'this method')} has no approximate density q: "
-                "log_q exists for SVI, Laplace and SWAG"
+                "log_q exists where the method has fitted one (posterior.approximation is not None)"
             )
         return self.approximation.log_prob(self.draws if draws is None else draws)
 
@@ -108,17 +109,7 @@ class Posterior:
         keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
         pick = {name: value[:, keep.to(value.device)] for name, value in self.draws.items()}
         stats = {name: value[:, keep.to(value.device)] for name, value in self.sample_stats.items()}
-        return Posterior(
-            self.model,
-            pick,
-            stats,
-            self.log_evidence,
-            self.approximation,
-            self.network,
-            self.moments,
-            self.history,
-            self.meta,
-        )
+        return replace(self, draws=pick, sample_stats=stats)
 
     def predict(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable
@@ -23,13 +22,11 @@ from pyrobnn.groups import (
 )
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
+from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
 ENGINE = "h5netcdf"
-#: where methods whose approximation is more than a flat normal keep their own `restore(posterior, family, state)`
-RESTORERS = {"Laplace": "pyrobnn.inference.laplace", "SVI": "pyrobnn.inference.svi"}
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:
@@ -139,14 +136,14 @@ def load(path: str | Path, model: Any) -> Posterior:
 
 
 def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
-    """The posterior with its approximation rebuilt; methods with a family of their own know how to."""
-    module = importlib.import_module(RESTORERS.get(posterior.meta["method"], __name__))
-    if hasattr(module, "restore"):
-        return module.restore(posterior, family, state)
-    if family not in FAMILIES or not isinstance(posterior.model, BNN):
-        return posterior  # draws and log_q of the draws are there; q at other points needs the program's data
+    """The posterior with its approximation rebuilt, by who has registered its family."""
+    # draws and log_q of the draws are there; q at other points needs a program's data, or the code of Pyro's guide
+    if not (family in FAMILIES or family in RESTORERS) or not isinstance(posterior.model, BNN):
+        return posterior
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
     layout = Density(posterior.model.sample_parameters, (), points="held", values=fixed)
+    if family in RESTORERS:
+        return RESTORERS[family](posterior, layout, family, state)
     return replace(posterior, approximation=FlatApproximation(layout, family, state))
 
 

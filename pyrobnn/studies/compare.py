@@ -16,50 +16,29 @@ from xarray import DataTree
 from pyrobnn.checks import Refused, check_choice, check_count, check_device
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.fitting.memory import NotEnoughMemory
+from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, write_atomically
 from pyrobnn.preflight import preflight
 from pyrobnn.studies.study import Study
 
-#: name on the command line → class, and the options of a full and of a quick run (num_draws is given to fit);
-#: in a quick run a few hundred cheap steps are over before a compiler would be
-METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "svi": ("SVI", {"num_draws": 1000}, {"num_steps": 2000, "num_draws": 500}),
-    "nuts": ("NUTS", {"num_draws": 1000}, {"num_warmup": 200, "num_draws": 200, "max_tree_depth": 8}),
-    "map": ("MAP", {}, {"num_steps": 500, "compile": False}),
-    "ensemble": ("DeepEnsemble", {}, {"num_steps": 500, "compile": False}),
-    "mle": ("MLE", {}, {"num_steps": 500, "compile": False}),
-    "laplace": (
-        "Laplace",
-        {"predictive": "linearized", "tune": "marginal_likelihood", "num_draws": 1000},
-        {"num_draws": 500},
-    ),
-    "swag": ("SWAG", {"num_draws": 1000}, {"num_draws": 500}),
-    "dropout": ("MCDropout", {"p": 0.05, "num_draws": 1000}, {"num_draws": 500}),
-    "sgld": ("SGLD", {"num_draws": 500}, {"num_draws": 200}),
-    "sghmc": ("SGHMC", {"num_draws": 500}, {"num_draws": 200}),
-}
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
-DEFAULT_METHODS = ("svi", "nuts", "map", "ensemble")
 
 
-def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Any, dict[str, Any]]:
+def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Method, dict[str, Any]]:
     """The configuration of a method by its command-line name, and the arguments of its ``fit``.
 
     Raises:
         ValueError: unknown name; the message lists them.
     """
-    import pyrobnn
-
     check_choice("methods", name, tuple(METHODS))
-    cls_name, full, fast = METHODS[name]
-    options = full | fast if quick else dict(full)
+    known = METHODS[name]
+    options = {**known.full, **known.quick} if quick else dict(known.full)
     num_draws = options.pop("num_draws", None)
     if not compile:
         options["compile"] = False
-    method = getattr(pyrobnn, cls_name)(**options)
-    return method, {} if num_draws is None else {"num_draws": num_draws}
+    return known.cls(**options), {} if num_draws is None else {"num_draws": num_draws}
 
 
 def run_study(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.checks import Refused, as_tensor, check_cast, check_count, check_device, check_finite
+from pyrobnn.checks import Refused, as_tensor, check_cast, check_device, check_finite
 from pyrobnn.data import Dataset
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting import batches
@@ -195,7 +195,7 @@ def make_posterior(
 
     Args:
         problem: what was fitted.
-        method: the configuration (a frozen dataclass); its fields are recorded.
+        method: the configuration (a frozen dataclass); its fields and facts are recorded.
         draws: site → (chain, draw, \*shape).
         point_values: fitted point parameters, site → value; they join the draws, constant over them.
         timings: seconds of ``compile`` and ``fit``.
@@ -238,7 +238,10 @@ def make_posterior(
         "num_data": problem.num_data,
         "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
         "timings": {name: round(value, 6) for name, value in timings.items()},
-        "iid": approximation is not None,
+        "kind": method.kind,
+        "claim": method.claim,
+        "remedy": method.remedy,
+        "iid": method.kind != "chains",
         "temperature": 1.0,
         "point_sites": sorted(fixed),
         "likelihood": problem.model.likelihood.task if problem.is_bnn else None,
@@ -314,16 +317,6 @@ def settings(method: Any) -> dict[str, Any]:
         return getattr(value, "__name__", None) or repr(value)
 
     return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
-
-
-def check_fit(num_draws: int, seed: int) -> None:
-    """The arguments every ``fit`` shares.
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-    """
-    check_count("num_draws", num_draws)
-    check_count("seed", seed, minimum=0)
 
 
 def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import check_count
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.noise_check import noise_notes
-from pyrobnn.inference.fitting.problem import Callback, Problem, check_fit, make_posterior
+from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
@@ -39,19 +39,6 @@ def check_point_options(method: Any) -> None:
     )
     if method.batch_size is not None:
         check_count("batch_size", method.batch_size)
-
-
-def check_point_fit(num_draws: int, seed: int) -> None:
-    """A point estimate has exactly one draw.
-
-    Raises:
-        ValueError: another number of draws.
-    """
-    check_fit(num_draws, seed)
-    if num_draws != 1:
-        raise ValueError(
-            f"'num_draws' must be 1 for a point estimate, got {num_draws}: use DeepEnsemble, SVI or NUTS"
-        )
 
 
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
@@ -165,10 +152,7 @@ def point_posterior(
         if result is None
         else {"loss": result.losses if result.losses.dim() == 1 else result.losses.mean(1)}
     )
-    record = {
-        "iid": True,
-        **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
-    }
+    record = {} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
         notes=[*([] if result is None else result.notes(method)), *_noise_notes(problem, draws, result), *notes],

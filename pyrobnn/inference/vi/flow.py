@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.vi.families import Draw
-from pyrobnn.posterior.approximation import FlatApproximation
+from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 
 #: a coupling multiplies by at most e^±2, so that no early step can blow up
 _LOG_SCALE_BOUND = 2.0
@@ -87,8 +87,8 @@ class CouplingFlow:
         # no score: along the path alone the gradient of a flow has heavy tails, and the fit diverges
         return Draw(z, log_q, None, None)
 
-    def approximation(self, phi: Tensor, layout: Density) -> FlowApproximation:
-        return FlowApproximation(layout, self.state(phi))
+    def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
+        return FlatApproximation(layout, "flow", self.state(phi))
 
 
 class FlowDistribution(TorchDistribution):
@@ -127,13 +127,7 @@ class FlowDistribution(TorchDistribution):
         return total - 0.5 * (u.square() + math.log(2 * math.pi)).sum(-1)
 
 
-class FlowApproximation(FlatApproximation):
-    """A coupling flow over the sites of ``layout``; ``state`` as :meth:`CouplingFlow.state` names it."""
-
-    def __init__(self, layout: Density, state: Mapping[str, Tensor]):
-        self.layout, self.family = layout, "flow"
-        self._state = {name: value.detach() for name, value in state.items()}
-        self.distribution = FlowDistribution(self._state)
+FAMILIES["flow"] = FlowDistribution
 
 
 def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:

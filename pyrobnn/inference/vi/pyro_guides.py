@@ -1,0 +1,282 @@
+"""Pyro's own guides (``pyro.infer.autoguide``) as families of flat parameters, and as a fitted approximation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer.autoguide import (
+    AutoContinuous,
+    AutoDelta,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoNormal,
+    AutoNormalizingFlow,
+)
+from pyro.infer.autoguide.initialization import init_to_value
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyrobnn.checks import Refused
+from pyrobnn.density import Density
+from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.posterior.approximation import state_points
+from pyrobnn.seeding import seeded
+from pyrobnn.sites.nodes import is_subsample, log_prob_sum, without_validation
+from pyrobnn.sites.supply import Supply
+
+#: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
+GuideFactory = Callable[..., AutoGuide]
+
+
+class GuideFamily:
+    """Any Pyro AutoGuide as a family: its parameters as one flat vector, its statements run by ``functional_call``.
+
+    Args:
+        factory: an AutoGuide class or a function of the program that returns an instance.
+        density: the density of the model; its latent sites are the guide's.
+        loc: initial values (latent dim,), handed to the guide where it takes ``init_loc_fn``.
+        init_scale: handed to the guide where it takes ``init_scale``.
+        seed: for guides that start at random.
+
+    Raises:
+        TypeError: ``factory`` makes something other than an AutoGuide.
+        ValueError: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation),
+            or whose sites are not the model's.
+    """
+
+    def __init__(
+        self, factory: GuideFactory, density: Density, loc: Tensor, init_scale: float, seed: int
+    ) -> None:
+        self.density = density
+        self.latent = [site for site in density.sites if site.kind == "latent"]
+        self.dim = len(loc)
+        with _own_params(), seeded(seed, density.device):
+            self.guide = _build(factory, density, loc, init_scale)
+            with pyro.poutine.block():
+                self.guide(*density.args)  # the first call builds the parameters
+        # only AutoNormal declares its normals site by site
+        self.factorized = type(self.guide) is AutoNormal
+        self.guide.requires_grad_(False)
+        self.guide.to(density.device)
+        self.params = {name: value.detach() for name, value in self.guide.named_parameters()}
+        self.size = sum(value.numel() for value in self.params.values())
+        if not self.size:
+            raise ValueError(f"{type(self.guide).__name__} has no parameters to fit")
+
+    def initial(self) -> Tensor:
+        return torch.cat([value.reshape(-1) for value in self.params.values()]).to(self.density.dtype)
+
+    def unflatten(self, phi: Tensor) -> dict[str, Tensor]:
+        """The guide's parameters by name."""
+        parts = phi.split([value.numel() for value in self.params.values()])
+        named = zip(self.params.items(), parts, strict=True)
+        return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in named}
+
+    def draw(self, phi: Tensor) -> Draw:
+        trace, log_q = _trace_guide(self.guide, self.unflatten(phi), self.density, {})
+        parts, jacobian = [], 0.0
+        for site in self.latent:
+            value = trace.nodes[site.name]["value"]
+            u = site.transform.inv(value)
+            jacobian = jacobian + site.transform.log_abs_det_jacobian(u, value).sum(dtype=torch.float64)
+            parts.append(u.reshape(-1))
+        moments = self._moments(trace) if self.factorized else None
+        return Draw(torch.cat(parts), log_q + jacobian, moments, None)
+
+    def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
+        return GuideApproximation(layout, self.guide, self.unflatten(phi))
+
+    def _moments(self, trace: pyro.poutine.Trace) -> Moments:
+        """AutoNormal: one normal per site in unconstrained space."""
+        normals = [_base(trace.nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
+        mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
+        var = torch.cat([normal.variance.reshape(-1) for normal in normals])
+        entropy = sum(normal.entropy().sum(dtype=torch.float64) for normal in normals)
+        return Moments(mean, var, entropy)
+
+
+class GuideApproximation:
+    """A fitted Pyro guide over the model's sites; meets :class:`pyrobnn.posterior.approximation.Approximation`.
+
+    Args:
+        layout: the density of the model: its latent sites and the arguments the guide was set up with.
+        guide: the AutoGuide instance, already set up.
+        params: its fitted parameters by name; :meth:`guide` writes them into the instance.
+    """
+
+    def __init__(self, layout: Density, guide: AutoGuide, params: Mapping[str, Tensor]):
+        self.layout = layout
+        self.sites = [site for site in layout.sites if site.kind == "latent"]
+        self._guide = guide
+        self._params = {name: value.detach() for name, value in params.items()}
+
+    @torch.no_grad()
+    def sample(self, num_draws: int) -> dict[str, Tensor]:
+        """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
+
+        def one(_: Tensor) -> dict[str, Tensor]:
+            trace, _ = _trace_guide(self._guide, self._params, self.layout, {})
+            return {site.name: trace.nodes[site.name]["value"] for site in self.sites}
+
+        return torch.func.vmap(one, randomness="different")(torch.zeros(num_draws))
+
+    @torch.no_grad()
+    def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """log q of constrained draws (\\*batch, \\*shape); (\\*batch,).
+
+        Raises:
+            ValueError: the guide has auxiliary randomness that the draws don't determine.
+        """
+        first = self.sites[0]
+        batch = draws[first.name].shape[: draws[first.name].dim() - len(first.shape)]
+        flat = {site.name: draws[site.name].reshape(-1, *site.shape) for site in self.sites}
+
+        def one(values: dict[str, Tensor]) -> Tensor:
+            return _trace_guide(self._guide, self._params, self.layout, values)[1]
+
+        return torch.func.vmap(one)(flat).reshape(batch)
+
+    def guide(self, *args: Any, **kwargs: Any) -> Any:
+        """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
+        state_points(self.layout)
+        # written into the module: a flow reads them once more when its draw's density is asked for
+        with torch.no_grad():
+            for name, parameter in self._guide.named_parameters():
+                parameter.copy_(self._params[name])
+        with pyro.settings.context(module_local_params=True):
+            return self._guide(*self.layout.args)
+
+    def state(self) -> tuple[str, dict[str, Tensor]]:
+        """Name of the guide's class and its parameters."""
+        return type(self._guide).__name__, self._params
+
+
+class _Given(Messenger):
+    """Supplies given draws to a guide, through the auxiliary sites that they determine."""
+
+    def __init__(self, values: Mapping[str, Tensor], density: Density, guide: AutoGuide):
+        super().__init__()
+        sites = [site for site in density.sites if site.name in values]
+        self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
+        # a guide of several parts has a flat vector for each
+        self.flat = {
+            f"_{part._pyro_name}_latent": tuple(part._unconstrained_shapes)
+            for part in guide.modules()
+            if isinstance(part, AutoContinuous)
+        }
+
+    def _pyro_sample(self, msg) -> None:
+        name = msg["name"]
+        if not self.unconstrained or name in self.unconstrained or type(msg["fn"]).__name__ == "_Subsample":
+            return  # a model site is a Delta at the image of the auxiliary draw
+        owner = name.removesuffix("_unconstrained")
+        if owner in self.unconstrained:
+            value = self.unconstrained[owner]
+        elif name in self.flat:
+            value = torch.cat([self.unconstrained[site].reshape(-1) for site in self.flat[name]])
+        else:
+            raise ValueError(
+                f"the guide's auxiliary site {name!r} is not determined by the draws, so their log_q is unknown"
+            )
+        msg["value"], msg["done"] = value, True
+
+
+class _FunctionalNoise(TorchFunctionMode):
+    """``torch.empty(...).normal_()``, as torch's distributions draw, cannot be batched by vmap; a fresh tensor can."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.normal_ and len(args) == 1 and not kwargs:
+            return torch.randn_like(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Traced(torch.nn.Module):
+    """The guide's run and its log density in one module: a flow reads its parameters only when asked for a density."""
+
+    def __init__(self, guide: AutoGuide, density: Density):
+        super().__init__()
+        self.guide, self.density = guide, density
+
+    def forward(self, values: Mapping[str, Tensor]) -> tuple[pyro.poutine.Trace, Tensor]:
+        quiet = _own_params(), without_validation(), pyro.poutine.block()
+        with contextlib.ExitStack() as stack:
+            for context in (*quiet, _Given(values, self.density, self.guide), _FunctionalNoise()):
+                stack.enter_context(context)
+            trace = pyro.poutine.trace(self.guide).get_trace(*self.density.args)
+            nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not is_subsample(n)]
+            return trace, sum(log_prob_sum(node) for node in nodes)
+
+
+def _trace_guide(
+    guide: AutoGuide, params: Mapping[str, Tensor], density: Density, values: Mapping[str, Tensor]
+) -> tuple[pyro.poutine.Trace, Tensor]:
+    """Run the guide with these parameters, at given draws or at fresh ones: its trace and log density."""
+    # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
+    named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
+    return torch.func.functional_call(_Traced(guide, density), named, (values,))
+
+
+def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:
+    options: dict[str, Any] = {}
+    try:
+        accepted = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        accepted = {}
+    made = factory.func if isinstance(factory, functools.partial) else factory
+    # flows accept an initialisation and ignore it with a warning
+    flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
+    if "init_loc_fn" in accepted and not flow:
+        options["init_loc_fn"] = init_to_value(values=density.constrain(_padded(loc, density)))
+    if "init_scale" in accepted:
+        options["init_scale"] = init_scale
+    try:
+        guide = factory(_with_points_held(density), **options)
+    except TypeError as error:
+        raise TypeError(
+            "'guide' must be a function of the model alone that makes a Pyro AutoGuide, such as AutoNormal (a "
+            f"hand-written guide program is not supported): {error}"
+        ) from error
+    if not isinstance(guide, AutoGuide):
+        raise TypeError(
+            "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model that makes a "
+            f"Pyro AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide "
+            "program is not supported)"
+        )
+    if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
+        better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
+        raise Refused(f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()")
+    return guide
+
+
+def _with_points_held(density: Density) -> Callable[..., Any]:
+    """The program as a guide may run it: Pyro's modules of local parameters refuse a ``pyro.param`` of the model."""
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        with Supply({}, density.initial_points):
+            return density.program(*args, **kwargs)
+
+    return program
+
+
+def _padded(loc: Tensor, density: Density) -> Tensor:
+    return torch.cat([loc, loc.new_zeros(density.dim - len(loc))])
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+@contextlib.contextmanager
+def _own_params() -> Iterator[None]:
+    """Parameters of a guide stay in its module: Pyro's global store is as it was afterwards."""
+    with pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
+        yield

@@ -1,0 +1,184 @@
+"""What a method is: the same ``fit`` as all others, a few facts, one file; and nobody asks for one by name."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import test_contract as contract
+import torch
+
+import pyrobnn as pb
+from pyrobnn import cli
+from pyrobnn.inference import method as methods
+from pyrobnn.inference.method import OPTIONAL, Method, register
+from pyrobnn.posterior.approximation import FAMILIES
+
+pytestmark = contract.pytestmark
+
+PACKAGE = Path(pb.__file__).parent
+#: experiments about methods that they name, and a surname
+MAY_NAME = {
+    "studies/uci/rules.py": "",
+    "studies/nuts_batch.py": "",
+    "report/conclusion.py": "Laplace",
+    "diagnostics/importance.py": "",
+    "diagnostics/model_checks.py": "",
+    "diagnostics/reading.py": "",
+    "report/comparison.py": "",
+}
+ELEVEN = {
+    name for name in pb.__all__ if isinstance(getattr(pb, name), type) and hasattr(getattr(pb, name), "fit")
+}
+
+
+def test_every_public_method_is_registered_and_in_the_contract():
+    assert len(ELEVEN) == 11
+    assert {each.cls.__name__ for each in methods.METHODS.values()} == ELEVEN
+    assert {type(method).__name__ for method in contract.METHODS.values()} == ELEVEN
+
+
+@pytest.mark.parametrize("name", sorted(ELEVEN))
+def test_every_fit_has_the_same_signature(name):
+    assert inspect.signature(getattr(pb, name).fit) == inspect.signature(Method.fit)
+
+
+@pytest.mark.parametrize("option", OPTIONAL)
+@pytest.mark.parametrize("name", contract.METHODS)
+def test_an_option_without_use_is_refused_in_words(name, option):
+    method = contract.METHODS[name]
+    if option in method.uses:
+        return
+    model, y = contract.MODELS["fixed"]()
+    with pytest.raises(pb.Refused, match=f"{option!r} is an option of .*, not of {type(method).__name__}"):
+        method.fit(model, contract.X, y, **{option: 10.0})
+
+
+@pytest.mark.parametrize("name", contract.METHODS)
+def test_a_posterior_says_what_its_method_is(name):
+    method, posterior = contract.METHODS[name], contract.fit(name)
+    facts = {fact: posterior.meta[fact] for fact in ("kind", "claim", "remedy")}
+    assert facts == {fact: getattr(method, fact) for fact in facts}
+    assert posterior.meta["iid"] == (method.kind != "chains")
+    assert (posterior.approximation is not None) == method.has_density
+    default = dataclasses.replace(method, num_members=2) if hasattr(method, "num_members") else method
+    assert default.default_draws >= 1 and method.remedy.endswith(".")
+
+
+def test_nobody_outside_asks_for_a_method_by_name():
+    commands = set(methods.METHODS)
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        if place.startswith("inference/") or MAY_NAME.get(place) == "":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {
+                ast.Name: lambda n: {n.id} & ELEVEN,
+                ast.Attribute: lambda n: {n.attr} & ELEVEN,
+                ast.alias: lambda n: {n.name} & ELEVEN,
+                ast.Constant: lambda n: {str(n.value)} & (ELEVEN | commands),
+            }.get(type(node), lambda n: set())(node)
+            found += [f"{place}:{node.lineno} {name}" for name in names if name != MAY_NAME.get(place)]
+    assert not found, found
+
+
+def test_what_is_no_method_is_told_what_it_lacks():
+    @dataclasses.dataclass(frozen=True)
+    class Nothing:
+        def fit(self, model, x=None, y=None, *, seed=0):
+            return None
+
+    with pytest.raises(TypeError, match="Nothing lacks kind, claim"):
+        register("nothing")(Nothing)
+
+    class Guess(Method):
+        kind, claim = "guess", "none"
+
+    with pytest.raises(TypeError, match="Guess.kind must be one of"):
+        register("guess")(Guess)
+
+    class Short(Method):
+        kind, claim = "point", "none"
+
+        def fit(self, model, x=None, y=None, *, seed=0):
+            return None
+
+    with pytest.raises(TypeError, match=r"Short.fit does not take the arguments of every fit \(callbacks, "):
+        register("short")(Short)
+
+    class Other(Method):
+        kind, claim = "point", "none"
+
+    with pytest.raises(ValueError, match="'map' is the name of MAP"):
+        register("map")(Other)
+    assert {each.cls.__name__ for each in methods.METHODS.values()} == ELEVEN
+
+
+@pytest.fixture(scope="module")
+def student():
+    """A twelfth method, known from here to the end of this file."""
+    module = importlib.import_module("twelfth_method")
+    yield module.StudentT
+    del sys.modules["twelfth_method"], methods.METHODS["student"], FAMILIES["student_t"]
+
+
+LAWS = [law for name, law in vars(contract).items() if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_a_twelfth_method_in_one_file_obeys_the_contract(law, student, monkeypatch, tmp_path):
+    monkeypatch.setitem(contract.METHODS, "StudentT", student(num_steps=50, compile=False))
+    options = {"kind": "inferred", "tmp_path": tmp_path}
+    law("StudentT", **{name: options[name] for name in inspect.signature(law).parameters if name in options})
+
+
+@pytest.fixture
+def table(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y = x[:, 0] - x[:, 1] + 0.3 * torch.randn(60, generator=generator)
+    path = tmp_path / "table.csv"
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y}).to_csv(path, index=False)
+    return path
+
+
+def test_a_twelfth_method_in_one_file_is_compared_judged_reported_and_predicted_with(
+    student, table, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    options = [
+        "--target",
+        "y",
+        "--quick",
+        "--no-compile",
+        "--no-progress",
+        "--hidden",
+        "3",
+        "--out",
+        str(out),
+    ]
+    assert cli.main(["compare", "--data", str(table), "--methods", "student", "map", *options]) == 0
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    assert set(summary["methods"]) == {"student", "map"} and "StudentT" in (out / "report.html").read_text(
+        "utf-8"
+    )
+    saved = str(out / "student.nc")
+    assert cli.main(["report", saved, "--out", str(tmp_path / "again.html")]) == 0
+    assert cli.main(["predict", saved, str(table)]) == 0
+    assert "sd" in capsys.readouterr().out
+
+
+def test_a_twelfth_method_in_one_file_has_a_preflight(student):
+    model, y = contract.MODELS["fixed"]()
+    few, many = (model.preflight(student(), contract.X, y, num_draws=count) for count in (10, 10_000))
+    assert few.method == "StudentT" and few.peak < many.peak and "the Hessian" in few.phases
+    with pytest.raises(pb.Refused, match="'stream_to' is an option of NUTS, not of StudentT"):
+        model.preflight(student(), contract.X, y, stream_to="draws")
