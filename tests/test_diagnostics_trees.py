@@ -129,9 +129,13 @@ def test_nan_draws_fail_with_their_number():
     json.loads(verdict.to_json())
 
 
-@pytest.mark.parametrize("method", ["SVI", "Laplace"])
-def test_an_approximation_stopped_before_its_density_was_computed_is_not_said_to_have_none(method):
-    tree = exact_tree(1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs={"method": method, "iid": 1})
+# trees of before claims were written have the kind of their evidence
+@pytest.mark.parametrize(
+    "attrs", [{"claim": "approximate"}, {"log_evidence_kind": "elbo"}, {"log_evidence_kind": "laplace"}]
+)
+def test_an_approximation_stopped_before_its_density_was_computed_is_not_said_to_have_none(attrs):
+    attrs = {"method": "SVI", "iid": 1, **attrs}
+    tree = exact_tree(1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs=attrs)
     verdict = diagnose(tree)
     assert find(verdict, "posterior_claim") is None
     khat = find(verdict, "khat")

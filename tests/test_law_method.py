@@ -14,9 +14,11 @@ import pandas as pd
 import pytest
 import test_contract as contract
 import torch
+import trees as factory
 
 import pyrobnn as pb
 from pyrobnn import cli
+from pyrobnn.diagnostics.judge import reference_label
 from pyrobnn.inference import method as methods
 from pyrobnn.inference.method import OPTIONAL, Method, register
 from pyrobnn.posterior.approximation import FAMILIES
@@ -29,10 +31,6 @@ MAY_NAME = {
     "studies/uci/rules.py": "",
     "studies/nuts_batch.py": "",
     "report/conclusion.py": "Laplace",
-    "diagnostics/importance.py": "",
-    "diagnostics/model_checks.py": "",
-    "diagnostics/reading.py": "",
-    "report/comparison.py": "",
 }
 ELEVEN = {
     name for name in pb.__all__ if isinstance(getattr(pb, name), type) and hasattr(getattr(pb, name), "fit")
@@ -174,6 +172,25 @@ def test_a_twelfth_method_in_one_file_is_compared_judged_reported_and_predicted_
     assert cli.main(["report", saved, "--out", str(tmp_path / "again.html")]) == 0
     assert cli.main(["predict", saved, str(table)]) == 0
     assert "sd" in capsys.readouterr().out
+
+
+def test_the_verdict_on_a_twelfth_method_gives_its_own_remedy(student):
+    model, y = contract.MODELS["fixed"]()
+    posterior = student(width=0.02, num_steps=50, compile=False).fit(model, contract.X, y, num_draws=100)
+    verdict = pb.diagnose(posterior.to_datatree(contract.X, y))
+    assert student.remedy in {check.action for check in verdict.checks if check.status == "fail"}
+
+
+@pytest.mark.parametrize("attrs", [{"claim": "exact"}, {}], ids=["says so", "of before"])
+def test_the_reference_is_the_first_run_of_exact_chains_whatever_its_name(attrs):
+    chains = factory.regression_1d("Elliptical")
+    for name in ("kind", "claim"):
+        del chains.attrs[name]
+    chains.attrs |= attrs
+    others = {"svi": factory.regression_1d("SVI", iid=True), "nuts": factory.regression_1d("NUTS")}
+    assert reference_label({"svi": others["svi"], "mine": chains, "nuts": others["nuts"]}) == "mine"
+    chains.attrs["claim"] = "approximate"
+    assert reference_label({"mine": chains, **others}) == "nuts"
 
 
 def test_a_twelfth_method_in_one_file_has_a_preflight(student):

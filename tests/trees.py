@@ -38,6 +38,8 @@ def _attrs(method: str, *, iid: bool, likelihood: str, num_data: int) -> dict[st
         "timings": json.dumps({"compile": 3.2, "fit": 1.5, "predict": 0.04}),
         "versions": json.dumps({"torch": "2.13.0", "pyro": "1.9.2"}),
         "iid": int(iid),
+        "kind": "independent" if iid else "chains",
+        "claim": {"NUTS": "exact", "SVI": "approximate", "Laplace": "approximate"}.get(method, "none"),
         "temperature": 1.0,
         "warnings": json.dumps([]),
         "likelihood": likelihood,

@@ -17,8 +17,6 @@ import xarray as xr
 
 from pyrobnn.groups import FUNCTION, LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
-_POINT_METHODS = ("MLE", "MAP")
-
 Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
@@ -169,16 +167,29 @@ class Evidence:
         """Whether the tree holds one point of parameter space: one draw, or every draw the same."""
         if self.num_draws == 1:
             return True
-        if self.method not in _POINT_METHODS:
+        kind, f = self.text("kind"), self.stored(FUNCTION, "f")
+        if kind != "point" and (kind or not self.is_iid):
             return False
-        f = self.stored(FUNCTION, "f")
-        return f is None or bool(np.all(f == f[:1, :1]))
+        return bool(kind) if f is None else bool(np.all(f == f[:1, :1]))
 
     @functools.cached_property
     def is_iid(self) -> bool:
         """Whether the draws are independent by construction, so that R-hat is no evidence for them."""
         unsaid = float(self.variable(SAMPLE_STATS, "log_q") is not None)
         return self.number("iid", unsaid) != 0.0
+
+    @functools.cached_property
+    def claim(self) -> str:
+        """What the draws say they are: "exact" (of the posterior, once converged), "approximate", or "none".
+
+        A tree that does not say is inferred from what such runs leave: Hamiltonian chains their divergences, fits of a
+        density the kind of their evidence.
+        """
+        if said := self.text("claim"):
+            return said
+        if not self.is_iid and self.variable(SAMPLE_STATS, "diverging") is not None:
+            return "exact"
+        return "approximate" if self.text("log_evidence_kind") else "none"
 
     # what most checks read
 

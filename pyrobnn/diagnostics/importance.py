@@ -16,14 +16,9 @@ from pyrobnn.diagnostics.verdict import Check
 from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
-#: claim to be the posterior, by a density q: where it is missing, the fit was cut short or the tree is another's
-_HAVE_DENSITY = ("SVI", "Laplace")
 _FLAT = 1e-9
-_RICHER = {
-    "SVI": "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare.",
-    "Laplace": "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare.",
-    "SWAG": "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare.",
-}
+#: where the tree does not say what its method advises
+_REMEDY = "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
 
 
 @dataclass(frozen=True)
@@ -184,13 +179,13 @@ def check_khat(evidence: Evidence) -> Check | None:
     full, part = importance(evidence), importance(evidence, space="subspace")
     if full is None:
         return None if part is not None else _unjudged(evidence)
-    return _k_check(full, evidence.method, decides=part is None)
+    return _k_check(full, evidence.text("remedy") or _REMEDY, decides=part is None)
 
 
 def check_khat_subspace(evidence: Evidence) -> Check | None:
     """k-hat of p/q over the part of the weights that the approximation treats as random."""
     part = importance(evidence, space="subspace")
-    return None if part is None else _k_check(part, evidence.method, decides=True)
+    return None if part is None else _k_check(part, evidence.text("remedy") or _REMEDY, decides=True)
 
 
 def check_correction(evidence: Evidence) -> Check | None:
@@ -212,7 +207,7 @@ def check_correction(evidence: Evidence) -> Check | None:
     )
 
 
-def _k_check(found: Importance, method: str, *, decides: bool) -> Check:
+def _k_check(found: Importance, remedy: str, *, decides: bool) -> Check:
     where = "all weights" if found.space == "full" else "the last layer or subspace alone"
     finite = bool(np.isfinite(found.k))
     status = "pass" if found.k <= found.good_k else "fail" if found.k > thresholds.PARETO_K else "warn"
@@ -234,7 +229,7 @@ def _k_check(found: Importance, method: str, *, decides: bool) -> Check:
     if status == "warn":
         action = "Raise num_draws: k-hat is in the range where more draws make importance weights reliable."
     elif status == "fail":
-        action = _RICHER.get(method, _RICHER["SVI"])
+        action = remedy
     return Check(
         "khat" if found.space == "full" else "khat_subspace",
         status,
@@ -270,7 +265,8 @@ def _unjudged(evidence: Evidence) -> Check:
             f"{log_p.size} draws are too few for Pareto k-hat, which needs {_MIN_DRAWS}.",
             "Raise num_draws.",
         )
-    if method in _HAVE_DENSITY:
+    # it was fitted by its density: where that is missing, the fit was cut short or the tree is another's
+    if evidence.claim == "approximate":
         return Check(
             "khat",
             "warn",

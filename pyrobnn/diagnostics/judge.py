@@ -256,10 +256,10 @@ def _made(examination: Examination, *evidence: Evidence) -> Check | None:
 
 
 def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:
-    """The run that the others are measured against: the first NUTS run, else none."""
+    """The run that the others are measured against: the first of chains that are exact once converged, else none."""
     for label, tree in trees.items():
         evidence = Evidence.of(tree)
-        if not evidence.is_iid and evidence.method.upper() == "NUTS":
+        if not evidence.is_iid and evidence.claim == "exact":
             return label
     return None
 

@@ -279,7 +279,8 @@ def check_dead_sites(evidence: Evidence) -> Check | None:
         return None
     share = dead / counted
     # a Gaussian around a mode keeps the prior, rightly, in directions that the data leave open
-    pruned = bool(named) and evidence.method in ("SVI", "unknown")
+    variational = evidence.text("log_evidence_kind", "" if evidence.text("claim") else "elbo") == "elbo"
+    pruned = bool(named) and variational
     status = "warn" if pruned else "info" if named else "pass"
     return Check(
         "dead_sites",
