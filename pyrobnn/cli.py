@@ -108,7 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="judge saved DataTrees (also of NumPyro or PyMC)")
     report.add_argument("files", nargs="+", type=Path, metavar="FILE.nc")
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html")
-    report.add_argument("--strict", action="store_true", help="exit with 1 if any verdict is a fail")
+    report.add_argument(
+        "--strict", action="store_true", help="exit with 1 if any verdict is a fail, or nothing was checked"
+    )
     report.set_defaults(run=_report)
     predict = commands.add_parser("predict", help="predict new rows with a method that compare has saved")
     predict.add_argument("model", type=Path, metavar="RUN/METHOD.nc")
@@ -182,7 +184,8 @@ def _report(arguments: argparse.Namespace) -> int:
     if len(trees) < len(arguments.files):
         raise ValueError("two files have the same name: rename one, names label the methods in the report")
     verdicts = _write(trees, arguments.out, arguments.out.with_suffix(".json"), {})
-    failed = [label for label, verdict in verdicts.items() if verdict.status == "fail"]
+    # what nothing was checked of has not passed: a script that relies on the exit status must not take it for well
+    failed = [label for label, verdict in verdicts.items() if verdict.status == "fail" or not verdict.passed]
     return 1 if arguments.strict and failed else 0
 
 

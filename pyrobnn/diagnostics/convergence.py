@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import arviz_stats
@@ -17,6 +18,8 @@ from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of values of the function begin
 F_AT = "f at "
+#: how the names of a net's weights begin
+WEIGHTS = "net."
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
@@ -54,9 +57,9 @@ class Convergence:
 def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     """The identified scalar quantities of a tree, name → (chain, draw); constant ones are left out.
 
-    Function values at the probes, log-likelihood, log prior, layer norms and noise from the ``function`` group.
-    A tree without that group (NumPyro, PyMC) is judged on the log-likelihood of a spread of its data, their
-    total, and the log density.
+    Function values at the probes, log-likelihood, log prior, layer norms and noise from the ``function`` group; without
+    it (a program, NumPyro, PyMC) the log-likelihood of a spread of the data, their total, and the log density. And
+    every named site but the weights of a net, ``net.*``, which alone are not identified.
     """
     found: dict[str, np.ndarray] = {}
     f = evidence.f
@@ -72,6 +75,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
             for datum in _spread(list(range(pointwise.shape[2])), _MAX_DATA):
                 found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
             found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
+    found |= _named_sites(evidence)
     for group, name, title in (
         (FUNCTION, "log_likelihood", "log-likelihood"),
         (FUNCTION, "log_prior", "log prior"),
@@ -86,6 +90,20 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
         for index in range(columns.shape[2]):
             found[f"{title} {index}" if columns.shape[2] > 1 else title] = columns[:, :, index]
     return {name: draws for name, draws in found.items() if np.isfinite(draws).all() and np.ptp(draws) > 0.0}
+
+
+def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
+    """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
+    sites = [name for name in evidence.names(POSTERIOR) if not name.startswith(WEIGHTS)]
+    stored = {name: evidence.draws(POSTERIOR, name) for name in sites}
+    columns = {name: flattened(draws, 2) for name, draws in stored.items() if draws is not None}
+    found = {}
+    for name, draws in columns.items():
+        shape = stored[name].shape[2:]
+        for index in _spread(range(draws.shape[2]), max(1, _MAX_QUANTITIES // len(columns))):
+            at = ", ".join(map(str, np.unravel_index(index, shape)))
+            found[f"{name}[{at}]" if shape else name] = draws[:, :, index]
+    return found
 
 
 @statistic
@@ -134,7 +152,8 @@ def weight_rhat(evidence: Evidence) -> tuple[float, float, int] | None:
     """Largest and median R-hat over (at most 1000) weights, and how many were looked at; None where undefined."""
     if evidence.num_chains < 2 or evidence.draws_per_chain < _MIN_DRAWS:
         return None
-    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    names = [name for name in evidence.names(POSTERIOR) if name.startswith(WEIGHTS)]
+    stored = [evidence.stored(POSTERIOR, name) for name in names]
     columns = [flattened(draws, 2) for draws in stored if draws is not None and draws.ndim > 2]
     if not columns:
         return None
@@ -175,6 +194,23 @@ def check_length(evidence: Evidence) -> Check | None:
         thresholds.ESS_SOURCE,
         f"There are {total} draws in all, too few to estimate anything.",
         "Raise num_draws to at least 500 per chain.",
+    )
+
+
+def check_checked(evidence: Evidence) -> Check | None:
+    """A warning where nothing in the tree can show whether the chains converged: silence is no pass."""
+    if convergence(evidence) is not None or evidence.draws_per_chain < _MIN_DRAWS:
+        return None
+    return Check(
+        "convergence",
+        "warn",
+        None,
+        "R-hat and ESS of at least one identified quantity",
+        thresholds.RHAT_SOURCE,
+        "Convergence was not checked: besides a net's weights, which are not identified, the tree holds nothing that "
+        "moves.",
+        "Store values of the function or the log-likelihood beside the weights: posterior.to_datatree(x, y), or "
+        "arviz_base.from_dict with 'log_likelihood'.",
     )
 
 
@@ -308,7 +344,7 @@ def _shown(name: str) -> str:
     return name.split(" #")[0]
 
 
-def _spread(items: list, limit: int) -> list:
+def _spread(items: Sequence, limit: int) -> Sequence:
     """At most `limit` of `items`, evenly spread."""
     if len(items) <= limit:
         return items

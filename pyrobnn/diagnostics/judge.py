@@ -13,6 +13,7 @@ from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.calibration import check_coverage, check_ece, check_loo_pit, check_pit, check_regions
 from pyrobnn.diagnostics.convergence import (
     check_chains,
+    check_checked,
     check_ess,
     check_length,
     check_mcse,
@@ -141,6 +142,7 @@ EXAMINATIONS = (
     Examination(check_correction, independent),
     Examination(check_chains, chains),
     Examination(check_length, chains),
+    Examination(check_checked, chains),
     Examination(check_rhat, chains),
     Examination(check_modes, chains),
     Examination(check_ess, chains),
