@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import warnings
 
-import arviz_stats
 import numpy as np
 import xarray as xr
+from arviz_stats.base import array_stats
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, matched, statistic
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.verdict import Check
 from pyrobnn.groups import (
-    LOG_LIKELIHOOD,
-    LOG_PRIOR,
     OBSERVED_DATA,
     POSTERIOR,
     PRIOR,
     PRIOR_PREDICTIVE,
-    SAMPLE_DIMS,
     SAMPLE_STATS,
 )
 
 _MAX_PROBES = 24
 _MIN_DRAWS = 100
+#: powers of the prior or likelihood, ArviZ's
+_ALPHAS = (0.99, 1.01)
 _NOISE_SITE = "likelihood.scale"
 
 
@@ -68,34 +67,31 @@ def power_scaling(evidence: Evidence) -> xr.Dataset | None:
     if values.shape[2] == 0:
         return None
     found = {
-        "prior": _psense(values, log_prior, "prior"),
-        "likelihood": _psense(values, total, "likelihood"),
-        "prior_floor": _floor(values, log_prior, "prior"),
-        "likelihood_floor": _floor(values, total, "likelihood"),
+        "prior": _psense(values, log_prior),
+        "likelihood": _psense(values, total),
+        "prior_floor": _floor(values, log_prior),
+        "likelihood_floor": _floor(values, total),
     }
     return xr.Dataset({name: ("quantity", array) for name, array in found.items()})
 
 
-def _psense(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarray:
-    coords = {name: np.arange(size) for name, size in zip(SAMPLE_DIMS, values.shape, strict=False)}
-    density = LOG_PRIOR if group == "prior" else LOG_LIKELIHOOD
-    data = xr.DataTree.from_dict(
-        {
-            POSTERIOR: xr.Dataset({"f": ((*SAMPLE_DIMS, "quantity"), values)}, coords=coords),
-            density: xr.Dataset({"total": (SAMPLE_DIMS, log_density)}, coords=coords),
-        }
-    )
+def _psense(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
+    """``arviz_stats.psense`` of values (chain, draw, quantity), on arrays: making it a tree would cost as much."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        found = np.asarray(arviz_stats.psense(data, group=group)["f"].values, dtype=np.float64).ravel()
+        weights = []
+        for alpha in _ALPHAS:
+            each = np.exp(array_stats.power_scale_lw(log_density, alpha=alpha, axis=(0, 1)))
+            weights.append(np.broadcast_to(each / each.sum(), (values.shape[2], *log_density.shape)))
+        found = array_stats.power_scale_sense(np.moveaxis(values, 2, 0), *weights, *_ALPHAS)
     return np.where(np.isfinite(found), found, 0.0)
 
 
-def _floor(values: np.ndarray, log_density: np.ndarray, group: str) -> np.ndarray:
+def _floor(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
     num_draws = values.shape[1]
     shifts = [num_draws // 3, num_draws // 2, (2 * num_draws) // 3]
     found = [
-        _psense(values, np.roll(np.roll(log_density, shift, axis=1), index, axis=0), group)
+        _psense(values, np.roll(np.roll(log_density, shift, axis=1), index, axis=0))
         for index, shift in enumerate(shifts)
     ]
     return np.max(found, axis=0)
