@@ -12,7 +12,7 @@ in the units of y is of one output, or of several each in its ``scale``.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -166,7 +166,8 @@ def interval_coverage(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5
     Raises:
         ValueError: shapes that do not fit, or a level outside (0, 1).
     """
-    low, high = _intervals(draws, y, levels)
+    _check_draws(draws, y)
+    low, high = central_intervals(draws, levels)
     inside = (low <= y) & (y <= high)
     return inside.double().flatten(1).mean(1)
 
@@ -183,7 +184,8 @@ def interval_width(
     In the units of y; of several outputs the mean of each one's width in its ``scale``, as in :func:`rmse`.
     """
     _check_one_unit(y, scale)
-    low, high = _intervals(draws, y, levels)
+    _check_draws(draws, y)
+    low, high = central_intervals(draws, levels)
     width = (high - low).double()
     return (width if scale is None else width / scale).flatten(1).mean(1)
 
@@ -232,54 +234,80 @@ def auroc(score: Tensor, positive: Tensor) -> float:
     return float(sk_metrics.roc_auc_score(labels.cpu().numpy(), score.double().cpu().numpy()))
 
 
-def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
-    """Confidence of the predicted class against how often it was right, in bins of equal width on [0, 1].
+def reliability(
+    probs: Tensor, y: Tensor, num_bins: int = 15, *, equal: Literal["width", "count"] = "width"
+) -> Reliability:
+    """Confidence of the predicted class against how often it was right, in bins of confidence.
 
     Args:
         probs: (point, class), rows that sum to 1.
         y: labels (point,), int64.
         num_bins: number of bins; empty ones are left out.
+        equal: what is the same for every bin: its "width" on [0, 1], as in most tables, or the "count" of its points,
+            which leaves no bin to a handful of them (the report's choice).
 
     Returns:
         :class:`Reliability`, each field (bin,) for the bins with points.
 
     Raises:
-        ValueError: shapes that do not fit, or fewer than one bin.
+        ValueError: shapes that do not fit, fewer than one bin, or an unknown `equal`.
     """
     _check_probs(probs, y)
+    confidence, predicted = probs.double().max(-1)
+    return confidence_bins(confidence, predicted == y, num_bins, equal=equal)
+
+
+def confidence_bins(
+    confidence: Tensor, right: Tensor, num_bins: int, *, equal: Literal["width", "count"]
+) -> Reliability:
+    """As :func:`reliability`, from the confidence of each prediction (point,) and whether it was right (point,)."""
     if num_bins < 1:
         raise ValueError(f"'num_bins' must be at least 1, got {num_bins}")
-    confidence, predicted = probs.double().max(-1)
-    right = (predicted == y).double()
-    # right-closed bins: a confidence of exactly 1 belongs to the last
-    index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    if equal == "width":
+        # right-closed bins: a confidence of exactly 1 belongs to the last
+        index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    elif equal == "count":
+        order = confidence.argsort(stable=True)
+        index = torch.empty_like(order)
+        for number, part in enumerate(order.tensor_split(num_bins)):
+            index[part] = number
+    else:
+        raise ValueError(f"'equal' must be 'width' or 'count', got {equal!r}")
     count = torch.bincount(index, minlength=num_bins)
     used = count > 0
     total = {
         name: torch.bincount(index, weights=values, minlength=num_bins)[used] / count[used]
-        for name, values in (("confidence", confidence), ("accuracy", right))
+        for name, values in (("confidence", confidence.double()), ("accuracy", right.double()))
     }
     return Reliability(**total, count=count[used])
 
 
-def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
+def ece(probs: Tensor, y: Tensor, num_bins: int = 15, *, equal: Literal["width", "count"] = "width") -> float:
     r"""Expected calibration error, :math:`\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|`.
 
     It is biased upwards when bins hold few points: compare it between methods on the same points only.
 
     Args:
-        probs, y, num_bins: as in :func:`reliability`.
+        probs, y, num_bins, equal: as in :func:`reliability`.
 
     References:
         On Calibration of Modern Neural Networks (Guo et al., 2017), https://arxiv.org/abs/1706.04599
     """
-    bins = reliability(probs, y, num_bins)
+    return mean_gap(reliability(probs, y, num_bins, equal=equal))
+
+
+def mean_gap(bins: Reliability) -> float:
+    """The mean over points of the gap between accuracy and confidence of their bins: the ECE."""
     gap = (bins.accuracy - bins.confidence).abs()
     return float((gap * bins.count).sum() / bins.count.sum())
 
 
-def _intervals(draws: Tensor, y: Tensor, levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    _check_draws(draws, y)
+def central_intervals(draws: Tensor, levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Lower and upper ends of the central intervals that hold each level of the draws (draw, …), each (level, …).
+
+    Raises:
+        ValueError: a level outside (0, 1).
+    """
     for level in levels:
         if not 0 < level < 1:
             raise ValueError(f"'levels' must lie in (0, 1), got {level}")
@@ -287,7 +315,7 @@ def _intervals(draws: Tensor, y: Tensor, levels: tuple[float, ...]) -> tuple[Ten
     # NumPy, because torch.quantile refuses more than 2**24 numbers
     values = draws.detach().double().cpu().numpy()
     edges = np.quantile(values, [*tails, *(1 - tail for tail in tails)], axis=0)
-    low, high = torch.as_tensor(edges).to(y.device).split(len(levels))
+    low, high = torch.as_tensor(edges).to(draws.device).split(len(levels))
     return low, high
 
 

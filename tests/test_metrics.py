@@ -106,6 +106,16 @@ def test_reliability_and_ece_by_hand():
     assert metrics.ece(PROBS, LABELS, num_bins=2) == pytest.approx((0.6 + 2 * 0.25) / 3)
 
 
+def test_bins_of_equal_count_by_hand():
+    bins = metrics.reliability(PROBS, LABELS, num_bins=2, equal="count")
+    assert bins.count.tolist() == [2, 1]
+    assert bins.confidence.tolist() == pytest.approx([0.55, 0.8])
+    assert bins.accuracy.tolist() == [1.0, 0.0]
+    assert metrics.ece(PROBS, LABELS, num_bins=2, equal="count") == pytest.approx((2 * 0.45 + 0.8) / 3)
+    with pytest.raises(ValueError, match="'equal'"):
+        metrics.ece(PROBS, LABELS, equal="size")
+
+
 def test_ece_of_certain_and_right_is_zero():
     probs = torch.eye(4)
     assert metrics.ece(probs, torch.arange(4)) == 0.0

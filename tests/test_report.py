@@ -96,6 +96,12 @@ def test_verdicts_come_before_numbers_before_figures(html: str) -> None:
     assert html.index('class="lead') < order[0]
 
 
+def test_a_table_that_is_cut_on_a_phone_says_so(html: str) -> None:
+    shown = html.count('scope="col"', html.index('class="numbers"')) - 1
+    assert f"{shown} columns: scroll the table sideways" in html
+    assert "background-attachment: local, scroll" in html  # a shade where the table goes on
+
+
 def test_light_dark_and_print(html: str) -> None:
     assert "prefers-color-scheme: dark" in html and "@media print" in html
     body = html[html.index("<body>") :]

@@ -114,8 +114,7 @@ def expected_calibration_error(
 ) -> tuple[float, np.ndarray]:
     """Expected calibration error in bins of equal *count*, and the reliability table behind it.
 
-    `pyrobnn.metrics.ece` has bins of equal width, as in most tables; equal counts leave no bin to a handful of
-    points.
+    ``pyrobnn.metrics.ece(..., equal="count")`` from confidences: equal counts leave no bin to a handful of points.
 
     Args:
         confidence: Probability of the predicted class (point,).
@@ -125,10 +124,9 @@ def expected_calibration_error(
     Returns:
         The error, and an array (bin, 3) of mean confidence, share correct and count.
     """
-    bins = [part for part in np.array_split(np.argsort(confidence, kind="stable"), num_bins) if part.size]
-    table = np.array([(confidence[part].mean(), correct[part].mean(), part.size) for part in bins])
-    gap = np.abs(table[:, 0] - table[:, 1])
-    return float((gap * table[:, 2]).sum() / table[:, 2].sum()), table
+    pair = torch.as_tensor(confidence), torch.as_tensor(correct)
+    bins = metrics.confidence_bins(*pair, num_bins, equal="count")
+    return metrics.mean_gap(bins), torch.stack([each.double() for each in bins], dim=1).numpy()
 
 
 def _mean_score(name: str, values: np.ndarray, mc_se: float | None, better: str) -> Score:
@@ -218,12 +216,11 @@ def _scores_of(
     by_batch = [float(_crps(draws[part], y).mean()) for part in batches]
     crps = _crps(draws, y).mean(axis=1)
     found.append(_mean_score(f"crps{suffix}", crps, _batch_se(by_batch), "lower"))
-    tails = sorted({tail for level in LEVELS for tail in ((1 - level) / 2, (1 + level) / 2)})
-    quantiles = dict(zip(tails, np.quantile(draws, tails, axis=0), strict=True))
-    in_batches = [dict(zip(tails, np.quantile(draws[part], tails, axis=0), strict=True)) for part in batches]
-    for level in LEVELS:
-        inside, width = _interval(quantiles, level, y)
-        batch = [_interval(each, level, y) for each in in_batches]
+    all_inside, all_widths = _intervals(draws, y)
+    in_batches = [_intervals(draws[part], y) for part in batches]
+    for index, level in enumerate(LEVELS):
+        inside, width = all_inside[index], all_widths[index]
+        batch = [(each[0][index], each[1][index]) for each in in_batches]
         percent = f"{100 * level:.0f}"
         # Laplace's rule keeps the binomial error positive at 0 and 1; the outputs of one point may go together
         share = (inside.mean() * len(y) + 1.0) / (len(y) + 2.0)
@@ -239,10 +236,9 @@ def _scores_of(
     return found
 
 
-def _interval(
-    quantiles: dict[float, np.ndarray], level: float, y: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    low, high = quantiles[(1 - level) / 2], quantiles[(1 + level) / 2]
+def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether y (point, output) lies in the central interval of each level, and its width, (level, point, output)."""
+    low, high = (each.numpy() for each in metrics.central_intervals(torch.as_tensor(draws), LEVELS))
     return (y >= low) & (y <= high), high - low
 
 
