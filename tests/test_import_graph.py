@@ -1,0 +1,105 @@
+"""The package's own imports: no circles, and no arrow from a wing to one that is built on it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pyrobnn
+
+PACKAGE = Path(pyrobnn.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+#: verbs that users find on a noun: `model.preflight` and `posterior.to_datatree`, `save`, `load`
+CIRCLES = [
+    {"pyrobnn.model", "pyrobnn.preflight"},
+    {
+        "pyrobnn.posterior",
+        "pyrobnn.posterior.datatree",
+        "pyrobnn.posterior.posterior",
+        "pyrobnn.posterior.storage",
+    },
+]
+#: wing → those that it must not know
+ABOVE = {
+    "pyrobnn.data": ("inference", "posterior", "diagnostics", "plots", "report", "studies"),
+    "pyrobnn.posterior": ("inference", "diagnostics", "plots", "report", "studies"),
+    "pyrobnn.inference": ("diagnostics", "plots", "report", "studies", "cli"),
+    "pyrobnn.diagnostics": ("inference", "plots", "report", "studies", "cli"),
+    "pyrobnn.plots": ("inference", "report", "studies", "cli"),
+    "pyrobnn.report": ("inference", "studies", "cli"),
+}
+
+
+def imports(node: ast.AST, late: bool = False) -> Iterator[tuple[str, bool]]:
+    """What a file imports of the package, and whether late, in a function; left out is what only type checkers read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                yield (inner if inner in MODULES else str(child.module)), late
+        elif isinstance(child, ast.Import):
+            yield from ((alias.name, late) for alias in child.names)
+        else:
+            yield from imports(child, late or isinstance(child, (ast.FunctionDef, ast.Lambda)))
+
+
+ARROWS = {
+    name: {
+        (target, late) for target, late in imports(ast.parse(path.read_text("utf-8"))) if target in MODULES
+    }
+    for name, path in MODULES.items()
+}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of files that reach each other."""
+    reach: dict[str, set[str]] = {}
+    for name in arrows:
+        reach[name], ahead = set(), [name]
+        while ahead:
+            new = arrows[ahead.pop()] - reach[name]
+            reach[name] |= new
+            ahead += new
+    found: list[set[str]] = []
+    for name in sorted(arrows):
+        circle = {name} | {other for other in reach[name] if name in reach[other]}
+        if len(circle) > 1 and circle not in found:
+            found.append(circle)
+    return found
+
+
+def test_a_planted_circle_is_found():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "c"}}
+    assert circles(arrows) == [{"b", "c"}]
+
+
+def test_no_circle_at_import():
+    arrows = {name: {target for target, late in found if not late} for name, found in ARROWS.items()}
+    assert len(arrows) > 100 and sum(map(len, arrows.values())) > 300
+    assert circles(arrows) == []
+
+
+def test_late_imports_close_no_circles_but_those_of_a_verb_on_a_noun():
+    arrows = {name: {target for target, _ in found} for name, found in ARROWS.items()}
+    assert circles(arrows) == CIRCLES
+
+
+@pytest.mark.parametrize("wing", ABOVE)
+def test_a_wing_does_not_know_what_is_built_on_it(wing):
+    above = tuple(f"pyrobnn.{name}" for name in ABOVE[wing])
+    upwards = [
+        f"{name} → {target}"
+        for name, found in ARROWS.items()
+        if (name + ".").startswith(wing + ".")
+        for target, _ in found
+        if (target + ".").startswith(tuple(f"{each}." for each in above))
+    ]
+    assert not upwards, upwards
