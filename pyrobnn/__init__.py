@@ -13,6 +13,8 @@ from pyrobnn.posterior.datatree import to_datatree
 from pyrobnn.posterior.predict import Prediction
 from pyrobnn.report import write_report, write_summary
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BNN",
     "Density",

@@ -13,7 +13,7 @@ from typing import TextIO
 import pandas as pd
 from xarray import DataTree
 
-from pyrobnn import data
+from pyrobnn import __version__, data
 from pyrobnn.checks import Refused, check_choice, check_device
 from pyrobnn.data.csv_file import read_features
 from pyrobnn.diagnostics import Evidence, Verdict
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pyrobnn", description="Bayesian neural networks, compared and judged."
     )
+    parser.add_argument("--version", action="version", version=f"pyrobnn {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     compare = commands.add_parser("compare", help="run methods on a data set and write a report")
     compare.add_argument(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,6 +17,8 @@ import pyrobnn as pb
 from pyrobnn import cli, preflight
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
+
+ROOT = Path(__file__).parents[1]
 
 FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "5"]
 
@@ -193,3 +197,10 @@ def test_nothing_that_is_printed_costs_the_page(kind, table, tmp_path, monkeypat
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 0
     assert (tmp_path / "out" / "report.html").is_file()
     assert sys.stdout.errors == "strict"
+
+
+def test_the_version_is_told_and_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "pyrobnn", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["pyrobnn", pb.__version__]
