@@ -85,7 +85,7 @@ def preflight(
     Caveat: operators with large workspaces of their own (some convolutions) are not foreseen.
 
     Example:
-        >>> import pyro.distributions as dist, pyrobnn as pb
+        >>> import pyrobnn as pb, torch
         >>> net = pb.networks.mlp(1, (50,), seed=0)
         >>> model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
         >>> small = preflight(pb.MAP(), model, torch.zeros(10, 1), torch.zeros(10, 1))
