@@ -211,6 +211,10 @@ class Density:
         """Name of the site that holds coordinate ``index`` of the flat vector."""
         return next(site.name for site in self.sites if site.start <= index < site.stop)
 
+    def site(self, name: str) -> Site:
+        """The site of that name, latent or free point parameter."""
+        return self._by_name[name]
+
     def _slice(self, site: Site, z: Tensor) -> Tensor:
         return z[..., site.start : site.stop].reshape(z.shape[:-1] + site.unconstrained_shape)
 
@@ -231,7 +235,7 @@ class Density:
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self._trace(self.constrain(z), args).nodes.values():
+        for node in self.trace(self.constrain(z), args).nodes.values():
             if node["type"] != "sample" or is_subsample(node):
                 continue
             if is_observed(node):
@@ -242,10 +246,10 @@ class Density:
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
-        nodes = self._trace(self.constrain(z), ()).nodes
+        nodes = self.trace(self.constrain(z)).nodes
         total = torch.zeros((), dtype=torch.float64, device=z.device)
         for name in names:
-            total = total + log_prob_sum(nodes[name]) + self.log_jacobian(z, self._by_name[name]).double()
+            total = total + log_prob_sum(nodes[name]) + self.log_jacobian(z, self.site(name)).double()
         return total
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
@@ -256,7 +260,7 @@ class Density:
         ``pyro.factor`` stands outside of the plates.
         """
         parts = []
-        for node in self._trace(self.constrain(z), args).nodes.values():
+        for node in self.trace(self.constrain(z), args).nodes.values():
             if is_datum(node):
                 parts.append(datum_terms(node))
         return torch.cat(parts) if parts else z.new_zeros(0)
@@ -264,7 +268,7 @@ class Density:
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self._trace(self.constrain(z), ()).nodes.values():
+        for node in self.trace(self.constrain(z)).nodes.values():
             if node["type"] == "sample" and not is_subsample(node) and not is_datum(node):
                 total = total + log_prob_sum(node)
         return total
@@ -279,7 +283,7 @@ class Density:
         draws = []
         with seeded(seed, self.device):
             for _ in range(num):
-                trace = self._trace({}, ())
+                trace = self.trace({})
                 values = {s.name: trace.nodes[s.name]["value"].detach() for s in self.sites}
                 draws.append(self.unconstrain(values))
         return torch.stack(draws)
@@ -304,14 +308,18 @@ class Density:
         draws: dict[str, list[Tensor]] = {site.name: [] for site in sites}
         with seeded(seed, self.device):
             for _ in range(25):
-                nodes = self._trace({}, ()).nodes
+                nodes = self.trace({}).nodes
                 for site in sites:
                     draws[site.name].append(site.transform.inv(nodes[site.name]["value"].to(self.dtype)))
         return {site.name: site.transform(torch.stack(draws[site.name]).median(0).values) for site in sites}
 
     # -- running the program ---------------------------------------------------------------------------------------
 
-    def _trace(self, values: Mapping[str, Tensor], args: tuple[Any, ...]) -> pyro.poutine.Trace:
+    def trace(self, values: Mapping[str, Tensor], args: tuple[Any, ...] = ()) -> pyro.poutine.Trace:
+        """One run of the program with sites and point parameters at ``values``, on ``args`` or the density's own data.
+
+        It counts what the density counts: all rows of a plate that draws a subsample, unless :meth:`subsampled`.
+        """
         rows = all_rows({}) if self._all_rows and self.plate_sizes else contextlib.nullcontext()
         with without_validation(), pyro.poutine.block(), self._supply(values), rows:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
@@ -325,7 +333,7 @@ class Density:
         with seeded(0, *used_devices()), torch.no_grad():
             try:
                 with all_rows(self.plate_sizes):
-                    return self._trace({}, ())
+                    return self.trace({})
             except (RuntimeError, ValueError, IndexError) as error:
                 if not self.plate_sizes:
                     raise

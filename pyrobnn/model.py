@@ -52,6 +52,9 @@ class BNN:
         standardizer: the units of the data, ``pb.data.Standardizer.fit(train)``. ``fit`` and ``predict`` then take
             and return original units; the program itself, its prior and its noise live in standard units.
 
+    Attributes: the arguments, ``net`` a copy; ``priors`` (site → prior); ``eval_net``, a copy of the net in evaluation
+    mode, the module that ``forward`` runs.
+
     Raises:
         TypeError: an argument of another kind.
         ValueError: the prior's hide/expose names nothing in the net, or leaves no Bayesian parameter.
@@ -89,7 +92,7 @@ class BNN:
         self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
         self.priors = {NET + name: site for name, site in priors.items()} | dict(self.likelihood.priors)
-        self._eval_net = copy.deepcopy(self.net).eval()
+        self.eval_net = copy.deepcopy(self.net).eval()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,7 +117,7 @@ class BNN:
             return self
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device)
-        moved._eval_net = copy.deepcopy(self._eval_net).to(device)
+        moved.eval_net = copy.deepcopy(self.eval_net).to(device)
         if self.standardizer is not None:
             moved.standardizer = self.standardizer.to(device)
         weight = torch.zeros((), dtype=self.dtype, device=device)
@@ -142,7 +145,7 @@ class BNN:
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
         held = {name: value for name in buffers if (value := given(NET + name)) is not None}
         # batch-norm statistics of a draw are to be used, not computed anew from this batch
-        net = self._eval_net if held else self.net
+        net = self.eval_net if held else self.net
         f = torch.func.functional_call(net, params | buffers | held, (x,))
         self.likelihood.observe(f, y, values, num_data)
         return f
@@ -175,10 +178,10 @@ class BNN:
         Returns:
             Output (N, width), in evaluation mode (no dropout, stored batch-norm statistics).
         """
-        known = self._eval_net.state_dict(keep_vars=True)
+        known = self.eval_net.state_dict(keep_vars=True)
         values = {name.removeprefix(NET): value for name, value in params.items()}
         values = {name: value for name, value in values.items() if name in known}
-        return torch.func.functional_call(self._eval_net, values, (x,))
+        return torch.func.functional_call(self.eval_net, values, (x,))
 
     def standard_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) of the data in the units of the program, in the floating type of the data."""

@@ -245,7 +245,7 @@ def _widest_layer(model: BNN, x: Tensor) -> int:
         module.register_forward_hook(
             lambda _m, _i, out: sizes.append(out.numel()) if isinstance(out, Tensor) else None
         )
-        for module in model._eval_net.modules()
+        for module in model.eval_net.modules()
     ]
     try:
         model.forward({}, x[:1])

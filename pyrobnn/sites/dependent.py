@@ -49,7 +49,7 @@ def names(density: Density, trace: pyro.poutine.Trace) -> tuple[str, ...]:
     if not bounded:
         return ()
     other = density.constrain_each(density.sample_box(1, seed=1)[0])
-    nodes = density._trace({name: value for name, value in other.items() if name in latent}, ()).nodes
+    nodes = density.trace({name: value for name, value in other.items() if name in latent}, ()).nodes
     return tuple(
         name
         for name, bounds in bounded.items()
@@ -69,7 +69,7 @@ def constrain(density: Density, z: Tensor) -> tuple[dict[str, Tensor], dict[str,
         return follow
 
     following = {site.name: follower(site) for site in density.sites if site.name in density.dependent}
-    nodes = density._trace(values | following, ()).nodes
+    nodes = density.trace(values | following).nodes
     return values | {name: nodes[name]["value"] for name in found}, found
 
 
@@ -79,7 +79,7 @@ def at_origin(density: Density, values: Mapping[str, Tensor]) -> dict[str, Tenso
     by_name = {site.name: site for site in density.sites}
 
     def one(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        nodes = density._trace(given, ()).nodes
+        nodes = density.trace(given).nodes
         moved = {}
         for name in density.dependent:
             u = bijection(name, nodes[name]["fn"].support).inv(given[name])

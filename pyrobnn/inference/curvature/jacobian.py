@@ -84,7 +84,7 @@ class NetworkJacobian:
     def factors(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, list[Factors]]:
         """Outputs (N, width) and every layer's factors, see :class:`pyrobnn.inference.curvature.layers.Capture`."""
         params = {name.removeprefix(NET): value for name, value in self.params.items()}
-        return Capture(self.model._eval_net, params, self.layers).factors(x, root=root)
+        return Capture(self.model.eval_net, params, self.layers).factors(x, root=root)
 
     def rows(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, Tensor]:
         """Outputs (N, width) and rows (N, k, p): the Jacobian, or its product with ``root(f)`` (N, width, k)."""

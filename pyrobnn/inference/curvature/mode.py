@@ -69,7 +69,7 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
 def _last_layer(problem: Problem) -> str:
     """Site prefix of the module with parameters of its own that is called last."""
     called: list[str] = []
-    net = problem.model._eval_net
+    net = problem.model.eval_net
     handles = [
         module.register_forward_hook(lambda _m, _i, _o, name=name: called.append(name))
         for name, module in net.named_modules()

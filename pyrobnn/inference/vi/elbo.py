@@ -89,7 +89,7 @@ class Elbo:
         values = self.density.constrain(z)
         moments = self._site_moments(draw.moments)
         with self._noise(values, moments):
-            nodes = self.density._trace(values, args).nodes
+            nodes = self.density.trace(values, args).nodes
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
             if node["type"] != "sample" or is_subsample(node):
@@ -99,7 +99,7 @@ class Elbo:
             elif name in self.closed:
                 cross = cross + _normal_cross_entropy(node, *moments[name])
             else:
-                jacobian = self.density.log_jacobian(z, self.density._by_name[name])
+                jacobian = self.density.log_jacobian(z, self.density.site(name))
                 cross = cross - log_prob_sum(node) - jacobian
         entropy = draw.moments.entropy if self.exact_entropy else -_path_log_q(draw)
         return log_likelihood, cross - entropy
@@ -149,7 +149,7 @@ class Elbo:
 
     def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor] | None]:
         """Location and scale of every site with a plain normal prior at ``z``."""
-        nodes = self.density._trace(self.density.constrain(z), ()).nodes
+        nodes = self.density.trace(self.density.constrain(z)).nodes
         return {site.name: _normal_prior(nodes[site.name], site) for site in self.latent}
 
 
