@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import xarray as xr
 from known_posteriors import SAMPLE, exact_tree
+from models import toy, toy_model
 
-from pyrobnn import cli
-from pyrobnn.diagnostics import diagnose, loo
+from pyrobnn import MAP, NUTS, DeepEnsemble, cli
+from pyrobnn.diagnostics import Evidence, diagnose, loo
+from pyrobnn.diagnostics.convergence import check_rhat
 
 
 def find(verdict, name):
@@ -82,3 +84,49 @@ def test_k_hat_of_leave_one_out_is_that_of_arviz_by_default():
     tree = exact_tree()
     direct = arviz_stats.loo(tree, pointwise=True)
     np.testing.assert_allclose(np.asarray(loo(tree).pareto_k), np.asarray(direct.pareto_k), rtol=1e-9)
+
+
+# chains
+
+
+def test_chains_from_one_start_warn_however_well_they_agree():
+    assert diagnose(exact_tree()).status == "pass"
+    for attrs in ({"common_start": 1}, {"settings": '{"init": "map"}'}):
+        verdict = diagnose(exact_tree(attrs=attrs))
+        assert verdict.status == "warn" and "missed a mode" in verdict.summary
+        assert all("start" not in check.action or "own" in check.action for check in verdict.checks)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_runs_say_whether_their_chains_share_a_start():
+    model, (x, y) = toy_model(), toy()
+    short = {"num_chains": 2, "num_warmup": 2, "trajectory": 1, "step_size": 1e-3, "compile": False}
+    point = MAP(num_steps=5, polish_steps=0, compile=False).fit(model, x, y, seed=0)
+    members = DeepEnsemble(num_members=2, num_steps=5, compile=False).fit(model, x, y, seed=0)
+    said = {}
+    for name, options, init in (
+        ("own", {}, None),
+        ("map", {"init": "map"}, None),
+        ("point", {}, point),
+        ("members", {}, members),
+    ):
+        posterior = NUTS(**short, **options).fit(model, x, y, num_draws=5, seed=0, init=init)
+        said[name] = bool(posterior.to_datatree(x, y).attrs["common_start"])
+    assert said == {"own": False, "map": True, "point": True, "members": False}
+    again = NUTS(**short).fit(model, x, y, num_draws=5, seed=0, init=posterior)
+    assert not again.meta["common_start"]
+
+
+@pytest.mark.parametrize(("length", "time"), [(50, 1), (300, 2)])
+def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
+    """Of 25 sets of 60 exact quantities none may fail, and (at a rate of 1 in 200) at most two warn."""
+    rng = np.random.default_rng(length + time)
+    statuses = []
+    for _ in range(25):
+        draws = rng.normal(size=(4, length, 60))
+        for draw in range(1, length if time > 1 else 0):
+            kept = (time - 1) / (time + 1)
+            draws[:, draw] = kept * draws[:, draw - 1] + np.sqrt(1 - kept**2) * draws[:, draw]
+        tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"theta": ((*SAMPLE, "d"), draws)})})
+        statuses.append(check_rhat(Evidence(tree)).status)
+    assert statuses.count("fail") == 0 and statuses.count("warn") <= 2

@@ -24,8 +24,6 @@ _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
 _MIN_DRAWS = 4
-_NESTED_CHAINS = 16
-_NESTED_DRAWS = 200
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Convergence:
         table: Dataset over ``quantity`` with ``rhat``, ``ess_bulk``, ``ess_tail``, ``mcse`` (in the quantity's
             units) and ``sd``; ``rhat`` is NaN where a single chain leaves it undefined. The coordinate names
             each quantity, e.g. ``"f at x≈1.3"``.
-        nested: Whether ``rhat`` is the nested R-hat of superchains, for many short chains.
+        nested: Whether ``rhat`` is the nested R-hat of superchains, groups of chains that share their start.
     """
 
     table: xr.Dataset
@@ -127,10 +125,11 @@ def convergence(evidence: Evidence) -> Convergence | None:
         return None
     draws = np.stack(list(found.values()), axis=2)
     num_chains, num_draws = draws.shape[:2]
-    nested = num_chains >= _NESTED_CHAINS and num_draws <= _NESTED_DRAWS
-    rhat = (
-        nested_rhat(draws) if nested else rank_rhat(draws) if num_chains > 1 else np.full(len(found), np.nan)
-    )
+    groups = _superchains(evidence)
+    if groups is not None:
+        rhat = nested_rhat(draws, groups)
+    else:
+        rhat = rank_rhat(draws) if num_chains > 1 else np.full(len(found), np.nan)
     data = xr.Dataset({"q": ((*SAMPLE_DIMS, "quantity"), draws)}, coords={"quantity": list(found)})
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -144,7 +143,44 @@ def convergence(evidence: Evidence) -> Convergence | None:
             },
             coords={"quantity": list(found)},
         )
-    return Convergence(table, nested)
+    return Convergence(table, groups is not None)
+
+
+def _superchains(evidence: Evidence) -> np.ndarray | None:
+    """The group of each chain, from the attribute ``superchains``: groups of equal size; None where there are none."""
+    said = evidence.json("superchains")
+    groups = np.asarray(said if isinstance(said, list) else [])
+    if groups.shape != (evidence.num_chains,):
+        return None
+    sizes = np.unique(groups, return_counts=True)[1]
+    return groups if len(sizes) > 1 and sizes[0] > 1 and (sizes == sizes[0]).all() else None
+
+
+@statistic
+def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
+    """The R-hat of each quantity (quantity,) that chains of this length may have, to pass and not to fail.
+
+    The correlation within chains is measured about each chain's own mean, so that chains which disagree are not taken
+    for slow ones, and is no longer than chains may have that are worth `thresholds.ESS_PASS` draws.
+    """
+    found = quantities(evidence)
+    chains, draws = next(iter(found.values())).shape
+    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()])
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        ess = np.asarray(arviz_stats.ess(centred, method="bulk", chain_axis=1, draw_axis=2))
+    longest = max(1.0, chains * draws / thresholds.ESS_PASS)
+    times = chains * draws / np.where(np.isfinite(ess), ess, 1.0)
+    # each is known roughly, and the shortest of many are those that came out too short
+    times = np.clip(np.maximum(times, np.median(times)), 1.0, longest)
+    limits = [
+        [max(least, thresholds.rhat_limit(chains, draws, time, len(found), level)) for time in times]
+        for least, level in (
+            (thresholds.RHAT_PASS, thresholds.RHAT_FALSE_WARN),
+            (thresholds.RHAT_FAIL, thresholds.RHAT_FALSE_FAIL),
+        )
+    ]
+    return np.array(limits[0]), np.array(limits[1])
 
 
 @statistic
@@ -223,11 +259,14 @@ def check_rhat(evidence: Evidence) -> Check | None:
     found = convergence(evidence)
     if not _rhat_known(found):
         return None
-    rhat = found.table["rhat"].values
-    worst = int(np.nanargmax(rhat))
+    rhat = np.nan_to_num(found.table["rhat"].values, nan=1.0, posinf=1e6)
+    passing, failing = rhat_limits(evidence)
+    excess = (rhat - 1.0) / (passing - 1.0)
+    worst = int(np.argmax(np.where(rhat > failing, 1e9, 1.0) * excess))
     value, name = float(rhat[worst]), _shown(found.names[worst])
-    status = "pass" if value <= thresholds.RHAT_PASS else "fail" if value > thresholds.RHAT_FAIL else "warn"
-    kind = "nested R-hat (four superchains)" if found.nested else "R-hat"
+    good, bad = float(passing[worst]), float(failing[worst])
+    status = "pass" if value <= good else "fail" if value > bad else "warn"
+    kind = "nested R-hat (chains grouped by their start)" if found.nested else "R-hat"
     where = name.removeprefix("f ") if name.startswith(F_AT) else f"in the {name}"
     ess = float(found.table["ess_bulk"].min())
     slow = status == "warn" and ess < thresholds.ESS_PASS
@@ -235,7 +274,7 @@ def check_rhat(evidence: Evidence) -> Check | None:
         "rhat_function",
         status,
         value,
-        f"≤ {thresholds.RHAT_PASS} to pass, > {thresholds.RHAT_FAIL} to fail",
+        f"≤ {good:.3g} to pass, > {bad:.3g} to fail, by the length of the run",
         thresholds.NESTED_RHAT_SOURCE if found.nested else thresholds.RHAT_SOURCE,
         f"The largest {kind} over {rhat.size} identified quantities is {value:.3f}, {where}.",
         ""
@@ -243,6 +282,21 @@ def check_rhat(evidence: Evidence) -> Check | None:
         else f"Chains mix slowly {where}: raise num_draws."
         if slow
         else f"Chains disagree {where}: raise num_warmup, and draw new starts (another seed).",
+    )
+
+
+def check_common_start(evidence: Evidence) -> Check | None:
+    """A warning where all chains started around one point: their agreement shows no more than that they stayed."""
+    if not evidence.common_start or evidence.num_chains == 1:
+        return None
+    return Check(
+        "common_start",
+        "warn",
+        None,
+        "chains that start apart",
+        thresholds.RHAT_SOURCE,
+        "All chains started around one point, so their agreement cannot show whether they missed a mode.",
+        "Fit again from starts of the chains' own: leave out init.",
     )
 
 

@@ -191,6 +191,11 @@ class Evidence:
             return "exact"
         return "approximate" if self.text("log_evidence_kind") else "none"
 
+    @functools.cached_property
+    def common_start(self) -> bool:
+        """Whether all chains are said to have started around one point."""
+        return self.number("common_start", float(self.settings.get("init") == "map")) != 0.0
+
     # what most checks read
 
     @functools.cached_property

@@ -14,6 +14,7 @@ from pyrobnn.diagnostics.calibration import check_coverage, check_ece, check_loo
 from pyrobnn.diagnostics.convergence import (
     check_chains,
     check_checked,
+    check_common_start,
     check_ess,
     check_length,
     check_mcse,
@@ -88,7 +89,7 @@ def check_point(evidence: Evidence) -> Check:
         "more than one draw",
         thresholds.POSTERIOR_CLAIM_SOURCE,
         f"{method} is a point estimate: no epistemic uncertainty.",
-        "Use it as a baseline or a start; for uncertainty fit Laplace around it, SVI or NUTS.",
+        "Use it as a baseline; for uncertainty fit Laplace around it, SVI or NUTS.",
     )
 
 
@@ -143,6 +144,7 @@ EXAMINATIONS = (
     Examination(check_chains, chains),
     Examination(check_length, chains),
     Examination(check_checked, chains),
+    Examination(check_common_start, chains),
     Examination(check_rhat, chains),
     Examination(check_modes, chains),
     Examination(check_ess, chains),

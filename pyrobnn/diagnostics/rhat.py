@@ -10,7 +10,6 @@ from scipy.special import ndtri
 from pyrobnn.groups import SAMPLE_DIMS
 
 _BLOCK = 32  # quantities whose 4000 draws stay in the cache
-_NUM_SUPERCHAINS = 4
 
 
 def rank_rhat(draws: np.ndarray) -> np.ndarray:
@@ -41,19 +40,16 @@ def rank_rhat(draws: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def nested_rhat(draws: np.ndarray) -> np.ndarray:
-    """Nested R-hat (quantity,) of draws (chain, draw, quantity), the chains grouped, in order, into four superchains.
+def nested_rhat(draws: np.ndarray, superchains: np.ndarray) -> np.ndarray:
+    """Nested R-hat (quantity,) of draws (chain, draw, quantity), between groups of chains that share their start.
 
-    Chains beyond a multiple of four are left out. Superchains ought to share their starting point; with
-    independent starts the statistic is conservative about the bias and less noisy than R-hat, which is why it
-    is used for short chains.
+    `superchains` (chain,) names the group of each. Chains whose starts are their own must not be grouped: modes
+    that every group holds alike would go unseen.
 
     References:
         Nested R-hat (Margossian et al., 2024) https://doi.org/10.1214/24-BA1453
     """
-    size = len(draws) // _NUM_SUPERCHAINS
-    data = xr.Dataset({"q": ((*SAMPLE_DIMS, "quantity"), draws[: _NUM_SUPERCHAINS * size])})
-    superchains = np.repeat(np.arange(_NUM_SUPERCHAINS), size)
+    data = xr.Dataset({"q": ((*SAMPLE_DIMS, "quantity"), draws)})
     return arviz_stats.rhat_nested(data, superchain_ids=superchains)["q"].values
 
 

@@ -36,7 +36,7 @@ from pyrobnn.inference.hmc.run import Draws, Run
 from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import OPTIONAL, Claim, Kind, Method, check_call, register
-from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.point import common_start, start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -210,6 +210,7 @@ class NUTS(Method):
                 "num_warmup": num_warmup,
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
+                "common_start": common_start(init),
             },
             notes=notes + verdicts(result.stats, self),
             interrupted=result.interrupted,

@@ -42,7 +42,7 @@ from pyrobnn.inference.langevin.run import (
 from pyrobnn.inference.langevin.start import find_modes
 from pyrobnn.inference.langevin.step import State, chooser_for
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
-from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.point import common_start, start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -188,7 +188,8 @@ class _StochasticGradientMCMC(Method):
             timings={"compile": run.compile_seconds, "fit": run.seconds, "start": searching},
             sample_stats={"lp": lp, "step_size": run.sizes.expand(self.num_chains, -1)},
             history={"loss": run.losses},
-            meta={"temperature": self.temperature, "stopped": stopped} | meta,
+            meta={"temperature": self.temperature, "stopped": stopped, "common_start": common_start(init)}
+            | meta,
             notes=notes,
             interrupted=stopped == "interrupt",
         )

@@ -41,6 +41,17 @@ def check_point_options(method: Any) -> None:
         check_count("batch_size", method.batch_size)
 
 
+def common_start(init: Posterior | nn.Module | None) -> bool:
+    """Whether chains that start from ``init`` start around one point, or in one mode: then they agree on what is there.
+
+    A net or a point estimate is one point, an approximation has one mode; an ensemble's members and the chains of a run
+    were found apart.
+    """
+    if init is None:
+        return False
+    return not isinstance(init, Posterior) or bool(init.meta.get("common_start", init.num_chains == 1))
+
+
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 
@@ -152,7 +163,8 @@ def point_posterior(
         if result is None
         else {"loss": result.losses if result.losses.dim() == 1 else result.losses.mean(1)}
     )
-    record = {} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}
+    apart = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
+    record = apart if result is None else apart | {"num_steps": result.num_steps, "stopped": result.stopped}
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
         notes=[*([] if result is None else result.notes(method)), *_noise_notes(problem, draws, result), *notes],
