@@ -181,6 +181,15 @@ def test_the_verdict_on_a_twelfth_method_gives_its_own_remedy(student):
     assert student.remedy in {check.action for check in verdict.checks if check.status == "fail"}
 
 
+def test_a_file_whose_family_nobody_has_registered_is_loaded_and_says_so(student, monkeypatch, tmp_path):
+    model, y = contract.MODELS["fixed"]()
+    path = student(num_steps=5, compile=False).fit(model, contract.X, y, num_draws=6).save(tmp_path / "p.nc")
+    monkeypatch.delitem(FAMILIES, "student_t")
+    with pytest.warns(UserWarning, match="family 'student_t' cannot be rebuilt here"):
+        loaded = pb.Posterior.load(path, model)
+    assert loaded.approximation is None and loaded.num_draws == 6
+
+
 @pytest.mark.parametrize("attrs", [{"claim": "exact"}, {}], ids=["says so", "of before"])
 def test_the_reference_is_the_first_run_of_exact_chains_whatever_its_name(attrs):
     chains = factory.regression_1d("Elliptical")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,9 @@ def load(path: str | Path, model: Any) -> Posterior:
     Raises:
         FileNotFoundError: no such file.
         ValueError: the file is truncated or foreign, or its sites are not the model's.
+
+    Warns:
+        UserWarning: the posterior's approximation is of a family that nobody has registered, and is left out.
     """
     tree = read(path)
     if tree.attrs.get("format") != FORMAT:
@@ -137,8 +141,15 @@ def load(path: str | Path, model: Any) -> Posterior:
 
 def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
     """The posterior with its approximation rebuilt, by who has registered its family."""
-    # draws and log_q of the draws are there; q at other points needs a program's data, or the code of Pyro's guide
-    if not (family in FAMILIES or family in RESTORERS) or not isinstance(posterior.model, BNN):
+    if not isinstance(posterior.model, BNN):
+        return posterior  # draws and log_q of the draws are there; q at other points needs the program's data
+    if family not in FAMILIES and family not in RESTORERS:
+        warnings.warn(
+            f"an approximation of the family {family!r} cannot be rebuilt here: log_q, the guide and a network of its "
+            "own are left out. Import the method's module before loading (Pyro's guides are code and are not stored)",
+            UserWarning,
+            stacklevel=4,
+        )
         return posterior
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
     layout = Density(posterior.model.sample_parameters, (), points="held", values=fixed)
