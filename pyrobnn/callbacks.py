@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ __all__ = ["Callback", "EarlyStopping", "LivePlot", "ProgressBar", "TensorBoardL
 class Callback(Protocol):
     """Called after a step; True stops the run."""
 
-    def __call__(self, step: int, metrics: Mapping[str, object]) -> bool | None: ...
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None: ...
 
 
 #: what a bar that is not full says, by the word for the reason in ``meta["stopped"]``
@@ -80,9 +80,9 @@ class ProgressBar:
         self.description = description
         self.metrics = metrics
         self.step = 0
-        self._bar = None
+        self._bar: Any = None
 
-    def __call__(self, step: int, metrics: Mapping[str, object]) -> None:
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._bar is None or step <= self.step:
             self._open()
         self._bar.set_postfix(
@@ -147,7 +147,7 @@ class TensorBoardLogger:
         self.log_dir = Path(log_dir)
         self._writer = SummaryWriter(str(log_dir))
 
-    def __call__(self, step: int, metrics: Mapping[str, object]) -> None:
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in _scalars(metrics).items():
             self._writer.add_scalar(name, value, step)
 
@@ -203,9 +203,11 @@ class EarlyStopping:
         self.min_delta = min_delta
         self.metric = metric
         self.window = window
-        self._restart()
+        self._values: deque[float] = deque(maxlen=window)
+        self._best = math.inf
+        self._best_step = self._last_step = 0
 
-    def __call__(self, step: int, metrics: Mapping[str, object]) -> bool:
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool:
         if self.metric not in metrics:
             raise ValueError(
                 f"early stopping watches {self.metric!r}, which this method does not report: "
@@ -224,7 +226,7 @@ class EarlyStopping:
         return step - self._best_step >= self.patience
 
     def _restart(self) -> None:
-        self._values: deque[float] = deque(maxlen=self.window)
+        self._values.clear()
         self._best = math.inf
         self._best_step = self._last_step = 0
 
@@ -273,7 +275,7 @@ class LivePlot:
         self.figure: Figure | None = None
         self._display = None
 
-    def __call__(self, step: int, metrics: Mapping[str, object]) -> None:
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         if step % self.every:
             return
         snapshot = metrics.get("snapshot")
@@ -313,7 +315,7 @@ class LivePlot:
             self._display.update(self.figure)
 
 
-def _scalars(metrics: Mapping[str, object], names: tuple[str, ...] | None = None) -> dict[str, float]:
+def _scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
     """The metrics that are single numbers (no truth values), among ``names`` when given."""
     return {
         name: float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import torch
@@ -76,6 +76,10 @@ def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
     return value
 
 
+@overload
+def check_device(device: str | torch.device) -> torch.device: ...
+@overload
+def check_device(device: str | torch.device | None) -> torch.device | None: ...
 def check_device(device: str | torch.device | None) -> torch.device | None:
     """Return the device if this machine has it.
 

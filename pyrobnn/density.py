@@ -27,6 +27,7 @@ from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
 from pyrobnn.sites.nodes import (
+    Node,
     datum_terms,
     is_datum,
     is_masked,
@@ -114,22 +115,18 @@ class Density:
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
-        trace = self._first_trace()
-        self.sites = tuple(self._layout(trace))
+        nodes = self._first_trace()
+        self.sites = tuple(self._layout(nodes))
         if not self.sites:
             raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
         self.dim = sum(site.size for site in self.sites)
-        latent = [
-            node["value"] for node in trace.nodes.values() if node["name"] in {s.name for s in self.sites}
-        ]
+        latent = [node["value"] for node in nodes.values() if node["name"] in {s.name for s in self.sites}]
         self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
         self.device = latent[0].device
-        self.observed = tuple(n for n, node in trace.nodes.items() if is_datum(node))
-        self.masked = tuple(
-            s.name for s in self.sites if s.kind == "latent" and is_masked(trace.nodes[s.name])
-        )
+        self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
+        self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
         self._by_name = {site.name: site for site in self.sites}
-        self.dependent = dependent.names(self, trace)
+        self.dependent = dependent.names(self, nodes)
 
     @functools.cached_property
     def owner(self) -> BNN | None:
@@ -235,7 +232,7 @@ class Density:
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self.trace(self.constrain(z), args).nodes.values():
+        for node in self.trace(self.constrain(z), args).values():
             if node["type"] != "sample" or is_subsample(node):
                 continue
             if is_observed(node):
@@ -246,7 +243,7 @@ class Density:
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
-        nodes = self.trace(self.constrain(z)).nodes
+        nodes = self.trace(self.constrain(z))
         total = torch.zeros((), dtype=torch.float64, device=z.device)
         for name in names:
             total = total + log_prob_sum(nodes[name]) + self.log_jacobian(z, self.site(name)).double()
@@ -260,7 +257,7 @@ class Density:
         ``pyro.factor`` stands outside of the plates.
         """
         parts = []
-        for node in self.trace(self.constrain(z), args).nodes.values():
+        for node in self.trace(self.constrain(z), args).values():
             if is_datum(node):
                 parts.append(datum_terms(node))
         return torch.cat(parts) if parts else z.new_zeros(0)
@@ -268,7 +265,7 @@ class Density:
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self.trace(self.constrain(z)).nodes.values():
+        for node in self.trace(self.constrain(z)).values():
             if node["type"] == "sample" and not is_subsample(node) and not is_datum(node):
                 total = total + log_prob_sum(node)
         return total
@@ -283,8 +280,8 @@ class Density:
         draws = []
         with seeded(seed, self.device):
             for _ in range(num):
-                trace = self.trace({})
-                values = {s.name: trace.nodes[s.name]["value"].detach() for s in self.sites}
+                nodes = self.trace({})
+                values = {s.name: nodes[s.name]["value"].detach() for s in self.sites}
                 draws.append(self.unconstrain(values))
         return torch.stack(draws)
 
@@ -308,27 +305,31 @@ class Density:
         draws: dict[str, list[Tensor]] = {site.name: [] for site in sites}
         with seeded(seed, self.device):
             for _ in range(25):
-                nodes = self.trace({}).nodes
+                nodes = self.trace({})
                 for site in sites:
                     draws[site.name].append(site.transform.inv(nodes[site.name]["value"].to(self.dtype)))
         return {site.name: site.transform(torch.stack(draws[site.name]).median(0).values) for site in sites}
 
     # -- running the program ---------------------------------------------------------------------------------------
 
-    def trace(self, values: Mapping[str, Tensor], args: tuple[Any, ...] = ()) -> pyro.poutine.Trace:
-        """One run of the program with sites and point parameters at ``values``, on ``args`` or the density's own data.
+    def trace(
+        self, values: Mapping[str, Tensor | Callable[[Any], Tensor]], args: tuple[Any, ...] = ()
+    ) -> Mapping[str, Node]:
+        """The nodes by name of one run of the program, with sites and point parameters at ``values``.
+
+        It takes ``args``, or the density's own data.
 
         It counts what the density counts: all rows of a plate that draws a subsample, unless :meth:`subsampled`.
         """
         rows = all_rows({}) if self._all_rows and self.plate_sizes else contextlib.nullcontext()
         with without_validation(), pyro.poutine.block(), self._supply(values), rows:
-            return pyro.poutine.trace(self.program).get_trace(*(args or self.args))
+            return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
-    def _supply(self, values: Mapping[str, Tensor]) -> Supply:
+    def _supply(self, values: Mapping[str, Tensor | Callable[[Any], Tensor]]) -> Supply:
         given = [v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point()]
         return Supply(values, self._held, stored=self.owner is None, like=given[0] if given else None)
 
-    def _first_trace(self) -> pyro.poutine.Trace:
+    def _first_trace(self) -> Mapping[str, Node]:
         # where a program computes is known once it has run
         with seeded(0, *used_devices()), torch.no_grad():
             try:
@@ -344,10 +345,10 @@ class Density:
                     "subsample_size"
                 ) from error
 
-    def _layout(self, trace: pyro.poutine.Trace) -> Iterator[Site]:
-        for node in trace.nodes.values():
+    def _layout(self, nodes: Mapping[str, Node]) -> Iterator[Site]:
+        for node in nodes.values():
             for plate in node.get("cond_indep_stack", ()):
-                if plate.size != plate.full_size and plate.name not in trace.nodes:
+                if plate.size != plate.full_size and plate.name not in nodes:
                     raise Refused(
                         f"the plate {plate.name!r} was made outside of the program, so its subsample was drawn once "
                         "and the other rows would never be seen: make it inside the program"
@@ -355,7 +356,7 @@ class Density:
         self.initial_points: dict[str, Tensor] = {}
         self.constraints: dict[str, constraints.Constraint] = {}
         start = 0
-        for node in trace.nodes.values():
+        for node in nodes.values():
             if node["type"] == "sample" and not is_observed(node) and not is_subsample(node):
                 if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
                     raise Refused(
@@ -371,7 +372,7 @@ class Density:
                 site = _site(node, node["fn"].support, start, "latent")
                 start = site.stop
                 yield site
-        for node in trace.nodes.values():
+        for node in nodes.values():
             if node["type"] == "param":
                 support = node["kwargs"].get("constraint", constraints.real)
                 self.initial_points[node["name"]] = node["value"].detach()
@@ -382,7 +383,7 @@ class Density:
                     yield site
 
 
-def _site(node: Mapping[str, Any], support, start: int, kind: Literal["latent", "point"]) -> Site:
+def _site(node: Node, support: constraints.Constraint, start: int, kind: Literal["latent", "point"]) -> Site:
     transform = dependent.bijection(node["name"], support)
     shape = node["value"].shape
     return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)

@@ -42,7 +42,7 @@ class Constant(KLSchedule):
 
     beta: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_number("beta", self.beta, minimum=0)
 
     def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
@@ -66,7 +66,7 @@ class Linear(KLSchedule):
     warmup: float = 0.1
     full: float = 0.5
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_number("warmup", self.warmup, minimum=0, maximum=1)
         check_number("full", self.full, minimum=0, maximum=1)
         if self.warmup + self.full > 1:
@@ -98,7 +98,7 @@ class Cyclical(KLSchedule):
     cycles: int = 4
     ramp: float = 0.5
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_count("cycles", self.cycles)
         check_number("ramp", self.ramp, minimum=0, below=1)
 

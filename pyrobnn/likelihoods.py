@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -17,6 +17,7 @@ import torch
 import torch.distributions.constraints as constraints
 import torch.nn.functional as F
 import tyxe.likelihoods
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
@@ -28,7 +29,7 @@ SCALE = "likelihood.scale"
 DATA = "likelihood.data"
 
 
-class Likelihood:
+class Likelihood(torch.nn.Module):
     """Interface of all likelihoods; shapes: ``f`` (\\*batch, N, width), ``y`` (N, out) or (N,) for class labels.
 
     ``params`` maps ``"likelihood.scale"`` to draws of shape (\\*batch, \\*site_shape); it may be empty where the
@@ -37,7 +38,7 @@ class Likelihood:
 
     task: ClassVar[str]
     #: priors of inferred parameters and (initial value, constraint) of learned ones, by site name
-    priors: Mapping[str, dist.Distribution] = {}
+    priors: Mapping[str, TorchDistributionMixin] = {}
     points: Mapping[str, tuple[Tensor, constraints.Constraint]] = {}
 
     def width_error(self, width: int, y: Tensor) -> str | None:
@@ -53,7 +54,7 @@ class Likelihood:
         """
         raise NotImplementedError
 
-    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> dist.Distribution:
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         """Distribution of one datum given the network output, batch shape (\\*batch, N)."""
         raise NotImplementedError
 
@@ -61,9 +62,17 @@ class Likelihood:
         """Log density of every datum in nats, shape (\\*batch, N)."""
         return self.distribution(f, params).log_prob(y)
 
+    def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and noise standard deviation, both (\\*batch, N, out); of the task ``"gaussian"`` alone."""
+        raise NotImplementedError
+
+    def probs(self, f: Tensor) -> Tensor:
+        """Probabilities of the labels; of the tasks ``"categorical"`` and ``"bernoulli"`` alone."""
+        raise NotImplementedError
+
     def like(self, weight: Tensor) -> Likelihood:
         """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""
-        own = {id(self.priors): {}, id(self.points): {}}  # copied below
+        own: dict[int, Any] = {id(self.priors): {}, id(self.points): {}}  # copied below
         moved = copy.deepcopy(self, own).to(weight.device)
         moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
         moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
@@ -76,10 +85,11 @@ class Likelihood:
         return inferred | learned
 
     def observe(
-        self, f: Tensor, y: Tensor | None, params: Mapping[str, Tensor], num_data: int | None = None
+        self, f: Tensor, y: Tensor | None, params: Mapping[str, Tensor], num_data: float | None = None
     ) -> Tensor:
         """The Pyro statement of the data: sampled, or observed at ``y``; scaled to ``num_data`` for a mini-batch."""
-        size = len(f) if num_data is None else num_data
+        # weighted batches make it a fraction, which Pyro's plate takes
+        size: Any = len(f) if num_data is None else num_data
         with pyro.plate(f"{DATA}_plate", size=size, subsample=f):
             return pyro.sample(DATA, self.distribution(f, params), obs=y)
 
@@ -113,11 +123,7 @@ class _Gaussian(Likelihood):
         check_finite("y", y)
         return y.reshape(len(y), -1).to(dtype)
 
-    def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and noise standard deviation, both (\\*batch, N, out)."""
-        raise NotImplementedError
-
-    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> dist.Distribution:
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return dist.Normal(*self.loc_scale(f, params)).to_event(1)
 
 
@@ -143,7 +149,9 @@ class HomoskedasticGaussian(_Gaussian, tyxe.likelihoods.Gaussian):
         HomoskedasticGaussian(inferred scale)
     """
 
-    def __init__(self, scale: float | Tensor | str | PyroParam | dist.Distribution):
+    fixed_scale: Tensor
+
+    def __init__(self, scale: float | Tensor | str | PyroParam | TorchDistributionMixin):
         super().__init__(dataset_size=None, event_dim=1, name="likelihood")
         self.priors, self.points = {}, {}
         if isinstance(scale, torch.distributions.Distribution):
@@ -161,7 +169,7 @@ class HomoskedasticGaussian(_Gaussian, tyxe.likelihoods.Gaussian):
                 raise ValueError(
                     f"'scale' must be a number, 'learned', a parameter or a distribution, got {scale!r}"
                 )
-            value = torch.tensor(1.0) if isinstance(scale, str) else getattr(scale, "init_value", scale)
+            value: Any = torch.tensor(1.0) if isinstance(scale, str) else getattr(scale, "init_value", scale)
             value = torch.as_tensor(value() if callable(value) else value).detach().clone()
             self.points = {SCALE: (_positive_scale(value), constraints.positive)}
         else:
@@ -238,7 +246,7 @@ class Categorical(Likelihood, tyxe.likelihoods.Categorical):
 
     task = "categorical"
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(dataset_size=None, event_dim=0, name="likelihood")
 
     def width_error(self, width: int, y: Tensor) -> str | None:
@@ -262,7 +270,7 @@ class Categorical(Likelihood, tyxe.likelihoods.Categorical):
             )
         return y.long()
 
-    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> dist.Distribution:
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return dist.Categorical(logits=f)
 
     def probs(self, f: Tensor) -> Tensor:
@@ -285,7 +293,7 @@ class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
 
     task = "bernoulli"
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(dataset_size=None, event_dim=1, name="likelihood")
 
     def width_error(self, width: int, y: Tensor) -> str | None:
@@ -307,7 +315,7 @@ class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
             )
         return y.reshape(len(y), -1).to(dtype)
 
-    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> dist.Distribution:
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return dist.Bernoulli(logits=f).to_event(1)
 
     def probs(self, f: Tensor) -> Tensor:

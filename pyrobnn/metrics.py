@@ -42,7 +42,7 @@ class Reliability(NamedTuple):
 
     confidence: Tensor
     accuracy: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # a public field, in the place of tuple.count
 
 
 def mean_and_error(scores: Tensor) -> tuple[float, float]:

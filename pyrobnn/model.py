@@ -124,10 +124,10 @@ class BNN:
         moved.likelihood = self.likelihood.like(weight)
         moved.priors = {
             name: move(name, prior, weight) for name, prior in self.priors.items() if name.startswith(NET)
-        } | moved.likelihood.priors
+        } | dict(moved.likelihood.priors)
         return moved
 
-    def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+    def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: float | None = None) -> Tensor:
         """The generative program: weights, then the network, then the data.
 
         Point parameters are ``pyro.param`` statements; draws (``posterior.stacked()``) or a guide (``posterior.guide``)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
+from pyro.distributions.torch_distribution import TorchDistribution, TorchDistributionMixin
 from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.overrides import TorchFunctionMode
@@ -49,11 +50,17 @@ class ScaleMixtureNormal(TorchDistribution):
     support = constraints.real
     has_rsample = False
 
-    def __init__(self, pi: float | Tensor, scale1: float | Tensor, scale2: float | Tensor, batch_shape=()):
+    def __init__(
+        self,
+        pi: float | Tensor,
+        scale1: float | Tensor,
+        scale2: float | Tensor,
+        batch_shape: Sequence[int] = (),
+    ):
         self.pi, self.scale1, self.scale2 = map(torch.as_tensor, (pi, scale1, scale2))
         super().__init__(torch.Size(batch_shape), torch.Size())
 
-    def expand(self, batch_shape, _instance=None) -> ScaleMixtureNormal:
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> ScaleMixtureNormal:
         """The same distribution with another batch shape."""
         return ScaleMixtureNormal(self.pi, self.scale1, self.scale2, batch_shape)
 
@@ -64,18 +71,25 @@ class ScaleMixtureNormal(TorchDistribution):
         # logaddexp's second derivative is inf / inf where one component is e^88 times the other
         return torch.stack(torch.broadcast_tensors(wide, narrow)).logsumexp(0)
 
-    def sample(self, sample_shape=()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws of shape (\\*sample_shape, \\*batch_shape)."""
         shape = torch.Size(sample_shape) + self.batch_shape
-        like = {"dtype": self.scale1.dtype, "device": self.scale1.device}
-        scale = torch.where(torch.rand(shape, **like) < self.pi, self.scale1, self.scale2)
-        return torch.randn(shape, **like) * scale
+        dtype, device = self.scale1.dtype, self.scale1.device
+        wide = torch.rand(shape, dtype=dtype, device=device) < self.pi
+        scale = torch.where(wide, self.scale1, self.scale2)
+        return torch.randn(shape, dtype=dtype, device=device) * scale
 
 
 class _SelectivePrior(Prior):
     """TyXe's hide/expose, where an option that is given takes effect without ``expose_all=False``."""
 
-    def __init__(self, hide, expose, hide_modules, expose_modules):
+    def __init__(
+        self,
+        hide: Sequence[str] | None,
+        expose: Sequence[str] | None,
+        hide_modules: Sequence[nn.Module] | None,
+        expose_modules: Sequence[nn.Module] | None,
+    ):
         unselected = all(chosen is None for chosen in (hide, expose, hide_modules, expose_modules))
         super().__init__(
             expose_all=unselected,
@@ -127,7 +141,7 @@ class ScaleMixture(_SelectivePrior):
         check_number("scale2", scale2, above=0)
         self.distribution = ScaleMixtureNormal(pi, scale1, scale2)
 
-    def prior_dist(self, name, module, param):
+    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor | None) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
         return self.distribution
 
@@ -165,7 +179,7 @@ class FanInNormal(_SelectivePrior):
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
 
-    def prior_dist(self, name, module, param):
+    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
         if param.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
@@ -181,7 +195,7 @@ class SitePriors(Prior):
         sites: parameter name (``"0.weight"``) → prior, of the parameter's shape.
     """
 
-    def __init__(self, sites: Mapping[str, dist.Distribution]):
+    def __init__(self, sites: Mapping[str, TorchDistributionMixin]):
         # TyXe's own constructor makes a lambda of the choice
         self.sites = dict(sites)
 
@@ -189,12 +203,12 @@ class SitePriors(Prior):
         """Whether the parameter is Bayesian."""
         return name in self.sites
 
-    def prior_dist(self, name, module, param):
+    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor) -> TorchDistributionMixin:
         """The prior of one parameter."""
         return self.sites[name]
 
 
-def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:
+def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixin]:
     """The prior of every Bayesian parameter of ``net``, by parameter name, expanded to its shape.
 
     Raises:
@@ -224,7 +238,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, dist.Distribution]:
     return found
 
 
-def _expand(name: str, base: dist.Distribution, param: Tensor) -> dist.Distribution:
+def _expand(name: str, base: TorchDistributionMixin, param: Tensor) -> TorchDistributionMixin:
     # the net may live on another device or in another dtype than the prior's own numbers
     base = move(name, base, param)
     shape = param.shape[: param.dim() - len(base.event_shape)]
@@ -242,7 +256,7 @@ def _expand(name: str, base: dist.Distribution, param: Tensor) -> dist.Distribut
         ) from error
 
 
-def move(name: str, distribution: dist.Distribution, like: Tensor) -> dist.Distribution:
+def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> TorchDistributionMixin:
     """The same distribution with all its numbers in the dtype and on the device of ``like``, whatever its family.
 
     Args:
@@ -273,7 +287,7 @@ def move(name: str, distribution: dist.Distribution, like: Tensor) -> dist.Distr
     return moved
 
 
-def _immovable(name: str, distribution: dist.Distribution, like: Tensor, why: str) -> ValueError:
+def _immovable(name: str, distribution: TorchDistributionMixin, like: Tensor, why: str) -> ValueError:
     return ValueError(
         f"the prior of {name!r}, a {type(distribution).__name__}, cannot follow the net to {like.dtype} on "
         f"{like.device} ({why}): keep its numbers in tensors that are its attributes, or give it such numbers"
@@ -287,7 +301,13 @@ class _Copies(TorchFunctionMode):
         super().__init__()
         self.like, self.changed = like, False
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         value = args[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -109,11 +109,8 @@ class Dataset:
     def subset(self, index: Tensor | np.ndarray | list[int]) -> Dataset:
         """The points at ``index`` (row numbers), with the truth that belongs to them."""
         rows = torch.as_tensor(index, dtype=torch.int64)
-        pick = {
-            name: None if value is None else value[rows]
-            for name, value in (("true_f", self.true_f), ("true_noise", self.true_noise))
-        }
-        return dataclasses.replace(self, x=self.x[rows], y=self.y[rows], **pick)
+        f, noise = (None if truth is None else truth[rows] for truth in (self.true_f, self.true_noise))
+        return dataclasses.replace(self, x=self.x[rows], y=self.y[rows], true_f=f, true_noise=noise)
 
     def widest_gap(self) -> tuple[float, float]:
         """The two neighbouring inputs of a 1-D data set with the widest gap between them.
@@ -243,7 +240,7 @@ class Standardizer:
 
     def transform(self, dataset: Dataset) -> Dataset:
         """The data set in standard units, the truth behind it included."""
-        truth: dict[str, object] = {}
+        truth: dict[str, Any] = {}
         if dataset.true_f is not None:
             truth["true_f"] = self.transform_y(dataset.true_f)
         if dataset.true_noise is not None:

@@ -161,8 +161,24 @@ def _energy_panel(ax: Axes, values: np.ndarray) -> None:
     marginal = (values - values.mean(axis=1, keepdims=True)).ravel()
     change = np.diff(values, axis=1).ravel()
     edges = np.histogram_bin_edges(np.concatenate([marginal, change]), bins=36)
-    ax.hist(marginal, bins=edges, density=True, color=PALETTE[0], alpha=0.35, linewidth=0, label="marginal")
-    ax.hist(change, bins=edges, density=True, histtype="step", color=PALETTE[1], lw=1.3, label="transition")
+    ax.hist(
+        marginal,
+        bins=edges.tolist(),
+        density=True,
+        color=PALETTE[0],
+        alpha=0.35,
+        linewidth=0,
+        label="marginal",
+    )
+    ax.hist(
+        change,
+        bins=edges.tolist(),
+        density=True,
+        histtype="step",
+        color=PALETTE[1],
+        lw=1.3,
+        label="transition",
+    )
     if (np.ptp(values, axis=1) > 0).all():
         data = xr.Dataset({"energy": (SAMPLE_DIMS, values)})
         worst = float(np.min(bfmi(data)["energy"].values))
@@ -188,9 +204,9 @@ def loss(trees: Trees, *, name: str = "loss") -> Figure:
     found = {}
     for label, evidence in gather(trees).items():
         names = evidence.names(HISTORY)
-        if names:
-            chosen = name if name in names else names[0]
-            values = np.atleast_1d(evidence.variable(HISTORY, chosen).values).astype(float)
+        chosen = name if name in names else next(iter(names), name)
+        if (tracked := evidence.variable(HISTORY, chosen)) is not None:
+            values = np.atleast_1d(tracked.values).astype(float)
             values = values.reshape(values.shape[0], -1).mean(1)
             if np.isfinite(values).sum() > 1:
                 found[label] = (chosen, values)
@@ -235,9 +251,11 @@ def weight_norms(trees: Trees) -> Figure:
         A figure with one axes; a legend names the methods.
     """
     found = {
-        label: (norms, evidence.variable(FUNCTION, "layer_norm"))
+        label: (norms, source)
         for label, evidence in gather(trees).items()
-        if (norms := evidence.draws(FUNCTION, "layer_norm")) is not None and norms.size
+        if (norms := evidence.draws(FUNCTION, "layer_norm")) is not None
+        and (source := evidence.variable(FUNCTION, "layer_norm")) is not None
+        and norms.size
     }
     with style():
         if not found:

@@ -139,17 +139,16 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             return figure
         label, points = found
         order = _by_doubt(points)[:num_items]
-        side = 0 if points.x is None else math.isqrt(points.x.shape[1])
-        image = side >= 8 and side * side == points.x.shape[1]
+        images = _as_images(points)
         figure, axes = panels(
             len(order),
-            rows_per_panel=(1.0, 0.8) if image else (1.0,),
+            rows_per_panel=(1.0,) if images is None else (1.0, 0.8),
             max_columns=len(order),
-            size=(1.05, 1.9 if image else 1.2),
+            size=(1.05, 1.2 if images is None else 1.9),
         )
         for item, column in zip(order, axes, strict=True):
-            if image:
-                column[0].imshow(points.x[item].reshape(side, side), cmap="gray_r", interpolation="nearest")
+            if images is not None:
+                column[0].imshow(images[item], cmap="gray_r", interpolation="nearest")
                 column[0].set_axis_off()
             bars = column[-1]
             classes = np.arange(points.probs.shape[1])
@@ -162,6 +161,14 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             bars.grid(visible=False)
         figure.suptitle(f"{label}: most uncertain items", fontsize=9, x=0.01, ha="left")
         return figure
+
+
+def _as_images(points: ClassPoints) -> np.ndarray | None:
+    """The inputs as (point, side, side), where their number looks like that of the pixels of a square."""
+    if points.x is None:
+        return None
+    side = math.isqrt(points.x.shape[1])
+    return points.x.reshape(-1, side, side) if side >= 8 and side * side == points.x.shape[1] else None
 
 
 def _by_doubt(points: ClassPoints) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -61,18 +63,19 @@ def predictive_bands(
         )
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(label)
-            if (grid := evidence.variable(GRID, "mean")) is None or grid.size == 0:
+            x, mean = evidence.variable(GRID, "x"), evidence.variable(GRID, "mean")
+            if x is None or mean is None or mean.size == 0:
                 empty_panel(main, "no grid of predictions (1-D input only)")
                 strip.set_axis_off()
                 continue
-            _bands(main, strip, evidence, output, num_functions)
+            _bands(main, strip, evidence, x.values.reshape(-1), mean, output, num_functions)
         low, high = _outcome_range(trees, output) if ylim is None else ylim
         if np.isfinite([low, high]).all() and low < high:
             axes[0, 0].set_ylim(low, high)
         if xlim is not None:
             axes[0, 0].set_xlim(*xlim)
         axes[0, 1].set_ylim(bottom=0)
-        handles = {}
+        handles: dict[str, Any] = {}
         for ax in axes.flat:
             handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         if handles:
@@ -80,10 +83,16 @@ def predictive_bands(
         return figure
 
 
-def _bands(main: Axes, strip: Axes, evidence: Evidence, output: int, num_functions: int) -> None:
-    x = evidence.variable(GRID, "x").values.reshape(-1)
-    mean = _output(evidence.variable(GRID, "mean"), output)
-    zero = xr.zeros_like(evidence.variable(GRID, "mean"))
+def _bands(
+    main: Axes,
+    strip: Axes,
+    evidence: Evidence,
+    x: np.ndarray,
+    means: xr.DataArray,
+    output: int,
+    num_functions: int,
+) -> None:
+    mean, zero = _output(means, output), xr.zeros_like(means)
     sds = []
     for kind in ("epistemic", "aleatoric"):
         variance = evidence.variable(GRID, f"{kind}_var")

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,11 +140,18 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     return prior, torch.cat(parts, -1)
 
 
-def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dict[str, xr.Dataset]:
+def _function_groups(
+    posterior: Posterior,
+    x: Tensor,
+    probe_x: Tensor | None,
+    known: Mapping[str, xr.Dataset],
+    num_prior_draws: int,
+    seed: int,
+) -> dict[str, xr.Dataset]:
     x = torch.as_tensor(x)
     probe_x, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
     shared = ("chain", "draw")
-    variables = {
+    variables: dict[str, Any] = {
         "f": ((*shared, "probe", "output"), _array(posterior.function(probe_x))),
         "probe_x": (("probe", "feature"), _array(probe_x.reshape(len(probe_x), -1))),
         "probe_kind": (("probe",), np.array(kind)),
@@ -153,12 +161,12 @@ def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dic
         variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
     norms = _layer_norms(posterior.draws)
     variables["layer_norm"] = ((*shared, "layer"), _array(torch.stack(list(norms.values()), -1)))
-    if posterior.model.likelihood.priors:
+    if posterior.bnn.likelihood.priors:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
         variables["noise"] = ((*shared, "output"), _array(scale))
     groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
     if num_prior_draws:
-        prior = prior_posterior(posterior.model, num_prior_draws, seed)
+        prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
         groups[PRIOR] = _dataset(prior.draws)
         f = _array(prior.function(probe_x))
         groups[PRIOR_PREDICTIVE] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
@@ -166,7 +174,7 @@ def _function_groups(posterior, x, probe_x, known, num_prior_draws, seed) -> dic
 
 
 def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
-    """Draws from the prior in the clothes of a posterior, so that they can be predicted with and plotted."""
+    """Draws from the prior as a :class:`Posterior`, which predicts and is plotted like any other."""
     with seeded(seed, model.device):
         draws = {name: site.sample((1, num_draws)) for name, site in model.priors.items()}
     fixed = model.initial_values() | {name: init for name, (init, _) in model.likelihood.points.items()}
@@ -174,9 +182,14 @@ def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
     return Posterior(model, draws, meta={"method": "Prior", "iid": True})
 
 
-def _grid_group(posterior, x, grid, true_function) -> dict[str, xr.Dataset]:
+def _grid_group(
+    posterior: Posterior,
+    x: Tensor,
+    grid: Tensor | None,
+    true_function: Callable[[Tensor], Tensor] | None,
+) -> dict[str, xr.Dataset]:
     x = torch.as_tensor(x)
-    if x.dim() != 2 or x.shape[1] != 1 or posterior.model.likelihood.task != "gaussian":
+    if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.task != "gaussian":
         return {}
     if grid is None:
         low, high = float(x.min()), float(x.max())

@@ -52,6 +52,20 @@ class Posterior:
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def bnn(self) -> BNN:
+        """The model, which is a BNN.
+
+        Raises:
+            TypeError: it is a plain Pyro program.
+        """
+        if not isinstance(self.model, BNN):
+            raise TypeError(
+                "a plain Pyro program has no network output to predict: "
+                "use pyro.infer.Predictive(program, posterior_samples=posterior.stacked())"
+            )
+        return self.model
+
+    @property
     def num_chains(self) -> int:
         """Number of chains (1 for independent draws)."""
         return next(iter(self.draws.values())).shape[0]
@@ -128,8 +142,8 @@ class Posterior:
         standard_f = self.standard_function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
-        prediction = Prediction(standard_f, self.model.likelihood, few.draws, moments=moments)
-        units = self.model.standardizer
+        prediction = Prediction(standard_f, self.bnn.likelihood, few.draws, moments=moments)
+        units = self.bnn.standardizer
         if units is None or prediction.task != "gaussian":
             return prediction
         return prediction.in_units(units.y_mean, units.y_scale)
@@ -155,13 +169,13 @@ class Posterior:
         if num_draws is not None:
             return self.thin(num_draws).standard_function(x, chunk_scalars=chunk_scalars)
         x = self._inputs(x)
-        forward = self.model.forward if self.network is None else self.network
+        forward = self.bnn.forward if self.network is None else self.network
         params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
         total = self.num_chains * self.num_draws
-        widest = _widest_layer(self.model, x)
+        widest = _widest_layer(self.bnn, x)
         points_at_once = max(1, min(len(x), chunk_scalars // max(widest, 1)))
         draws_at_once = max(
-            1, min(total, chunk_scalars // max(widest * points_at_once, self.model.num_weights))
+            1, min(total, chunk_scalars // max(widest * points_at_once, self.bnn.num_weights))
         )
         rows = []
         for start in range(0, total, draws_at_once):
@@ -210,18 +224,14 @@ class Posterior:
         return load(path, model)
 
     def _inputs(self, x: Tensor) -> Tensor:
-        if not isinstance(self.model, BNN):
-            raise TypeError(
-                "a plain Pyro program has no network output to predict: "
-                "use pyro.infer.Predictive(program, posterior_samples=posterior.stacked())"
-            )
+        model = self.bnn
         x = as_tensor("x", x)
         if x.dim() == 0 or len(x) == 0:
             raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
         check_finite("x", x)
         self._check_width(x)
         device = next(iter(self.draws.values())).device
-        return self.model.cast_inputs(self.model.standard_inputs(x.to(device)))
+        return model.cast_inputs(model.standard_inputs(x.to(device)))
 
     def _check_width(self, x: Tensor) -> None:
         """Inputs of another width than the fit's would fail deep in the net, or be broadcast by the standardizer."""

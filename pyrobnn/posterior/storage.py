@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximati
 
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
-ENGINE = "h5netcdf"
+ENGINE: Final = "h5netcdf"
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:

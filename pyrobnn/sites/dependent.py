@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import pyro
 import torch
 from torch import Tensor
 from torch.distributions import biject_to, constraints
@@ -19,11 +18,13 @@ from pyrobnn.compile.trees import mapped
 
 if TYPE_CHECKING:
     from pyrobnn.density import Density, Site
+    from pyrobnn.sites.nodes import Node
 
 
 def bijection(name: str, support: constraints.Constraint) -> Transform:
     """From the real line to the support; that of a mixture is the support of its components."""
-    inner, events = support, 0
+    inner: Any = support
+    events = 0
     while isinstance(inner, constraints.independent):
         inner, events = inner.base_constraint, events + inner.reinterpreted_batch_ndims
     if isinstance(inner, constraints.MixtureSameFamilyConstraint):
@@ -37,29 +38,30 @@ def bijection(name: str, support: constraints.Constraint) -> Transform:
         ) from error
 
 
-def names(density: Density, trace: pyro.poutine.Trace) -> tuple[str, ...]:
+def names(density: Density, nodes: Mapping[str, Node]) -> tuple[str, ...]:
     """The latent sites whose support differs between two runs of the program with other values of the sites.
 
     Args:
         density: a density with its sites.
-        trace: one run.
+        nodes: of one run.
     """
     latent = [site.name for site in density.sites if site.kind == "latent"]
-    bounded = {name: bounds for name in latent if (bounds := _bounds(trace.nodes[name]["fn"].support))}
+    bounded = {name: bounds for name in latent if (bounds := _bounds(nodes[name]["fn"].support))}
     if not bounded:
         return ()
     other = density.constrain_each(density.sample_box(1, seed=1)[0])
-    nodes = density.trace({name: value for name, value in other.items() if name in latent}, ()).nodes
+    again = density.trace({name: value for name, value in other.items() if name in latent}, ())
     return tuple(
         name
         for name, bounds in bounded.items()
-        if not all(map(torch.equal, bounds, _bounds(nodes[name]["fn"].support)))
+        if not all(map(torch.equal, bounds, _bounds(again[name]["fn"].support)))
     )
 
 
 def constrain(density: Density, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
     """Site values of one vector (dim,), and the bijections of the dependent sites there."""
-    values, found = density.constrain_each(z), {}
+    values = density.constrain_each(z)
+    found: dict[str, Transform] = {}
 
     def follower(site: Site) -> Callable[[Any], Tensor]:
         def follow(fn: Any) -> Tensor:
@@ -69,7 +71,7 @@ def constrain(density: Density, z: Tensor) -> tuple[dict[str, Tensor], dict[str,
         return follow
 
     following = {site.name: follower(site) for site in density.sites if site.name in density.dependent}
-    nodes = density.trace(values | following).nodes
+    nodes = density.trace({**values, **following})
     return values | {name: nodes[name]["value"] for name in found}, found
 
 
@@ -79,7 +81,7 @@ def at_origin(density: Density, values: Mapping[str, Tensor]) -> dict[str, Tenso
     by_name = {site.name: site for site in density.sites}
 
     def one(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        nodes = density.trace(given).nodes
+        nodes = density.trace(given)
         moved = {}
         for name in density.dependent:
             u = bijection(name, nodes[name]["fn"].support).inv(given[name])

@@ -137,7 +137,7 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
 def _both(first: Mask, second: Mask) -> Mask:
     if first is None or first is True:
         return second
-    if first is False or second is True:
+    if second is None or second is True or first is False:
         return first
     return second if second is False else first & second
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import torch
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.runtime import _PYRO_STACK, Message
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -24,15 +26,16 @@ def given(name: str) -> Tensor | None:
     ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
     replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them.
     """
-    message = {
+    message: Message[Any, Any] = {
         "type": "sample",
         "name": name,
+        # a block may ask for the kind of distribution
+        "fn": None,  # type: ignore[typeddict-item]
         "value": None,
         "is_observed": False,
         "infer": {},
         "stop": False,
     }
-    message["fn"] = None  # a block may ask for the kind of distribution
     for frame in reversed(_PYRO_STACK):
         if isinstance(frame, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
             frame._process_message(message)

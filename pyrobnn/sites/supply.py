@@ -39,7 +39,7 @@ class Supply(Messenger):
         self.values, self.held, self.stored = values, held, stored
         self.like = torch.empty(0) if like is None else like
 
-    def _pyro_sample(self, msg) -> None:
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["is_observed"]:
             return
         if msg["name"] in self.values:
@@ -50,7 +50,7 @@ class Supply(Messenger):
             shape = transform.inverse_shape(msg["fn"].batch_shape + msg["fn"].event_shape)
             msg["value"], msg["done"] = transform(self.like.new_empty(shape).uniform_(-RADIUS, RADIUS)), True
 
-    def _pyro_param(self, msg) -> None:
+    def _pyro_param(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
         if name in self.values:
             value = self.values[name]
@@ -78,7 +78,7 @@ def all_rows(found: dict[str, int]) -> Iterator[None]:
     """Plates that would draw a subsample take all their rows; their names and sizes are added to ``found``."""
     subsample = SubsampleMessenger._subsample
 
-    def whole(name, size=None, subsample_size=None, given=None, *rest):
+    def whole(name: str, size: Any = None, subsample_size: Any = None, given: Any = None, *rest: Any) -> Any:
         if given is None and subsample_size is not None and subsample_size < size:
             found[name] = int(size)
             subsample_size = None

@@ -40,7 +40,7 @@ class Mixture1D:
     locs: Sequence[float]
     scales: Sequence[float]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not len(self.weights) == len(self.locs) == len(self.scales) > 0:
             raise ValueError(
                 f"'weights', 'locs' and 'scales' need one entry per component, got "

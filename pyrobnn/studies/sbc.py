@@ -125,7 +125,7 @@ def quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> d
         for probe in range(f.shape[2])
         for output in range(f.shape[3])
     }
-    for name in posterior.model.likelihood.priors:
+    for name in posterior.bnn.likelihood.priors:
         site = posterior.draws[name].detach().double().cpu().numpy()
         columns = site.reshape(*site.shape[:2], -1)
         found |= {f"{name}.{index}": columns[:, :, index] for index in range(columns.shape[2])}

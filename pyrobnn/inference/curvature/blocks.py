@@ -18,7 +18,10 @@ class Block(Protocol):
     """A zero-mean Gaussian over the coordinates ``index`` (p,) of the flat vector, by its precision Λ."""
 
     kind: ClassVar[str]
-    index: Tensor
+
+    @property
+    def index(self) -> Tensor:
+        """Coordinates (p,) in the flat vector."""
 
     def log_det(self) -> Tensor:
         """log det Λ, scalar."""

@@ -32,7 +32,7 @@ class BlockNormal(TorchDistribution):
         self.splits = [len(block.index) for block in self.blocks]
         super().__init__(torch.Size(), torch.Size([sum(self.splits)]))
 
-    def expand(self, batch_shape, _instance=None) -> BlockNormal:
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> BlockNormal:
         """Itself for an empty batch shape; plates are not supported."""
         if len(batch_shape):
             raise ValueError("a Laplace guide has no batch dimensions: take it out of the plate")
@@ -40,9 +40,9 @@ class BlockNormal(TorchDistribution):
 
     def log_det(self) -> Tensor:
         """log det of the precision, float64 scalar."""
-        return sum(block.log_det().double() for block in self.blocks)
+        return torch.stack([block.log_det().double() for block in self.blocks]).sum()
 
-    def sample(self, sample_shape=()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, p)."""
         shape = torch.Size(sample_shape)
         noise = torch.randn(shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device)

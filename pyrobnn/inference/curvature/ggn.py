@@ -10,7 +10,7 @@ so that one decomposition of :math:`\tilde H` serves every τ and c.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -75,8 +75,10 @@ class FullCurvature:
         self.index, self.prior_prec = jacobian.index, prior_prec
         self.group_names, self.group = layer_groups(jacobian)
         whiten = prior_prec.rsqrt()
+        #: the whitened rows (N·k, p); None while the p × p matrix stands in their place
         self.rows: Tensor | None = None
-        self.matrix: Tensor | None = None
+        self.matrix = prior_prec.new_empty(0)
+        self._grams: Tensor | None = None
         with torch.no_grad():
             num_rows = len(x) * root(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
         self.num_rows = num_rows
@@ -89,38 +91,15 @@ class FullCurvature:
             self.values, self.basis = _spectrum(self.rows)
             return
         self.dtype = prior_prec.dtype
-        self.matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
         if width > 1 and len(jacobian.layers) == 1:
-            self._add_single_layer(jacobian, x, root, whiten.double())
+            matrix = _single_layer_matrix(jacobian, x, root, whiten.double())
         else:
+            matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
             for part in parts:
-                self.matrix += _gram(jacobian.rows(part, root)[1].flatten(0, 1) * whiten)
-        check_finite(self.matrix)
+                matrix += _gram(jacobian.rows(part, root)[1].flatten(0, 1) * whiten)
+        self.matrix = check_finite(matrix)
         #: no less than the largest eigenvalue
         self.norm = float(torch.linalg.matrix_norm(self.matrix))
-
-    def _add_single_layer(self, jacobian: NetworkJacobian, x: Tensor, root: Root, whiten: Tensor) -> None:
-        """Σ_n B_n ⊗ a_n a_nᵀ with B_n = Σ_k g gᵀ: the k columns are summed before the inputs multiply them."""
-        layer = jacobian.layers[0]
-        place = jacobian.positions(layer)
-        outs, ins = place.shape
-        total = torch.zeros(outs, ins, outs, ins, dtype=torch.float64, device=x.device)
-        for part in jacobian.chunks(x, 4 * (outs + 1) * ins):
-            factors = jacobian.factors(part, root)[1][0]
-            if factors.inputs.shape[1] > 1:  # shared positions: the rows themselves
-                total += _gram(factors.rows().flatten(2).flatten(0, 1)).reshape(total.shape)
-                continue
-            inputs, grads = factors.inputs.squeeze(1).double(), factors.grads.squeeze(2).double()
-            inner = grads.transpose(1, 2) @ grads
-            for out in range(outs):
-                # only pairs of outputs on one side of the diagonal
-                weighted = inner[:, out, out:].unsqueeze(2) * inputs.unsqueeze(1)
-                total[out, :, out:] += (inputs.T @ weighted.flatten(1)).reshape(ins, outs - out, ins)
-        for out in range(outs):
-            total[out + 1 :, :, out] = total[out, :, out + 1 :].permute(1, 2, 0)
-        flat = place.reshape(-1)
-        self.matrix[flat[:, None], flat] = total.reshape(len(flat), -1)
-        self.matrix *= whiten.unsqueeze(1) * whiten
 
     def _stiff(self, tau: Tensor, c: Tensor | float) -> bool:
         """Whether the least prior precision is below the rounding of c H̃."""
@@ -134,7 +113,7 @@ class FullCurvature:
         values, vectors = torch.linalg.eigh(self.matrix)
         keep = resolved(values)
         self.values, self.basis = values[keep], vectors[:, keep]
-        self.rows, self.matrix = (self.basis * self.values.sqrt()).T, None
+        self.rows, self.matrix = (self.basis * self.values.sqrt()).T, values.new_empty(0)
 
     def resolution(self) -> Resolution:
         """How far down the curvature is known."""
@@ -159,7 +138,7 @@ class FullCurvature:
             matrix = c * self.matrix + torch.diag(self._spread(tau))
             return 2 * torch.linalg.cholesky(matrix).diagonal().log().sum()
         sizes = torch.bincount(self.group).to(tau)
-        inside = torch.einsum("g,gnm->nm", c / tau, self.grams)
+        inside = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
         if self._stiff(tau, c):  # its rounding exceeds the 1 that is added to it
             values = torch.linalg.eigvalsh(inside)
             values = torch.where(resolved(values.detach()), values, 0.0)
@@ -167,11 +146,10 @@ class FullCurvature:
         inside = inside + torch.eye(len(inside), dtype=inside.dtype, device=inside.device)
         return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + (sizes * tau.log()).sum()
 
-    @property
-    def grams(self) -> Tensor:
+    def _layer_grams(self, rows: Tensor) -> Tensor:
         """Gram matrix of the rows by layer (groups, N·k, N·k), float64; computed once."""
-        if not hasattr(self, "_grams"):
-            parts = [self.rows[:, self.group == g] for g in range(len(self.group_names))]
+        if self._grams is None:
+            parts = [rows[:, self.group == g] for g in range(len(self.group_names))]
             self._grams = torch.stack([_gram(part.T) for part in parts])
         return self._grams
 
@@ -266,10 +244,11 @@ class KronCurvature:
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
-        return sum(
+        parts = [
             (tau[group if len(tau) > 1 else 0] + c * values).log().sum()
             for _, group, _, _, values, _ in self.layers
-        )
+        ]
+        return torch.stack(parts).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
@@ -309,7 +288,33 @@ class KronCurvature:
         return inputs, grads, counts
 
 
-def _factor_chunks(jacobian: NetworkJacobian, x: Tensor):
+def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: Root, whiten: Tensor) -> Tensor:
+    """Σ_n B_n ⊗ a_n a_nᵀ with B_n = Σ_k g gᵀ: the k columns are summed before the inputs multiply them."""
+    layer = jacobian.layers[0]
+    place = jacobian.positions(layer)
+    outs, ins = place.shape
+    total = torch.zeros(outs, ins, outs, ins, dtype=torch.float64, device=x.device)
+    for part in jacobian.chunks(x, 4 * (outs + 1) * ins):
+        factors = jacobian.factors(part, root)[1][0]
+        if factors.inputs.shape[1] > 1:  # shared positions: the rows themselves
+            total += _gram(factors.rows().flatten(2).flatten(0, 1)).reshape(total.shape)
+            continue
+        inputs, grads = factors.inputs.squeeze(1).double(), factors.grads.squeeze(2).double()
+        inner = grads.transpose(1, 2) @ grads
+        for out in range(outs):
+            # only pairs of outputs on one side of the diagonal
+            weighted = inner[:, out, out:].unsqueeze(2) * inputs.unsqueeze(1)
+            total[out, :, out:] += (inputs.T @ weighted.flatten(1)).reshape(ins, outs - out, ins)
+    for out in range(outs):
+        total[out + 1 :, :, out] = total[out, :, out + 1 :].permute(1, 2, 0)
+    flat = place.reshape(-1)
+    matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
+    matrix[flat[:, None], flat] = total.reshape(len(flat), -1)
+    matrix *= whiten.unsqueeze(1) * whiten
+    return matrix
+
+
+def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:
     if not jacobian.layers:
         return ()
     _, factors = jacobian.factors(x[:1])

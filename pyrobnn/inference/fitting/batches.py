@@ -72,14 +72,15 @@ def survey(loader: DataLoader) -> Epoch:
     Raises:
         ValueError: a data set without length, an empty loader, a sampler that is endless or can be walked only once.
     """
+    dataset: Any = loader.dataset  # torch declares no length
     try:
-        size = len(loader.dataset)
+        size = len(dataset)
     except TypeError as error:
         raise ValueError(
             "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
         ) from error
     batching = loader.batch_sampler
-    sampler = loader.sampler if batching is None else batching
+    sampler: Any = loader.sampler if batching is None else batching
     if type(batching) is BatchSampler:
         sampler = batching.sampler
     for part in (sampler, batching):
@@ -183,13 +184,14 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
 
 def _in_order(loader: DataLoader) -> DataLoader:
     """The loader without its shuffling, so that what is gathered does not depend on it."""
-    batching = loader.batch_sampler
-    sampler = getattr(batching, "sampler", None)
+    batching: Any = loader.batch_sampler
+    dataset: Any = loader.dataset
+    sampler: Any = getattr(batching, "sampler", None)
     shuffles = type(batching) is BatchSampler and type(sampler) is RandomSampler and not sampler.replacement
-    if not shuffles or sampler.num_samples != len(loader.dataset):
+    if not shuffles or sampler.num_samples != len(dataset):
         return loader
     return DataLoader(
-        loader.dataset,
+        dataset,
         batch_size=batching.batch_size,
         drop_last=batching.drop_last,
         collate_fn=loader.collate_fn,
@@ -229,9 +231,9 @@ def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Ten
     check_batch_size(problem, batch_size)
     if problem.loader is not None:
         return streamed(problem)
-    if batch_size is None or batch_size >= problem.num_data:
+    if batch_size is None or batch_size >= problem.num_rows:
         return itertools.repeat((problem.x, problem.y))
-    rows = permuted_rows(problem.num_data, batch_size, problem.device)
+    rows = permuted_rows(problem.num_rows, batch_size, problem.device)
     return ((problem.x[index], problem.y[index]) for index in rows)
 
 
@@ -257,10 +259,11 @@ def independent_batches(problem: Problem, batch_size: int | None) -> Iterator[tu
 
     Within a reshuffled epoch the noise of the gradients cancels, and the iterates of SGD hardly move.
     """
-    if batch_size is None or batch_size >= problem.num_data:
+    if batch_size is None or batch_size >= problem.num_rows:
         yield from mini_batches(problem, batch_size)
+        return
     while True:
-        rows = torch.randint(problem.num_data, (batch_size,), device=problem.device)
+        rows = torch.randint(problem.num_rows, (batch_size,), device=problem.device)
         yield problem.x[rows], problem.y[rows]
 
 
@@ -293,9 +296,9 @@ def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
                 "the DataLoader gave its batches once and then none: its sampler can be walked only once; pass a "
                 "list or a Sampler"
             )
-        if seen != problem.epoch.num_points and not changed:
+        if problem.stream is not None and seen != problem.stream.num_points and not changed:
             changed = True
             problem.note(
-                f"an epoch of the DataLoader yielded {seen} points where {problem.epoch.num_points} were expected: N "
+                f"an epoch of the DataLoader yielded {seen} points where {problem.stream.num_points} were expected: N "
                 f"is taken to be {problem.num_data}"
             )

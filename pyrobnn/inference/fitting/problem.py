@@ -53,13 +53,34 @@ class Problem:
         """Whether the model is a BNN (otherwise a plain Pyro program)."""
         return isinstance(self.model, BNN)
 
+    @property
+    def bnn(self) -> BNN:
+        """The model of a problem that ``is_bnn``.
+
+        Raises:
+            TypeError: it is a plain Pyro program.
+        """
+        if not isinstance(self.model, BNN):
+            raise TypeError(f"this needs a pyrobnn.BNN, not a plain Pyro program: got {self.model!r}")
+        return self.model
+
+    @property
+    def num_rows(self) -> int:
+        """``num_data``, and one for a program whose data are not counted: what a loss is divided by."""
+        return self.num_data or 1
+
+    @property
+    def stream(self) -> batches.Epoch | None:
+        """What one pass through the loader gives; None when everything is in memory."""
+        return None if self.loader is None else self.epoch
+
     def batches(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
         return batches.mini_batches(self, batch_size)
 
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The checked batches of one pass through the loader."""
-        return (check_data(self.model, x, y, self.device) for x, y in self.loader)
+        return (check_data(self.bnn, x, y, self.device) for x, y in self.loader or ())
 
     def note(self, text: str) -> None:
         """Warn of ``text`` and keep it for the posterior, once."""
@@ -96,14 +117,14 @@ def prepare(
         TypeError, ValueError: naming the argument and the remedy.
         NotEnoughMemory: the draws do not fit.
     """
-    device = check_device(device)
+    where = check_device(device)
     loader = x if isinstance(x, DataLoader) else None
     if not isinstance(model, BNN):
         if not callable(model) or isinstance(model, type):
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
         if loader is not None:
             raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
-        problem = _program_problem(model, x, y, points, device, values)
+        problem = _program_problem(model, x, y, points, where, values)
         _check_draws(problem, num_draws)
         return problem
     if deterministic and (layers := model.stochastic_layers()):
@@ -124,14 +145,14 @@ def prepare(
         raise TypeError(
             "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
         )
-    device = device or check_device(x.device if isinstance(x, Tensor) else model.device)
-    model = model.to(device)
-    values = {name: value.to(device) for name, value in (values or {}).items()}
-    x, y = check_data(model, x, y, device, whole=True)
+    where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
+    model = model.to(where)
+    values = {name: value.to(where) for name, value in (values or {}).items()}
+    x, y = check_data(model, x, y, where, whole=True)
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
-    problem = Problem(model, density, x, y, num_data, device, loader if stream else None, epoch)
+    problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
     _check_draws(problem, num_draws)
     for text in () if epoch is None else epoch.notes:
         problem.note(text)
@@ -244,7 +265,7 @@ def make_posterior(
         "iid": method.kind != "chains",
         "temperature": 1.0,
         "point_sites": sorted(fixed),
-        "likelihood": problem.model.likelihood.task if problem.is_bnn else None,
+        "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
         "device": str(problem.device),
         "interrupted": interrupted,
         "warnings": [*problem.notes, *notes, *(meta or {}).get("warnings", ())],
@@ -287,7 +308,7 @@ def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
         found = search()
     for warning in caught:
         if str(warning.message) not in found.meta["warnings"]:
-            warnings.warn_explicit(warning.message, None, warning.filename, warning.lineno)
+            warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
     if found.meta["interrupted"]:
         raise KeyboardInterrupt(
             f"the search {_INTERRUPTED} while {owner} looked for its start: there is nothing to return yet"
@@ -336,7 +357,14 @@ def _check_draws(problem: Problem, num_draws: int) -> None:
     )
 
 
-def _program_problem(program, x, y, points, device, values) -> Problem:
+def _program_problem(
+    program: Callable[..., Any],
+    x: Any,
+    y: Any,
+    points: Literal["free", "held"],
+    device: torch.device | None,
+    values: Mapping[str, Tensor] | None,
+) -> Problem:
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
     device = device or (check_device(tensors[0].device) if tensors else torch.device("cpu"))
     x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
@@ -344,8 +372,8 @@ def _program_problem(program, x, y, points, device, values) -> Problem:
     density = Density(program, (x, y), points=points, values=values)
     check_gaps(density, {"x": x, "y": y})
     # data that the program closes over are counted by the plate that subsamples them
-    num_data = max(density.plate_sizes.values(), default=None)
-    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else num_data
+    plate = max(density.plate_sizes.values(), default=None)
+    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
     problem = Problem(program, density, x, y, num_data, device)
     _note_held_points(problem, points, values)
     return problem

@@ -89,7 +89,7 @@ class Elbo:
         values = self.density.constrain(z)
         moments = self._site_moments(draw.moments)
         with self._noise(values, moments):
-            nodes = self.density.trace(values, args).nodes
+            nodes = self.density.trace(values, args)
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
             if node["type"] != "sample" or is_subsample(node):
@@ -149,7 +149,7 @@ class Elbo:
 
     def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor] | None]:
         """Location and scale of every site with a plain normal prior at ``z``."""
-        nodes = self.density.trace(self.density.constrain(z)).nodes
+        nodes = self.density.trace(self.density.constrain(z))
         return {site.name: _normal_prior(nodes[site.name], site) for site in self.latent}
 
 

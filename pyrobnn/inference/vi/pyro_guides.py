@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -28,7 +28,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.vi.families import Draw, Moments
 from pyrobnn.posterior.approximation import state_points
 from pyrobnn.seeding import seeded
-from pyrobnn.sites.nodes import is_subsample, log_prob_sum, without_validation
+from pyrobnn.sites.nodes import Node, is_subsample, log_prob_sum, without_validation
 from pyrobnn.sites.supply import Supply
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
@@ -80,22 +80,22 @@ class GuideFamily:
         return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in named}
 
     def draw(self, phi: Tensor) -> Draw:
-        trace, log_q = _trace_guide(self.guide, self.unflatten(phi), self.density, {})
+        nodes, log_q = _run_guide(self.guide, self.unflatten(phi), self.density, {})
         parts, jacobian = [], 0.0
         for site in self.latent:
-            value = trace.nodes[site.name]["value"]
+            value = nodes[site.name]["value"]
             u = site.transform.inv(value)
             jacobian = jacobian + site.transform.log_abs_det_jacobian(u, value).sum(dtype=torch.float64)
             parts.append(u.reshape(-1))
-        moments = self._moments(trace) if self.factorized else None
+        moments = self._moments(nodes) if self.factorized else None
         return Draw(torch.cat(parts), log_q + jacobian, moments, None)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
 
-    def _moments(self, trace: pyro.poutine.Trace) -> Moments:
+    def _moments(self, nodes: Mapping[str, Node]) -> Moments:
         """AutoNormal: one normal per site in unconstrained space."""
-        normals = [_base(trace.nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
+        normals = [_base(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
         entropy = sum(normal.entropy().sum(dtype=torch.float64) for normal in normals)
@@ -122,8 +122,8 @@ class GuideApproximation:
         """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
 
         def one(_: Tensor) -> dict[str, Tensor]:
-            trace, _ = _trace_guide(self._guide, self._params, self.layout, {})
-            return {site.name: trace.nodes[site.name]["value"] for site in self.sites}
+            nodes, _ = _run_guide(self._guide, self._params, self.layout, {})
+            return {site.name: nodes[site.name]["value"] for site in self.sites}
 
         return torch.func.vmap(one, randomness="different")(torch.zeros(num_draws))
 
@@ -139,7 +139,7 @@ class GuideApproximation:
         flat = {site.name: draws[site.name].reshape(-1, *site.shape) for site in self.sites}
 
         def one(values: dict[str, Tensor]) -> Tensor:
-            return _trace_guide(self._guide, self._params, self.layout, values)[1]
+            return _run_guide(self._guide, self._params, self.layout, values)[1]
 
         return torch.func.vmap(one)(flat).reshape(batch)
 
@@ -172,7 +172,7 @@ class _Given(Messenger):
             if isinstance(part, AutoContinuous)
         }
 
-    def _pyro_sample(self, msg) -> None:
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
         if not self.unconstrained or name in self.unconstrained or type(msg["fn"]).__name__ == "_Subsample":
             return  # a model site is a Delta at the image of the auxiliary draw
@@ -191,7 +191,13 @@ class _Given(Messenger):
 class _FunctionalNoise(TorchFunctionMode):
     """``torch.empty(...).normal_()``, as torch's distributions draw, cannot be batched by vmap; a fresh tensor can."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if func is Tensor.normal_ and len(args) == 1 and not kwargs:
             return torch.randn_like(args[0])
         return func(*args, **(kwargs or {}))
@@ -204,20 +210,21 @@ class _Traced(torch.nn.Module):
         super().__init__()
         self.guide, self.density = guide, density
 
-    def forward(self, values: Mapping[str, Tensor]) -> tuple[pyro.poutine.Trace, Tensor]:
+    def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
         quiet = _own_params(), without_validation(), pyro.poutine.block()
         with contextlib.ExitStack() as stack:
             for context in (*quiet, _Given(values, self.density, self.guide), _FunctionalNoise()):
                 stack.enter_context(context)
-            trace = pyro.poutine.trace(self.guide).get_trace(*self.density.args)
-            nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and not is_subsample(n)]
-            return trace, sum(log_prob_sum(node) for node in nodes)
+            nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
+            drawn = [n for n in nodes.values() if n["type"] == "sample" and not is_subsample(n)]
+            none = torch.zeros((), dtype=torch.float64)
+            return nodes, sum((log_prob_sum(node) for node in drawn), start=none)
 
 
-def _trace_guide(
+def _run_guide(
     guide: AutoGuide, params: Mapping[str, Tensor], density: Density, values: Mapping[str, Tensor]
-) -> tuple[pyro.poutine.Trace, Tensor]:
-    """Run the guide with these parameters, at given draws or at fresh ones: its trace and log density."""
+) -> tuple[Mapping[str, Node], Tensor]:
+    """Run the guide with these parameters, at given draws or at fresh ones: its sites and log density."""
     # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
     named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
     return torch.func.functional_call(_Traced(guide, density), named, (values,))
@@ -226,9 +233,9 @@ def _trace_guide(
 def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:
     options: dict[str, Any] = {}
     try:
-        accepted = inspect.signature(factory).parameters
+        accepted = set(inspect.signature(factory).parameters)
     except (TypeError, ValueError):
-        accepted = {}
+        accepted = set()
     made = factory.func if isinstance(factory, functools.partial) else factory
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)

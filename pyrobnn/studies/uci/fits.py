@@ -83,11 +83,12 @@ def run_task(
     train, test = uci(DATASETS[task["dataset"]], task["split"], root)
     seed = task["split"]
     started, cpu = time.perf_counter(), time.process_time()
+    details: dict[str, Any] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if task["method"] == FLOOR:
             mean, scale = LinearFloor.fit(train).predict(test.x)
-            details, found = {}, mixture_scores(mean[None], scale[None], test.y[:, 0])
+            found = mixture_scores(mean[None], scale[None], test.y[:, 0])
         else:
             details, found = _fit(rules[task["method"]], train, test, seed)
     return {

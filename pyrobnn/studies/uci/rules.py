@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ class Rule:
             return candidates[0].fit(train, seed, self.num_draws), candidates[0], {}
         if self.choose == "evidence":
             fits = [self._judge(candidate).fit(train, seed, self.num_draws) for candidate in candidates]
-            values = [float(fit.log_evidence) for fit in fits]
+            values = [-math.inf if fit.log_evidence is None else fit.log_evidence for fit in fits]
             best = max(range(len(values)), key=values.__getitem__)
             fitted = fits[best]
             if self.validate_with is not None:
@@ -162,7 +163,7 @@ class Rule:
                 )  # of candidates that may be far off; the last fit's count
                 prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
         except FloatingPointError:  # a step size beyond stability: not the one to choose
-            return -float("inf")
+            return -math.inf
         return scores(prediction, held_out)["log_density"]
 
     def _judge(self, candidate: Candidate) -> Candidate:
@@ -219,14 +220,19 @@ def _rules() -> dict[str, Rule]:
     whole = 10**6
     search = MAP(num_steps=1000, batch_size=whole)
     noises = (0.02, 0.05, 0.12, 0.3)
-    validated = {"prior_scales": (1.0,), "noises": noises, "choose": "validation", "validate_with": search}
+    validated: dict[str, Any] = {
+        "prior_scales": (1.0,),
+        "noises": noises,
+        "choose": "validation",
+        "validate_with": search,
+    }
     # faster rates and wider starts end in optima that call the signal noise: their ELBO is hundreds of nats lower
     svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01)
     lrt = dataclasses.replace(svi, local_reparameterization=True)
     # a draw from the prior can be so steep that the larger steps of SGHMC leave the finite numbers. NUTS does not start
     # at modes: where they interpolate the data, with next to no noise, it stays (yacht)
     modes = DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole)
-    inferred = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
+    inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
         "ensemble": Rule(DeepEnsemble(num_steps=1000, batch_size=whole), **validated),

@@ -116,12 +116,16 @@ class Sweep:
                     append_record(self.path, outcome)
                 yield task, outcome
 
-    def _outcomes(self, function, tasks) -> Iterable[tuple[Record, Record | Exception]]:
+    def _outcomes(
+        self, function: Callable[[Record], Record], tasks: Sequence[Record]
+    ) -> Iterable[tuple[Record, Record | Exception]]:
         if self.scheduler is None and self.jobs == 1:
             return (_attempt(function, task) for task in tasks)
         return self._parallel(function, tasks)
 
-    def _parallel(self, function, tasks) -> Iterator[tuple[Record, Record | Exception]]:
+    def _parallel(
+        self, function: Callable[[Record], Record], tasks: Sequence[Record]
+    ) -> Iterator[tuple[Record, Record | Exception]]:
         calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
         with contextlib.ExitStack() as stack:
             if self.scheduler is None:
