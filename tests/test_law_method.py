@@ -26,11 +26,12 @@ from pyrobnn.posterior.approximation import FAMILIES
 pytestmark = contract.pytestmark
 
 PACKAGE = Path(pb.__file__).parent
-#: experiments about methods that they name, and a surname
+#: experiments about methods that they name, a surname, and the value of an option (NUTS(init="map"))
 MAY_NAME = {
     "studies/uci/rules.py": "",
     "studies/nuts_batch.py": "",
     "report/conclusion.py": "Laplace",
+    "diagnostics/evidence.py": "map",
 }
 ELEVEN = {
     name for name in pb.__all__ if isinstance(getattr(pb, name), type) and hasattr(getattr(pb, name), "fit")
