@@ -11,7 +11,11 @@ from pyro.distributions import constraints
 
 import pyrobnn as pb
 from pyrobnn.density import Density
+from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
+from pyrobnn.inference.hmc.checks import movable
+from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.inference.hmc.warmup import extended, planned, unsettled
 
 QUICK = {"compile": False}
 
@@ -134,3 +138,98 @@ def test_methods_that_need_one_support_refuse_several():
     for method in (pb.SVI(compile=False, num_steps=5), pb.Laplace(compile=False, curvature="hessian")):
         with pytest.raises(pb.Refused, match="support of 'second' depends"):
             method.fit(_triangle)
+
+
+def _far_off(x, y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1e6))
+    pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_a_posterior_far_from_every_start():
+    posterior = pb.NUTS(**QUICK).fit(_far_off, None, torch.tensor(1e4), num_draws=400)
+    assert_mean_within(posterior.draws["mean"], 1e4, min_ess=300)
+    assert_var_within(posterior.draws["mean"], 1.0, mean=1e4, min_ess=300)
+    assert posterior.meta["warnings"] == [] and "float64" not in posterior.meta
+
+
+@pytest.mark.parametrize("warmup", [None, 100])
+def test_what_float32_cannot_hold_is_sampled_in_float64(warmup):
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1e9))
+        data = torch.full((2,), 2.0**20)  # of the program's own: float32 beside float64 positions
+        pyro.sample("y", dist.Normal(mean.expand(2) @ torch.eye(2), 0.1).to_event(1), obs=data)
+
+    posterior = pb.NUTS(num_warmup=warmup, **QUICK).fit(program, num_draws=400)
+    assert "float32 was too coarse" in posterior.meta["float64"]
+    # one unit of the last place of float32 is 0.125 there
+    assert posterior.draws["mean"].dtype == torch.float64
+    assert_mean_within(posterior.draws["mean"], 2.0**20, min_ess=300)
+    assert_var_within(posterior.draws["mean"], 0.005, min_ess=300)
+    assert posterior.meta["warnings"] == []
+
+
+def test_chains_that_cannot_meet_are_said():
+    def program(x, y):
+        z = pyro.sample("z", dist.Normal(0.0, 100.0))
+        wells = torch.stack([dist.Normal(-40.0, 1.0).log_prob(z), dist.Normal(40.0, 1.0).log_prob(z)])
+        pyro.factor("wells", wells.logsumexp(0))
+
+    with pytest.warns(UserWarning, match="R-hat of 'z'") as seen:
+        posterior = pb.NUTS(num_chains=6, num_warmup=60, **QUICK).fit(program, num_draws=100)
+    assert "the chains have not mixed" in posterior.meta["warnings"][0]
+    assert len(seen) == 1
+
+
+def test_a_window_says_what_speaks_against_it():
+    with seeded():
+        z = torch.randn(4, 60, 2)
+        stats = torch.randn(4, 60, len(STATS), dtype=torch.float64)
+    counts = torch.full((4,), 60)
+
+    def names(index):
+        return ("first", "second")[index]
+
+    assert unsettled(z, stats, counts, names) == ""
+    apart = z.clone()
+    apart[2, :, 1] += 3.0
+    assert "R-hat of 'second'" in unsettled(apart, stats, counts, names)
+    assert unsettled(apart, stats, counts, None) == ""  # a net's weights may be in several modes
+    rising = stats.clone()
+    rising[..., 0] += torch.linspace(0.0, 6.0, 60)
+    assert "still rising" in unsettled(z, rising, counts, None)
+    still = stats.clone()
+    still[3, :, 0] = -7.0
+    assert "1 of 4 chains did not move (chain 3)" in unsettled(z, still, counts, names)
+    assert "chain 1 made 3 transitions" in unsettled(z, stats, torch.tensor([60, 3, 60, 60]), names)
+
+
+def test_a_warm_up_goes_on_up_to_its_bound():
+    plan = planned(200)
+    total = sum(length for length, *_ in plan)
+    window = max(i for i, (_, mass, _) in enumerate(plan) if mass)
+    same, reason = extended(plan, window, 1000, "", "")
+    assert same == plan and reason == ""
+    for _ in range(10):
+        plan, reason = extended(plan, window, 1000, "they disagree", "")
+        window = max(i for i, (_, mass, _) in enumerate(plan) if mass)
+    assert total < sum(length for length, *_ in plan) <= 1000 and reason == "they disagree"
+    assert plan[-1] == planned(200)[-1]
+
+
+def test_a_start_too_steep_to_move_from_is_drawn_again():
+    x = torch.stack([torch.ones(40), torch.linspace(200.0, 400.0, 40)], 1)
+
+    def program(x, y):
+        beta = pyro.sample("beta", dist.ImproperUniform(constraints.real, (), (2,)))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson((x @ beta).exp()), obs=y)
+
+    problem = prepare(program, x, torch.full((40,), 9.0), points="held")
+    density = problem.density
+    steep = torch.tensor([[0.5, 0.12], [0.0, 0.01]])
+    tries = [torch.tensor([[0.4, 0.14], [9.0, 9.0]]), torch.tensor([[0.1, 0.02], [9.0, 9.0]])]
+    assert float(density.log_joint(steep[0])) < -1e18
+    torch.testing.assert_close(movable(problem, steep, tries), torch.stack([tries[1][0], steep[1]]))
+    # the best of those that are too steep is kept where there is nothing better
+    hard = [torch.tensor([[0.4, 0.11], [9.0, 9.0]]), *[torch.tensor([[0.4, 0.13], [9.0, 9.0]])] * 30]
+    torch.testing.assert_close(movable(problem, steep, hard)[0], hard[0][0])

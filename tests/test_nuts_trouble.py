@@ -71,15 +71,35 @@ def test_all_diverging_is_said():
     assert verdict.status == "fail"
 
 
+def fine_stats(num_draws=50):
+    """Statistics (2, num_draws, 7) with nothing to be said about."""
+    stats = torch.zeros(2, num_draws, len(STATS))
+    stats[..., STATS.index("lp")] = torch.arange(float(num_draws))
+    stats[..., STATS.index("acceptance_rate")] = 0.8
+    return stats
+
+
 def test_one_divergence_is_enough_to_be_said():
-    stats = torch.zeros(2, 50, len(STATS))
+    stats = fine_stats()
     assert verdicts(stats, NUTS()) == []
     stats[1, 7, STATS.index("diverging")] = 1.0
     assert verdicts(stats, NUTS())[0].startswith("1 of 100 transitions diverged")
 
 
+def test_chains_that_stand_still_are_said():
+    stats = fine_stats()
+    stats[1, :, STATS.index("lp")] = 7.0
+    assert verdicts(stats, NUTS())[0].startswith("1 of 2 chains did not move (chain 1)")
+
+
+def test_an_acceptance_rate_far_from_its_target_is_said():
+    stats = fine_stats(100)
+    stats[..., STATS.index("acceptance_rate")] = 0.3
+    assert verdicts(stats, NUTS())[0].startswith("the acceptance rate is 0.30, far below the 0.8 aimed at")
+
+
 def test_saturation_is_said_from_a_tenth_on():
-    stats = torch.zeros(2, 50, len(STATS))
+    stats = fine_stats()
     stats[0, :10, STATS.index("tree_depth")] = 10
     assert verdicts(stats, NUTS()) == []
     stats[0, :11, STATS.index("tree_depth")] = 10

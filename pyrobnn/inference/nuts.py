@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.float64 import log_joint_float64
 from pyrobnn.inference.fitting.problem import (
     Callback,
     Problem,
@@ -27,12 +28,22 @@ from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.checks import check_memory, movable, needed_bytes, num_slots, run_name, verdicts
+from pyrobnn.inference.hmc.checks import (
+    check_memory,
+    disagreement,
+    movable,
+    needed_bytes,
+    num_slots,
+    run_name,
+    verdicts,
+)
 from pyrobnn.inference.hmc.draw_file import DrawFile
+from pyrobnn.inference.hmc.draws import Draws
 from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
-from pyrobnn.inference.hmc.run import Draws, Run
+from pyrobnn.inference.hmc.run import Run
+from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
 from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import OPTIONAL, Claim, Kind, Method, check_call, register
@@ -40,9 +51,12 @@ from pyrobnn.inference.optim.point import common_start, start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
+from pyrobnn.sites.supply import RADIUS
 
 #: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
 DEFAULT_WARMUP = 200
+#: up to which the default warm-up goes on where it is not finished: the length of Stan's
+MOST_WARMUP = 1000
 _TRIES = 100  # draws of a start, before there is none
 
 
@@ -58,7 +72,8 @@ class NUTS(Method):
 
     Args:
         num_chains: chains; they share each gradient call, so more cost less than proportionally.
-        num_warmup: transitions of warm-up, on average over chains; None takes the default.
+        num_warmup: transitions of warm-up, on average over chains; None takes 200, and up to 1000 where the last window
+            says that it is not finished (chains that stand still or disagree, a density that rises).
         step_size: the first step size; None finds one.
         target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
@@ -197,22 +212,24 @@ class NUTS(Method):
         notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
             notes += launches(problem.device, "the step could not be compiled")
+        draws = by_site(problem, file, result)
         return make_posterior(
             problem if file is None else _on_cpu(problem),
             self,
-            by_site(problem, file, result),
+            draws,
             seed=seed,
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=_named(result.stats),
             history=result.history,
             point_values=None if file is None else _on_cpu(problem.density.initial_points),
             meta={
-                "num_warmup": num_warmup,
+                "num_warmup": result.num_warmup or num_warmup,
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
                 "common_start": common_start(init),
+                **({"float64": result.wide} if result.wide else {}),
             },
-            notes=notes + verdicts(result.stats, self),
+            notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result),
             interrupted=result.interrupted,
         )
 
@@ -264,8 +281,8 @@ class NUTS(Method):
                 scale = flat.std(0).clamp(min=1e-6)
             elif init is not None:  # around one point: apart, so that R-hat has something to judge
                 z = z + 0.1 * torch.randn_like(z)
-            # every second try is from the prior: a box may lie outside of a narrow support, a draw far from the mass
-            tries = (_drawn(density, count, uniform != bool(i % 2)) for i in range(_TRIES))
+            # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
+            tries = (_drawn(density, count, uniform != bool(i % 2), 0.9**i) for i in range(_TRIES))
             z = movable(problem, z, tries)
         return z.detach().contiguous(), scale
 
@@ -281,27 +298,45 @@ class NUTS(Method):
                 sizes = self.num_chains, num_draws
                 file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
         hooks = Hooks(problem, file, *watch, num_draws, num_warmup)
-        run = self._run(problem, z, num_draws, num_warmup, seed, file)
+        # a run that went on in float64 is resumed in it
+        wide = "as before" if earlier is not None and earlier["vectors"].dtype != z.dtype else ""
+        spent, seconds = 0, 0.0
         with torch.no_grad(), hooks:
-            if earlier is None:
-                run.begin(z, scale)
-            else:
-                run.restore(earlier)
-            result = run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save)
+            while True:
+                start = z.double() if wide else z
+                run = self._run(problem, start, num_draws, num_warmup, seed, file, wide)
+                if earlier is None:
+                    run.begin(start, scale)
+                else:
+                    run.restore(earlier)
+                try:
+                    result = run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save)
+                    break
+                except TooCoarse as found:
+                    z, scale, wide, earlier = found.z, None, found.reason, None
+                    spent += run.total_steps * self.num_chains
+                    seconds += run.compile_seconds
+            result = result._replace(
+                num_gradients=result.num_gradients + spent,
+                compile_seconds=result.compile_seconds + seconds,
+                wide=f"float32 was too coarse for the positions: {wide}" if wide else "",
+            )
             return result, file, hooks.end(result)
 
-    def _run(self, problem, z, num_draws, num_warmup, seed, file: DrawFile | None) -> Run:
-        gradient, batched = batched_gradient(problem.density.log_joint, z)
+    def _run(self, problem, z, num_draws, num_warmup, seed, file: DrawFile | None, wide: str) -> Run:
+        density = problem.density
+        gradient, batched = batched_gradient(log_joint_float64(density) if wide else density.log_joint, z)
         if not batched:
             problem.note(
                 "the model's control flow depends on the values of its sites, so that it can be neither batched nor "
                 "compiled: the chains run one after the other, much slower"
             )
+        most = MOST_WARMUP if self.num_warmup is None else None
         machine = Machine(
             gradient,
             self.num_chains,
-            problem.density.dim,
-            num_slots(problem.density.dim, self, num_draws, num_warmup, file is not None),
+            density.dim,
+            num_slots(density.dim, self, num_draws, max(num_warmup, most or 0), file is not None),
             z.dtype,
             z.device,
             self.max_tree_depth,
@@ -312,6 +347,9 @@ class NUTS(Method):
             machine,
             seed=seed,
             num_warmup=num_warmup,
+            most=most,
+            names=None if problem.is_bnn else density.site_of,
+            inspect=None if problem.is_bnn or wide else inspector(density),
             dense=self.mass_matrix == "dense",
             step_size=self.step_size,
             compile=self.compile and batched,
@@ -336,10 +374,10 @@ class NUTS(Method):
         return Draws(draws, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
 
 
-def _drawn(density: Density, num: int, uniform: bool) -> Tensor:
+def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Tensor:
     """Starts (num, dim) from the box or from the prior, by torch's present random state."""
     seed = int(torch.randint(2**31, ()))
-    return density.sample_box(num, seed) if uniform else density.sample_prior(num, seed)
+    return density.sample_box(num, seed, shrink * RADIUS) if uniform else density.sample_prior(num, seed)
 
 
 def _on_cpu(what: Any) -> Any:

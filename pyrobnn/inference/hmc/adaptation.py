@@ -19,18 +19,18 @@ _WHOLE = 2**24
 FROZEN, POOLED, OWN = 0.0, 1.0, 2.0
 
 
-def dual_averaging(step_size: float, num_chains: int, device: torch.device, mode: float) -> Tensor:
+def dual_averaging(step_size: Tensor | float, num_chains: int, device: torch.device, mode: float) -> Tensor:
     """The state (6, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode.
 
     Args:
-        step_size: the first, of every chain.
+        step_size: the first, of every chain or of each (chain,).
         num_chains: C.
         device: where the chains are.
         mode: FROZEN, POOLED or OWN.
     """
-    log_step = math.log(step_size)
-    state = torch.tensor([log_step, log_step, 0.0, 0.0, log_step, mode], dtype=torch.float64, device=device)
-    return state.unsqueeze(1).repeat(1, num_chains)
+    log_step = torch.as_tensor(step_size, dtype=torch.float64, device=device).log().expand(num_chains)
+    zero = torch.zeros_like(log_step)
+    return torch.stack([log_step, log_step, zero, zero, log_step, zero + mode])
 
 
 def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_chains: int) -> Tensor:
@@ -111,16 +111,17 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
     x = torch.where(valid, x - mean, 0.0).flatten(0, 1)
     freedom = max(total - (len(counts) if own else 1), 1)
     shrink = total / (total + 5.0)
+    var = x.square().sum(0) / freedom
+    before = old.double().square().sum(-1) if dense else old.double().square()
+    # Stan adds 1e-3, which hides scales far below it: here no more than lies between the estimate and what is in use
+    added = (1 - shrink) * 1e-3 * (var * before).sqrt().clamp(max=1.0)
     if not dense:
-        var = shrink * x.square().sum(0) / freedom + (1 - shrink) * 1e-3
-        return var.sqrt().to(old.dtype)
+        return torch.where(var > 0, shrink * var + added, before).sqrt().to(old.dtype)
     # with few draws for many dimensions the off-diagonal part is mostly noise: shrink it by its share
     cov = x.T @ x / freedom
-    diagonal = cov.diagonal().diag_embed()
-    trust = total / (total + 2.0 * cov.shape[0])
-    cov = shrink * (trust * cov + (1 - trust) * diagonal) + (1 - shrink) * 1e-3 * torch.eye(
-        len(cov), device=z.device
-    )
+    trust = total / (total + 2.0 * len(var))
+    cov = shrink * (trust * cov + (1 - trust) * var.diag_embed())
+    cov = cov + torch.where(var > 0, added, before).diag_embed()
     return torch.linalg.cholesky(cov).to(old.dtype).contiguous()  # LAPACK returns it transposed
 
 
@@ -130,9 +131,11 @@ def first_step_size(
     g: Tensor,
     lp: Tensor,
     r: Tensor,
-    guess: float,
+    guess: Tensor | float,
     target: float,
-) -> float:
+    *,
+    each: bool = False,
+) -> Tensor | float:
     """Double or halve until the mean acceptance of one leapfrog from (q, r) crosses the target.
 
     Args:
@@ -140,18 +143,23 @@ def first_step_size(
         q, g, lp, r: positions, gradients, log densities and momenta of all chains, whitened.
         guess: where to begin.
         target: the acceptance rate aimed at.
+        each: by the acceptance of each chain: a step size for each (chain,).
     """
-    step, direction = guess, 0
+    step = torch.zeros_like(lp) + guess
+    direction, done = torch.zeros_like(lp), torch.zeros_like(lp, dtype=torch.bool)
     energy = 0.5 * r.double().square().sum(-1) - lp
     for _ in range(60):
-        half = r + 0.5 * step * g
-        new_g, new_lp = gradient(q + step * half)
-        new = half + 0.5 * step * new_g
+        size = step.to(q.dtype).unsqueeze(-1)
+        half = r + 0.5 * size * g
+        new_g, new_lp = gradient(q + size * half)
+        new = half + 0.5 * size * new_g
         error = 0.5 * new.double().square().sum(-1) - new_lp - energy
-        accepted = torch.where(torch.isfinite(error), (-error).clamp(max=0.0).exp(), 0.0).mean().item()
-        wanted = 1 if accepted > target else -1
-        if direction and wanted != direction:
+        accepted = torch.where(torch.isfinite(error), (-error).clamp(max=0.0).exp(), 0.0)
+        accepted = accepted if each else accepted.mean().expand_as(accepted)
+        wanted = torch.where(accepted > target, 1.0, -1.0).to(step)
+        done = done | ((direction != 0) & (wanted != direction))
+        if bool(done.all()):
             break
         direction = wanted
-        step *= 2.0**direction
-    return step
+        step = torch.where(done, step, step * 2.0**direction)
+    return step if each else float(step[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +13,16 @@ from pyrobnn.checks import Refused
 from pyrobnn.inference.fitting import memory
 from pyrobnn.inference.fitting.problem import Problem, settings
 from pyrobnn.inference.hmc import checkpoint as checkpoints
-from pyrobnn.inference.hmc.machine import STATS
-from pyrobnn.inference.hmc.run import kept_in_warmup
+from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, STATS
+from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
 
 if TYPE_CHECKING:
+    from pyrobnn.inference.hmc.draws import Draws
     from pyrobnn.inference.nuts import NUTS
 
+_RHAT = 1.05  # of a program's draws, above which a fit says so
+_ENOUGH, _VALUES = 100, 1000  # draws per chain to be judged; values of a site that are
+_STEEP_TRIES = 25  # starts drawn, before one that does not go is kept
 _BLOCK = 64  # draws per chain between writes to a file
 
 
@@ -73,7 +77,9 @@ def movable(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
     """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others.
 
     A start has a finite density and a finite gradient, not zero everywhere: on a plateau (a density that has
-    underflowed, say) nothing tells a chain where to go.
+    underflowed, say) nothing tells a chain where to go. And a log density so low that its rounding is larger than the
+    energy error that ends a trajectory (a log link's mean of 1e20) lets it go nowhere: of a few such starts the best is
+    kept.
 
     Args:
         problem: what is fitted.
@@ -85,26 +91,31 @@ def movable(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
     """
     single = torch.func.grad_and_value(problem.density.log_joint)
     z, tries = z.clone(), iter(tries)
+    deepest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
     todo = range(len(z))
-    plateau: dict[int, Tensor] = {}
-    for draws in itertools.chain([z], tries):
+    # by chain, the best start that is finite but does not go, with its log density
+    spare: dict[int, tuple[float, Tensor]] = {}
+    for attempt, draws in enumerate(itertools.chain([z], tries)):
         left = []
         for chain in todo:
+            gradient, value = single(draws[chain])
             z[chain] = draws[chain]
-            gradient, value = single(z[chain])
             if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
                 left.append(chain)
-            elif not bool((gradient != 0).any()):
-                plateau[chain] = z[chain].clone()
+                continue
+            if float(value) < deepest or not bool((gradient != 0).any()):
                 left.append(chain)
+                if chain not in spare or float(value) > spare[chain][0]:
+                    spare[chain] = float(value), draws[chain].clone()
+        # a plateau everywhere has no better start, nor has a density that is low everywhere
+        if left and attempt >= _STEEP_TRIES:
+            for chain in [chain for chain in left if chain in spare]:
+                z[chain] = spare[chain][1]
+                left.remove(chain)
         if not left:
             return z
         todo = left
-    for chain in todo:
-        if chain not in plateau:
-            raise Refused(_no_start(problem, z[chain], *single(z[chain])))
-        z[chain] = plateau[chain]  # a density that is flat everywhere has no better one
-    return z
+    raise Refused(_no_start(problem, z[todo[0]], *single(z[todo[0]])))
 
 
 def _no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
@@ -124,6 +135,30 @@ def _no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> s
     )
 
 
+def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -> list[str]:
+    """What must be said of a run whose warm-up was not finished, or whose draws of a program have not mixed.
+
+    A net's weights are not identified; its function is judged by the diagnosis.
+    """
+    notes = []
+    chains, num = result.stats.shape[:2]
+    if not problem.is_bnn and num >= _ENOUGH and chains > 1:
+        named = {name: value.reshape(chains, num, -1)[..., :_VALUES] for name, value in draws.items()}
+        rhat = {name: float(split_rhat(value.double()).max()) for name, value in named.items()}
+        worst = max(rhat, key=rhat.__getitem__)
+        if rhat[worst] > _RHAT:
+            notes.append(
+                f"the chains have not mixed: R-hat of {worst!r} is {rhat[worst]:.3g} (wanted: at most 1.01), so the "
+                "draws are not of the posterior yet. Run a longer num_warmup and more num_draws, scale the inputs, or "
+                "reparameterise the model"
+            )
+    if result.unfinished and (problem.is_bnn or notes):
+        notes.append(
+            f"the warm-up was not finished after {result.num_warmup} transitions: {result.unfinished}"
+        )
+    return notes
+
+
 def verdicts(stats: Tensor, config: NUTS) -> list[str]:
     """What must be said about the statistics (chain, draw, 7) of a run."""
     messages = []
@@ -139,6 +174,18 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
             f"{count} of {diverging.numel()} transitions diverged: the sampler could not follow the density there, and "
             f"the draws are biased away from it. Raise target_accept (now {config.target_accept:g}) or reparameterise "
             "the model"
+        )
+    num = torch.full((len(stats),), stats.shape[1])
+    if share < 1.0 and (stuck := frozen(stats, num)):
+        messages.append(
+            f"{stuck}: their draws are one point each. Start elsewhere (another seed, init), or reparameterise "
+            "the model"
+        )
+    rate = stats[..., STATS.index("acceptance_rate")].mean().item()
+    if share < 1.0 and stats.shape[1] >= _ENOUGH and rate < 0.6 * config.target_accept:
+        messages.append(
+            f"the acceptance rate is {rate:.2f}, far below the {config.target_accept:g} aimed at: the step "
+            "size does not fit the density where the chains are. Run a longer num_warmup, or reparameterise the model"
         )
     full = (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
     if config.trajectory is None and full > 0.1:

@@ -10,9 +10,10 @@ from arviz_stats.base import array_stats
 from torch import Tensor
 
 from pyrobnn.callbacks import ProgressBar
+from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Problem, notify
 from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.run import Draws, Look
+from pyrobnn.inference.hmc.draws import Draws, Look
 
 _NUM_PROBES = 16
 
@@ -48,7 +49,8 @@ class Hooks:
         return stopped
 
     def _look(self, look: Look) -> bool:
-        done = look.draws + (0 if look.phase == "warm-up" else self._num_warmup)
+        # a warm-up that goes on stands at its planned end
+        done = min(look.draws, self._num_warmup) if look.phase == "warm-up" else look.draws + self._num_warmup
         if done <= self._told:
             return False
         self._told = done
@@ -101,5 +103,21 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
 
 
 def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:
-    """Constrained draws, site → (chain, draw, …)."""
-    return problem.density.constrain(draws.z) if file is None else file.draws(draws.stats.shape[1])
+    """Constrained draws, site → (chain, draw, …).
+
+    Of positions in float64 they have the program's dtype, but where that cannot tell them apart.
+    """
+    if file is not None:
+        return file.draws(draws.stats.shape[1])
+    density = problem.density
+    if draws.z.dtype == density.dtype:
+        return density.constrain(draws.z)
+    with float64():
+        wide = density.constrain(draws.z)
+    return {name: _narrow(value, density.dtype) for name, value in wide.items()}
+
+
+def _narrow(value: Tensor, dtype: torch.dtype) -> Tensor:
+    rounded = value.to(dtype)
+    error = (rounded.double() - value).abs().amax((0, 1))
+    return value if bool((error > 0.02 * value.std((0, 1))).any()) else rounded

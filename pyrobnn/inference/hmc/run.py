@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,45 +20,24 @@ from pyrobnn.inference.hmc.adaptation import (
     dual_averaging,
     first_step_size,
     whitening,
-    windows,
 )
 from pyrobnn.inference.hmc.draw_file import DrawFile
+from pyrobnn.inference.hmc.draws import Draws, Look
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
+from pyrobnn.inference.hmc.warmup import (
+    TooCoarse,
+    extended,
+    judge,
+    kept_in_warmup,
+    lengthened,
+    planned,
+    underway,
+)
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
 _LP = Scalars._fields.index("lp_prop")
-_KEPT = (32, 256)
-_KEPT_SCALARS = 2**28  # over all chains
-
-
-class Draws(NamedTuple):
-    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
-
-    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
-    step was compiled.
-    """
-
-    z: Tensor | None
-    stats: Tensor
-    compile_seconds: float
-    num_gradients: int
-    scale: Tensor
-    history: dict[str, Tensor]
-    interrupted: bool = False
-    mode: str = "inductor"
-
-
-class Look(NamedTuple):
-    """What the host sees between steps."""
-
-    phase: str
-    draws: int  # of the slowest chain in this phase
-    wanted: int
-    step_size: float
-    tree_depth: float
-    divergences: int
-    steps: int
+_PROPOSAL = Vectors._fields.index("q_prop")
 
 
 class Run:
@@ -68,6 +47,9 @@ class Run:
         machine: sizes and gradient; ``machine.num_slots`` holds the longest phase worth keeping.
         seed: of all randomness.
         num_warmup: transitions of the warm-up, on average over chains.
+        most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
+        names: of the site of a coordinate, of a plain program; None for a net.
+        inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
         dense: dense mass matrix.
         step_size: the first one; None finds it.
         compile: compile the step.
@@ -82,6 +64,9 @@ class Run:
         *,
         seed: int,
         num_warmup: int,
+        most: int | None = None,
+        names: Callable[[int], str] | None = None,
+        inspect: Callable[[Tensor, Tensor], str] | None = None,
         dense: bool = False,
         step_size: float | None = None,
         compile: bool = True,
@@ -94,12 +79,15 @@ class Run:
         self.keys = rng.key(
             torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
         )
-        self.plan = windows(num_warmup)
+        self.plan = planned(num_warmup)
+        self.most, self.names, self.inspect = most, names, inspect
+        self.unfinished = ""  # why the warm-up was not finished where it ended
         self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
         self.phase = self.steps = self.total_steps = 0
         self.ready = 0  # draws that every chain had at the last look
-        self.kept = min(machine.num_slots, kept_in_warmup(num_warmup, machine.num_chains, machine.dim))
+        longest = max(num_warmup, most or 0)
+        self.kept = min(machine.num_slots, kept_in_warmup(longest, machine.num_chains, machine.dim))
         self.file = file
         # draws that are in the file already, by chain, and their statistics
         self.spilled = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
@@ -118,19 +106,22 @@ class Run:
         q = self._whiten(z)
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
+        step = self.first_step or self._find_step(q, g, lp, zero, 0.1, each=self._mode() == OWN)
         dual = dual_averaging(step, len(z), z.device, self._mode())
         self.state = self.machine.start(q, g, lp, dual, self.keys, zero)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs."""
         counters = torch.tensor([self.phase, self.steps, self.total_steps])
+        plan = torch.tensor(self.plan, dtype=torch.int64).reshape(-1, 3)
         history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return {
             **self.state._asdict(),
             **self.buffers._asdict(),
             "scale": self.scale,
             "counters": counters,
+            "plan": plan,
+            "unfinished": torch.tensor(list(self.unfinished.encode()), dtype=torch.uint8),
             "history": history,
             "spilled": self.spilled,
             "spilled_stats": self.spilled_stats,
@@ -146,6 +137,8 @@ class Run:
         self.spilled, self.spilled_stats = tensors["spilled"].to(device), tensors["spilled_stats"]
         self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
         self.history = tensors["history"].tolist()
+        self.plan = [(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
+        self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -244,10 +237,10 @@ class Run:
         self._advance = advance
 
     def _mode(self) -> float:
-        """How the step size adapts in this phase: in the first, a chain that starts where it is steep has its own."""
+        """How the step size adapts in this phase."""
         if self.phase == len(self.plan):
             return FROZEN
-        return OWN if self.phase == 0 and len(self.plan) > 1 else POOLED
+        return OWN if self.plan[self.phase][2] else POOLED
 
     def _rows(self, part: slice) -> State:
         """The state of some chains, to be written into."""
@@ -287,7 +280,8 @@ class Run:
 
     def _next_phase(self) -> None:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
-        _, new_mass = self.plan[self.phase]
+        _, new_mass, _ = self.plan[self.phase]
+        self._judge()
         self.phase, self.steps = self.phase + 1, 0
         state = self.state
         vectors, lp = Vectors(*state.vectors), state.scalars[_LP]
@@ -300,14 +294,39 @@ class Run:
             self.scale = whitening(window, counts, self.scale, self.dense)
             q = self._whiten(z)
             g, lp = self._gradient(q)
-        step = float(state.dual[1].median().exp())
-        first = new_mass and not any(mass for _, mass in self.plan[: self.phase - 1])
+        step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
+        first = new_mass and not any(mass for _, mass, _ in self.plan[: self.phase - 1])
         if first:  # later windows change the whitened scale little
-            step = self._find_step(q, g, lp, transition, step)
-        self.history.append([float(self.phase), step, float(self.total_steps)])
+            step = self._find_step(q, g, lp, transition, step, each=self._mode() == OWN)
+        self.history.append(
+            [float(self.phase), float(torch.as_tensor(step).median()), float(self.total_steps)]
+        )
         # a new average: the old one belongs to another scale, or to single chains
         dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
         self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
+
+    def _judge(self) -> None:
+        """At the end of the first phase, the last window and the last search for a step size: whether to go on."""
+        counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
+        stats = self.buffers.stats[:, : self.kept]
+        if any(mass for _, mass, _ in self.plan[self.phase + 1 :]):
+            if self.most is not None and self.names is not None and not self.plan[self.phase][1]:
+                reason = underway(stats, counts, self.machine.dim)
+                self.plan = lengthened(self.plan, self.phase, self.most // 3, reason)
+            return
+        window = self._unwhiten(self.buffers.draws[:, : self.kept])
+        if self.inspect is not None:
+            best = int(self.state.scalars[_LP].argmax())
+            scale = self.scale.norm(dim=1) if self.dense else self.scale
+            steps = self.state.dual[1].median().exp() * scale
+            if reason := self.inspect(window[best, : int(counts[best])], steps):
+                raise TooCoarse(reason, self._unwhiten(self.state.vectors[_PROPOSAL]))
+        if self.most is None:
+            return
+        reason = judge(
+            window, stats, counts, self.machine.target_accept, self.names, self.plan[self.phase][1]
+        )
+        self.plan, self.unfinished = extended(self.plan, self.phase, self.most, reason, self.unfinished)
 
     def _spill(self, num_draws: int) -> None:
         """Move the block of draws to the file; every chain begins an empty block."""
@@ -335,8 +354,9 @@ class Run:
         diverging = int((rows[..., column] * valid).sum()) + int(self.spilled_stats[..., column].sum())
         return Look(
             "warm-up" if warming else "sampling",
-            min(count, wanted) + (0 if not warming else sum(length for length, _ in self.plan[: self.phase])),
-            wanted if not warming else sum(length for length, _ in self.plan),
+            min(count, wanted)
+            + (0 if not warming else sum(length for length, *_ in self.plan[: self.phase])),
+            wanted if not warming else sum(length for length, *_ in self.plan),
             float(self.state.dual[0].median().exp()),
             float(latest[:, STATS.index("tree_depth")].mean()),
             0 if warming else diverging,
@@ -356,6 +376,8 @@ class Run:
             self.scale,
             {"warmup_step_size": history[:, 1], "warmup_steps": history[:, 2]},
             mode=self.mode,
+            unfinished=self.unfinished,
+            num_warmup=sum(length for length, *_ in self.plan),
         )
 
     # -- whitening ---------------------------------------------------------------------------------------------------
@@ -372,13 +394,7 @@ class Run:
         g, lp = self.machine.gradient(self._unwhiten(q))
         return (g @ self.scale if self.dense else g * self.scale), lp
 
-    def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: float) -> float:
+    def _find_step(self, q, g, lp, transition: Tensor, guess, each: bool = False) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
-        return first_step_size(
-            self._gradient, q, g, lp, rng.normal(keys, q.shape[1], q.dtype), guess, self.machine.target_accept
-        )
-
-
-def kept_in_warmup(num_warmup: int, num_chains: int, dim: int) -> int:
-    """Draws per chain that a warm-up window keeps: ample for a pooled covariance, and bounded for large models."""
-    return max(_KEPT[0], min(_KEPT[1], num_warmup, _KEPT_SCALARS // (num_chains * dim)))
+        r = rng.normal(keys, q.shape[1], q.dtype)
+        return first_step_size(self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each)

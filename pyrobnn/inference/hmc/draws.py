@@ -1,0 +1,40 @@
+"""What the host is told of a run of the HMC machine: now and then, and at its end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Draws(NamedTuple):
+    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
+
+    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
+    step was compiled; ``unfinished``: why the warm-up was not finished after ``num_warmup`` transitions;
+    ``wide``: why the positions were kept in float64.
+    """
+
+    z: Tensor | None
+    stats: Tensor
+    compile_seconds: float
+    num_gradients: int
+    scale: Tensor
+    history: dict[str, Tensor]
+    interrupted: bool = False
+    mode: str = "inductor"
+    unfinished: str = ""
+    num_warmup: int = 0
+    wide: str = ""
+
+
+class Look(NamedTuple):
+    """What the host sees between steps."""
+
+    phase: str
+    draws: int  # of the slowest chain in this phase
+    wanted: int
+    step_size: float
+    tree_depth: float
+    divergences: int
+    steps: int
