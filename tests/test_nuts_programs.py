@@ -233,3 +233,14 @@ def test_a_start_too_steep_to_move_from_is_drawn_again():
     # the best of those that are too steep is kept where there is nothing better
     hard = [torch.tensor([[0.4, 0.11], [9.0, 9.0]]), *[torch.tensor([[0.4, 0.13], [9.0, 9.0]])] * 30]
     torch.testing.assert_close(movable(problem, steep, hard)[0], hard[0][0])
+
+
+@pytest.mark.filterwarnings("ignore:.*maximum tree depth")
+def test_draws_worth_too_few_are_said():
+    def program(x, y):
+        pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    slow = {"num_warmup": 0, "step_size": 0.04, "max_tree_depth": 1, "num_chains": 2}
+    with pytest.warns(UserWarning, match="(draws are worth|have not mixed)"):
+        posterior = pb.NUTS(**slow, **QUICK).fit(program, num_draws=600)
+    assert any("reparameterise" in text for text in posterior.meta["warnings"])

@@ -13,6 +13,7 @@ from pyrobnn.checks import Refused
 from pyrobnn.inference.fitting import memory
 from pyrobnn.inference.fitting.problem import Problem, settings
 from pyrobnn.inference.hmc import checkpoint as checkpoints
+from pyrobnn.inference.hmc.hooks import slowest_ess
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, STATS
 from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from pyrobnn.inference.nuts import NUTS
 
 _RHAT = 1.05  # of a program's draws, above which a fit says so
-_ENOUGH, _VALUES = 100, 1000  # draws per chain to be judged; values of a site that are
+_ENOUGH, _MANY, _VALUES = (
+    100,
+    1000,
+    1000,
+)  # draws per chain and in all to be judged; values of a site that are
 _STEEP_TRIES = 25  # starts drawn, before one that does not go is kept
 _BLOCK = 64  # draws per chain between writes to a file
 
@@ -152,6 +157,13 @@ def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -
                 "draws are not of the posterior yet. Run a longer num_warmup and more num_draws, scale the inputs, or "
                 "reparameterise the model"
             )
+        elif chains * num >= _MANY and sum(part.shape[-1] for part in named.values()) <= _VALUES:
+            ess = slowest_ess(problem, named)
+            if ess < _ENOUGH:
+                notes.append(
+                    f"the {chains * num} draws are worth {ess:.0f} independent ones for their slowest value: take more "
+                    "num_draws, scale the inputs, or reparameterise the model"
+                )
     if result.unfinished and (problem.is_bnn or notes):
         notes.append(
             f"the warm-up was not finished after {result.num_warmup} transitions: {result.unfinished}"
