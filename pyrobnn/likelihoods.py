@@ -37,6 +37,8 @@ class Likelihood(torch.nn.Module):
     """
 
     task: ClassVar[str]
+    #: network outputs per target column
+    heads: ClassVar[int] = 1
     #: priors of inferred parameters and (initial value, constraint) of learned ones, by site name
     priors: Mapping[str, TorchDistributionMixin] = {}
     points: Mapping[str, tuple[Tensor, constraints.Constraint]] = {}
@@ -100,7 +102,6 @@ class Likelihood(torch.nn.Module):
 
 class _Gaussian(Likelihood):
     task = "gaussian"
-    heads: ClassVar[int] = 1
 
     def width_error(self, width: int, y: Tensor) -> str | None:
         out = 1 if y.dim() == 1 else y.shape[-1]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NET = "net."
 
 
-def _family(*layers: type[nn.Module], apart: type[nn.Module]) -> tuple[type, ...]:
+def _family(*layers: type[nn.Module], apart: type[nn.Module]) -> tuple[type[nn.Module], ...]:
     """Layers and the bases that all of them have and ``apart`` has not: torch keeps no public name for these."""
     shared = set.intersection(*(set(layer.__mro__) for layer in layers)) - set(apart.__mro__)
     return (*layers, *shared)

@@ -345,7 +345,7 @@ def test_hessian_is_autograds_and_pyros():
     part = torch.tensor([0, 2])
     torch.testing.assert_close(hessian(density, z, part), exact[part[:, None], part])
 
-    mode, _ = polish(density, z, 100, jacobian=True)
+    mode, _ = polish(density.log_joint, z, 100, jacobian=True)
     values = density.constrain(mode)
     with seeded(0):
         guide = AutoLaplaceApproximation(program, init_loc_fn=lambda site: values[site["name"]].clone())

@@ -140,7 +140,8 @@ class _WithNoise(Interpreter):
 
     def __init__(self, graph: GraphModule, seed: int) -> None:
         super().__init__(graph)
-        self.seed, self.generators = seed, {}
+        self.seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)

@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pyrobnn.compile.products import ACTIVATIONS, Overload, materialize_node, operator, shape_of, size
+from pyrobnn.compile.products import (
+    ACTIVATIONS,
+    Overload,
+    materialize_node,
+    operator,
+    shape_of,
+    shape_or_scalar,
+    size,
+)
 
 _ATEN = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -94,18 +102,18 @@ def _pack(graph: GraphModule, exposed: set[Node], device: torch.device) -> None:
     """
     small: dict[tuple[torch.dtype, torch.device], list[Node]] = {}
     for node in graph.graph.nodes:
-        value = getattr(graph, node.target) if node.op == "get_attr" and node not in exposed else None
+        value = getattr(graph, str(node.target)) if node.op == "get_attr" and node not in exposed else None
         if not isinstance(value, Tensor) or value.device.type != device.type:
             continue
         if value.layout == torch.strided and value.numel() <= _SMALL:
             small.setdefault((value.dtype, value.device), []).append(node)
     for i, nodes in enumerate(small.values()):
-        parts, start = [_distinct(getattr(graph, node.target)) for node in nodes], 0
+        parts, start = [_distinct(getattr(graph, str(node.target))) for node in nodes], 0
         graph.register_buffer(f"_packed_{i}", torch.cat([part.flatten() for part in parts]))
         with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
             packed = graph.graph.get_attr(f"_packed_{i}")
         for node, part in zip(nodes, parts, strict=True):
-            shape = getattr(graph, node.target).shape
+            shape = getattr(graph, str(node.target)).shape
             strides = [
                 0 if one < many else step
                 for one, many, step in zip(part.shape, shape, part.stride(), strict=True)
@@ -163,22 +171,23 @@ def hoist_invariants(graph: GraphModule) -> None:
     narrow: dict[Node, Node] = {}
 
     def narrow_shape(node: Node) -> list[int]:
-        shape = shape_of(node)
+        shape = shape_or_scalar(node)
         return [1 if d in repeats[node] else shape[d] for d in range(-len(shape), 0)]
 
     def narrowed(node: Node) -> Node:
         """The node with the dimensions along which it repeats itself at length one."""
         if repeats.get(node) and node not in narrow:
-            call, source = graph.graph.call_function, node.args[0]
+            call = graph.graph.call_function
             with graph.graph.inserting_before(node):  # there, because an argument may be written into later
-                if _elementwise(node):
+                if _elementwise(node) and callable(node.target):
                     rest = map_arg(node.args, narrowed), map_arg(node.kwargs, narrowed)
                     narrow[node] = call(node.target, *rest)
-                elif len(shape_of(source)) < len(shape_of(node)):
-                    ones = [1] * (len(shape_of(node)) - len(shape_of(source)))
-                    narrow[node] = call(_ATEN.view.default, (narrowed(source), ones + narrow_shape(source)))
                 else:
+                    source = node.all_input_nodes[0]
                     narrow[node] = narrowed(source)
+                    if ones := [1] * (len(shape_or_scalar(node)) - len(shape_or_scalar(source))):
+                        place = (narrow[node], ones + narrow_shape(source))
+                        narrow[node] = call(_ATEN.view.default, place)
         return narrow.get(node, node)
 
     lifted: dict[Node, Node] = {}
@@ -197,7 +206,7 @@ def hoist_invariants(graph: GraphModule) -> None:
                     lifted[source] = materialize_node(graph, narrowed(source), shape)
             with graph.graph.inserting_before(node):
                 wide = graph.graph.call_function(
-                    _ATEN.expand.default, (lifted[source], list(shape_of(source)))
+                    _ATEN.expand.default, (lifted[source], list(shape_or_scalar(source)))
                 )
             node.replace_input_with(source, wide)
     graph.recompile()
@@ -254,4 +263,5 @@ def _repeats(node: Node, known: dict[Node, frozenset[int]]) -> frozenset[int]:
 def _elementwise(node: Node) -> bool:
     if not _pure(node):
         return False
-    return torch.Tag.pointwise in node.target.tags or operator(node) in {_ATEN._to_copy, _ATEN.clone}
+    pointwise = isinstance(node.target, Overload) and torch.Tag.pointwise in node.target.tags
+    return pointwise or operator(node) in {_ATEN._to_copy, _ATEN.clone}

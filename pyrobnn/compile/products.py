@@ -6,6 +6,7 @@ No result changes by more than the rounding of a sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ ACTIVATIONS = {
 }
 
 
-def operator(node: Node):
+def operator(node: Node) -> Any:
     """The ATen operator that a node calls, whatever its overload; None for the rest of the graph."""
     return getattr(node.target, "overloadpacket", None)
 
@@ -39,6 +40,11 @@ def size(node: Node) -> int:
     """Elements of the tensor that a node computes; 0 where it is none."""
     shape = shape_of(node)
     return 0 if shape is None else shape.numel()
+
+
+def shape_or_scalar(node: Node) -> torch.Size:
+    """The shape of the tensor that a node computes, () where it is none."""
+    return shape_of(node) or torch.Size()
 
 
 def library_calls(graph: GraphModule) -> list[Node]:
@@ -140,7 +146,7 @@ def lay_out_data_innermost(graph: GraphModule) -> None:
             call = graph.graph.call_function
             turned = call(_ATEN.transpose.int, (node.args[0], -2, -1))
             new = call(node.target, (turned, *node.args[1:]), node.kwargs)
-            *batch, rows, columns = shape_of(node)
+            *batch, rows, columns = shape_or_scalar(node)
             new = materialize_node(graph, new, [*batch, columns, rows])  # in this very order
             new = call(_ATEN.transpose.int, (new, -2, -1))
         node.replace_all_uses_with(new)

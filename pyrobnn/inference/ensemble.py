@@ -74,7 +74,7 @@ class DeepEnsemble(Method):
         check_choice("objective", self.objective, ("map", "mle"))
 
     @property
-    def default_draws(self) -> int:
+    def default_draws(self) -> int:  # type: ignore[override]  # of the instance, not of the class
         """One draw a member."""
         return self.num_members
 
@@ -129,7 +129,7 @@ class DeepEnsemble(Method):
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
             prior, likelihood = density.log_parts(theta, *batch)
-            return -(likelihood + prior if self.objective == "map" else likelihood) / (problem.num_data or 1)
+            return -(likelihood + prior if self.objective == "map" else likelihood) / problem.num_rows
 
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
             in_dims = (0, *(None for _ in batch))
@@ -150,4 +150,4 @@ class DeepEnsemble(Method):
         """Values and seed of each member's start: a net initialised anew; prior medians for a plain program."""
         for member in range(self.num_members):
             own = seed * self.num_members + member
-            yield (problem.model.reinitialized(own).initial_values() if problem.is_bnn else {}), own
+            yield (problem.bnn.reinitialized(own).initial_values() if problem.is_bnn else {}), own

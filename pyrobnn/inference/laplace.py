@@ -204,16 +204,16 @@ class Laplace(Method):
             refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
         if self.curvature == "ggn":
-            check_elementwise({name: model.priors[name] for name in names if name.startswith(NET)})
+            check_elementwise({name: problem.bnn.priors[name] for name in names if name.startswith(NET)})
         check_memory(self, problem, names)
         search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
         source = model, x, y
         if isinstance(x, DataLoader):
             # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
             with torch.random.fork_rng([]):  # iterating a loader advances the global state
-                size = x.batch_size or -(-problem.num_data // survey(x).num_batches)
+                size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
             search = replace(search, batch_size=size)
-            source = in_standard_units(problem.model), problem.x, problem.y
+            source = in_standard_units(problem.bnn), problem.x, problem.y
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
@@ -275,13 +275,14 @@ class Laplace(Method):
 @restores(FAMILY)
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    model, points = posterior.model, layout.initial_points
+    points = layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
     settings = posterior.meta["settings"]
     weights = [site.name for site in approximation.sites if site.name.startswith("net.")]
-    network = moments = None
+    network: Linearized | SubsetNetwork | None = None
+    moments = None
     if weights:
-        jacobian = NetworkJacobian(model, layout, approximation.loc, points, weights)
+        jacobian = NetworkJacobian(posterior.bnn, layout, approximation.loc, points, weights)
         if not posterior.meta["layer_products"]:
             jacobian.layers = []
         linear = Linearized(jacobian, approximation.blocks)
@@ -300,7 +301,9 @@ def _layout(centre: Centre) -> Density:
     return Density(model.sample_parameters, (), points="held", values=centre.points)
 
 
-def _networks(method: Laplace, precision: Precision):
+def _networks(
+    method: Laplace, precision: Precision
+) -> tuple[Linearized | SubsetNetwork | None, Callable[[Tensor], tuple[Tensor, Tensor]] | None]:
     jacobian = precision.jacobian
     if jacobian is None:
         return None, None

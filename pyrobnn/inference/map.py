@@ -123,7 +123,7 @@ class MAP(Method):
         density, noisy = problem.density, problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -noisy.log_joint(theta, *batch, jacobian=False) / (problem.num_data or 1)
+            return -noisy.log_joint(theta, *batch, jacobian=False) / problem.num_rows
 
         with seeded(seed, problem.device):
             start = density.initial(start_values(problem.model, init), seed)
@@ -133,7 +133,7 @@ class MAP(Method):
             theta, meta, notes = result.params, {}, []
             if problem.loader is None and self.batch_size is None and not result.interrupted:
                 try:
-                    theta, meta["gradient_norm"] = polish(density, theta, self.polish_steps)
+                    theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps)
                 except KeyboardInterrupt:
                     result = replace(result, stopped="interrupt")
                 if density.stochastic is not None and self.polish_steps == 0 and not result.interrupted:

@@ -149,20 +149,17 @@ class MCDropout(Method):
         )
         self._check(model, init)
         start = start_values(model, init)
-        options = {"stream": True, "deterministic": False, "num_draws": num_draws}
-        problem = prepare(model, x, y, points="free", device=device, **options)
-        probes = problem.x[:8]
-        masks = (
-            layer_masks(problem.model, probes)
-            if self.p is None
-            else inserted_masks(problem.model, probes, self.p)
+        problem = prepare(
+            model, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
         )
-        density = _training_density(problem.model, masks, problem, self.learn_p)
+        net, probes = problem.bnn, problem.x[:8]
+        masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
+        density = _training_density(net, masks, problem, self.learn_p)
         with seeded(seed, problem.device):
             theta, result = density.initial(start, seed), None
             if self.num_steps:
                 result = minimize(
-                    _Loss(density, problem.model, masks, problem.num_data, self.learn_p),
+                    _Loss(density, net, masks, problem.num_rows, self.learn_p),
                     theta,
                     problem.batches(self.batch_size),
                     num_steps=self.num_steps,
@@ -285,7 +282,7 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem, learn
         return (1.0 - dropped) / (1.0 - _rate(logit))
 
     drop_inputs(trainer.net, masks, keep)
-    program = scaled_program(trainer, problem.num_data, problem.epoch)
+    program = scaled_program(trainer, problem.num_rows, problem.epoch)
     return Density(program, (problem.x, problem.y), points="free")
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from pyrobnn.checks import Refused, check_count
 
@@ -168,13 +168,13 @@ def check_use(method: Method, option: str) -> None:
         raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")
 
 
-def _check(cls: type) -> None:
+def _check(cls: type[Any]) -> None:
     facts = ("kind", "claim", "has_density", "gathers", "uses", "default_draws", "remedy", "memory", "fit")
     if missing := [name for name in facts if not hasattr(cls, name)]:
         raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}: see pyrobnn.inference.method.Method")
     for name, known in (("kind", Kind), ("claim", Claim)):
-        if (value := getattr(cls, name)) not in known.__args__:
-            raise TypeError(f"{cls.__name__}.{name} must be one of {known.__args__}, got {value!r}")
+        if (value := getattr(cls, name)) not in get_args(known):
+            raise TypeError(f"{cls.__name__}.{name} must be one of {get_args(known)}, got {value!r}")
     own, asked = _arguments(cls.fit), _arguments(Method.fit)
     if own != asked:
         wrong = sorted({name for name, *_ in set(own) ^ set(asked)}) or ["their order"]

@@ -109,7 +109,7 @@ class MLE(Method):
         density = problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -density.log_parts(theta, *batch)[1] / (problem.num_data or 1)
+            return -density.log_parts(theta, *batch)[1] / problem.num_rows
 
         with seeded(seed, problem.device):
             start = density.initial(start_values(problem.model, init), seed)

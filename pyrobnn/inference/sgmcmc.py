@@ -49,6 +49,9 @@ from pyrobnn.seeding import seeded
 
 Schedule = Literal["constant", "polynomial", "cyclical"]
 
+#: z (chain, dim) → gradient of the log joint (chain, dim) and its value (chain,)
+Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 
 @dataclass(frozen=True)
 class _StochasticGradientMCMC(Method):
@@ -138,7 +141,7 @@ class _StochasticGradientMCMC(Method):
             ValueError: bad data.
             Refused: nets trained anew are further from the training targets than a linear fit, or draws moved away from
                 them at a step size that was chosen here.
-            FloatingPointError: a chain that left the finite numbers (names step, chain and step size), or that lost
+            FloatingPointError: a chain that is no longer finite (names step, chain and step size), or that lost
                 what its start had at every step size tried.
             KeyboardInterrupt: Ctrl-C before the first draw; later it returns the draws there are, marked.
 
@@ -157,7 +160,7 @@ class _StochasticGradientMCMC(Method):
         check_proper(problem.density)
         if not problem.is_bnn:
             check_batched(problem.density.subsampled(), type(self).__name__)
-        plan = lay_out(self, num_draws, problem.num_data or 1)
+        plan = lay_out(self, num_draws, problem.num_rows)
         with seeded(seed, problem.device):
             begun = time.perf_counter()
             line = LinearFit.of(problem)
@@ -187,7 +190,7 @@ class _StochasticGradientMCMC(Method):
             seed=seed,
             timings={"compile": run.compile_seconds, "fit": run.seconds, "start": searching},
             sample_stats={"lp": lp, "step_size": run.sizes.expand(self.num_chains, -1)},
-            history={"loss": run.losses},
+            history={"loss": run.loss},
             meta={"temperature": self.temperature, "stopped": stopped, "common_start": common_start(init)}
             | meta,
             notes=notes,
@@ -253,22 +256,28 @@ class _StochasticGradientMCMC(Method):
             state = State(k + 1, z, v, second)
             last = state.step == num_steps
             if k % CHECK_EVERY == 0 or last:
-                strayed = chooser is not None and chooser.strayed(z, lp)
-                if strayed and (back := chooser.retreat()) is not None:
+                strayed = chooser if chooser is not None and chooser.strayed(z, lp) else None
+                if strayed is not None and (back := strayed.retreat()) is not None:
                     state = back
                     run.forget()
                     continue
-                check_chains(problem.density, z, lp, k, float(control[0]) * (problem.num_data or 1))
-                if strayed:
-                    raise FloatingPointError(chooser.lost(k, lp, problem.num_data or 1))
+                check_chains(problem.density, z, lp, k, float(control[0]) * problem.num_rows)
+                if strayed is not None:
+                    raise FloatingPointError(strayed.lost(k, lp, problem.num_rows))
             if k in keep:
                 run.keep(z, lp, control[0], v.square() / self.temperature)
             if k % report_every == 0 or last:
-                run.losses.append(-lp.mean() / (problem.num_data or 1))
+                run.losses.append(-lp.mean() / problem.num_rows)
                 if notify(callbacks, k + 1, {"loss": float(run.losses[-1])}) and not last:
                     run.stopped = "callback"
                     return
         run.stopped = "num_draws"
+
+    def _move(
+        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One step of all chains: position and momentum after it, gradient and log joint before it."""
+        raise NotImplementedError
 
     def _metric(self, state: State) -> Tensor:
         """The preconditioner at ``state``; ones before it has seen a gradient."""
@@ -278,13 +287,15 @@ class _StochasticGradientMCMC(Method):
 
     def _transition(self, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
         """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""
-        num_data = problem.num_data or 1
+        num_data = problem.num_rows
         precondition = self.preconditioner is not None
         density = problem.density.subsampled()
         # each chain draws a subsample of its own
         randomness = "error" if density.stochastic is None else "different"
 
-        def transition(z, v, second, control, rows, *data):
+        def transition(
+            z: Tensor, v: Tensor, second: Tensor, control: Tensor, rows: Tensor, *data: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             epsilon, forget, heat = control[0], control[1], control[2]
 
             def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -358,7 +369,9 @@ class SGLD(_StochasticGradientMCMC):
     share: ClassVar[float] = 0.4
     heating: ClassVar[float] = 0.25
 
-    def _move(self, z, v, gradient, epsilon, heat, metric):
+    def _move(
+        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
         noise = torch.randn_like(z)
         z = z + 0.5 * epsilon * metric * grad + (epsilon * heat * metric).sqrt() * noise
@@ -411,7 +424,9 @@ class SGHMC(_StochasticGradientMCMC):
         super().__post_init__()
         check_number("friction", self.friction, above=0, maximum=1)
 
-    def _move(self, z, v, gradient, epsilon, heat, metric):
+    def _move(
+        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
         # with the metric as inverse mass the velocity is metric * momentum; v is the momentum in units of its own scale
         drift = epsilon.sqrt() * metric.sqrt()

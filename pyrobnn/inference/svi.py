@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from pyrobnn.inference.vi.elbo_notes import elbo_notes
 from pyrobnn.inference.vi.evidence import draws_together, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
+from pyrobnn.inference.vi.local_noise import Estimator
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.model import BNN
@@ -110,7 +112,7 @@ class SVI(Method):
     num_particles: int = 1
     local_reparameterization: bool = False
     flipout: bool = False
-    kl: str = "auto"
+    kl: Literal["auto", "closed_form", "monte_carlo"] = "auto"
     kl_weight: float | KLSchedule = 1.0
     init_loc: str = "net"
     init_scale: float = 0.05
@@ -129,7 +131,7 @@ class SVI(Method):
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_optimizer(
             num_steps=self.num_steps, lr=self.lr, optimizer=self.optimizer, lr_schedule=self.schedule,
             clip_norm=self.clip_norm, patience=self.patience, min_delta=self.min_delta, log_every=self.log_every,
@@ -233,9 +235,8 @@ class SVI(Method):
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the guide's parameters in the optimiser, a step, the ELBO at the end."""
-        factor = {"mean_field": 2, "low_rank": 2 + self.rank, "full_rank": 1 + sizes.weights}.get(
-            self.guide, 4
-        )
+        factors = {"mean_field": 2, "low_rank": 2 + self.rank, "full_rank": 1 + sizes.weights}
+        factor = factors.get(self.guide, 4) if isinstance(self.guide, str) else 4
         guide = factor * sizes.flat
         resident = {"optimiser (5 copies)": 5 * guide, "draws": 2 * sizes.num_draws * sizes.flat}
         # run eagerly, every operation of the update and of the KL has a result of its own
@@ -268,8 +269,8 @@ def build_elbo(
         family = CouplingFlow(loc, config.init_scale, seed)
     else:
         family = MeanField(loc, config.init_scale, config.max_scale)
-    estimators = {"local_reparameterization": config.local_reparameterization, "flipout": config.flipout}
-    estimator = next((name for name, chosen in estimators.items() if chosen), None)
+    estimator: Estimator | None = "flipout" if config.flipout else None
+    estimator = "local_reparameterization" if config.local_reparameterization else estimator
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
 
@@ -325,8 +326,8 @@ class _Fit:
             yield from ((weight,) for weight in weights)
         elif self.num_batches == 1:
             yield from ((weight, problem.x, problem.y) for weight in weights)
-        else:
-            walk = permuted_rows(problem.num_data, size, problem.device)
+        elif size is not None:
+            walk = permuted_rows(problem.num_rows, size, problem.device)
             for rows, weight in zip(walk, weights, strict=False):
                 yield weight, rows, problem.x, problem.y
 
@@ -356,7 +357,8 @@ class _Fit:
                 point_values=values, meta=meta, importance=False,
             )  # fmt: skip
         begun = time.perf_counter()
-        stats, value, error, notes = {}, None, None, result.notes(self.config)
+        stats: dict[str, Tensor] = {}
+        value, error, notes = None, math.nan, result.notes(self.config)
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
@@ -370,7 +372,7 @@ class _Fit:
             notes.append(f"its ELBO was not evaluated: there is no log evidence{missing}")
         notes += noise_notes(problem, values | {name: value[0].mean(0) for name, value in draws.items()})
         meta |= {
-            "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": error,
+            "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": None if value is None else error,
             "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
         }  # fmt: skip
         done = self.kl_weights[: result.num_steps]
@@ -388,11 +390,11 @@ class _Fit:
 
 
 def _num_batches(problem: Problem, batch_size: int | None) -> int:
-    if problem.loader is not None:
-        return problem.epoch.num_batches
-    if not problem.is_bnn or batch_size is None or batch_size >= problem.num_data:
+    if (stream := problem.stream) is not None:
+        return stream.num_batches
+    if not problem.is_bnn or batch_size is None or batch_size >= problem.num_rows:
         return 1
-    return problem.num_data // batch_size
+    return problem.num_rows // batch_size
 
 
 def _history(result: Result) -> dict[str, Tensor]:

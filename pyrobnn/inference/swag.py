@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -254,7 +254,16 @@ class _Run:
     """One training run of SWA or SWAG, under its own random state."""
 
     def __init__(
-        self, method: SWA | SWAG, model: Any, x: Any, y: Any, *, num_draws: int, seed: int, init, device
+        self,
+        method: SWA | SWAG,
+        model: Any,
+        x: Any,
+        y: Any,
+        *,
+        num_draws: int,
+        seed: int,
+        init: Posterior | nn.Module | None,
+        device: str | torch.device | None,
     ):
         if not isinstance(model, BNN):
             raise (Refused if callable(model) else TypeError)(
@@ -270,8 +279,9 @@ class _Run:
         self.method, self.seed, self.init = method, seed, init
         self.start = start_values(model, init)
         pure = with_batch_statistics(model)
-        options = {"stream": True, "deterministic": False, "num_draws": num_draws}
-        problem = prepare(pure, x, y, points="free", device=device, **options)
+        problem = prepare(
+            pure, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
+        )
         self.problem = dataclasses.replace(problem, model=model.to(problem.device))
         self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
         self.batch_size, self.epoch = self._batching()
@@ -291,9 +301,9 @@ class _Run:
     def _batching(self) -> tuple[int | None, int]:
         """Batch size and steps per epoch."""
         check_batch_size(self.problem, self.method.batch_size)
-        if self.problem.loader is not None:
-            return None, self.problem.epoch.num_batches
-        num_data = self.problem.num_data
+        if (stream := self.problem.stream) is not None:
+            return None, stream.num_batches
+        num_data = self.problem.num_rows
         size = self.method.batch_size or max(1, min(32, num_data // 4))
         return size, max(1, num_data // size)
 
@@ -316,7 +326,7 @@ class _Run:
         method, density = self.method, self.problem.density
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -density.log_joint(theta, *batch) / self.problem.num_data
+            return -density.log_joint(theta, *batch) / self.problem.num_rows
 
         theta = density.initial(self.start, self.seed)
         batches = independent_batches(self.problem, self.batch_size)
@@ -341,7 +351,7 @@ class _Run:
             self.lr = method.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
         else:
             self.lr = method.lr or constant_rate(
-                loss, theta, batches, num_data=self.problem.num_data, momentum=method.momentum
+                loss, theta, batches, num_data=self.problem.num_rows, momentum=method.momentum
             )
         sgd = functools.partial(torch.optim.SGD, lr=self.lr, momentum=method.momentum)
         result = minimize(
@@ -374,7 +384,13 @@ class _Run:
         values = density.constrain(fixed)
         return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
 
-    def _warn_if_worse(self, loss, start: Tensor, mean: Tensor, batches) -> None:
+    def _warn_if_worse(
+        self,
+        loss: Callable[..., Tensor],
+        start: Tensor,
+        mean: Tensor,
+        batches: Iterator[tuple[Tensor, Tensor]],
+    ) -> None:
         """Where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not."""
         drawn = list(itertools.islice(batches, NUM_GRADIENTS))
         rise = sum(float(loss(mean, *batch) - loss(start, *batch)) for batch in drawn) / len(drawn)
@@ -409,7 +425,7 @@ class _Run:
             interrupted=result.interrupted,
             **rest,
         )
-        statistics = refreshed_statistics(self.problem.model, posterior.draws, Inputs(self.problem))
+        statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
         return dataclasses.replace(posterior, draws=posterior.draws | statistics)
 
     def _falling(self, step: int) -> float:

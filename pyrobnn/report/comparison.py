@@ -150,7 +150,7 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
         return {}
     else:
         outputs = [regression_points(evidence, output) for output in range(len(scale))]
-        pairs = [(points.aleatoric_sd, points.epistemic_sd) for points in outputs]
+        pairs = [(points.aleatoric_sd, points.epistemic_sd) for points in outputs if points is not None]
         suffix = "" if len(scale) == 1 else "_standardized"
     return {
         f"{name}{suffix}": float(np.mean([np.mean(v) / unit for v, unit in zip(each, scale, strict=True)]))

@@ -253,7 +253,7 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
     if "seed" in tree.attrs:
         brief.append(f"seed {tree.attrs['seed']}")
     facts = []
-    for name in sorted(tree.attrs, key=lambda n: (n not in ("method", "settings", "seed"), n)):
+    for name in sorted(map(str, tree.attrs), key=lambda n: (n not in ("method", "settings", "seed"), n)):
         value = _shown(evidence.json(name) if _is_json(tree.attrs[name]) else tree.attrs[name])
         if value and name not in REBUILDS:
             facts.append((name.replace("_", " "), value))

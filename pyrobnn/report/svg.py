@@ -106,8 +106,8 @@ def _drawn(figure: Figure) -> tuple[str, tuple[float, float]]:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     body = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()
-    return body, (float(width), float(height))
+    _, _, width, height = map(float, svg.partition('viewBox="')[2].partition('"')[0].split())
+    return body, (width, height)
 
 
 def _themed(body: str, prefix: str) -> str:

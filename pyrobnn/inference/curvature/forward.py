@@ -14,4 +14,5 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
     with warnings.catch_warnings():
         # the first call in a process compiles torch's decompositions with the deprecated torch.jit.script
         warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        return torch.func.jvp(fn, (point,), (direction,))
+        value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
+        return value, slope

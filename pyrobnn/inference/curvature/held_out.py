@@ -65,7 +65,7 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int, n
     num_held = max(2, count // 5)  # a gain has an error from two points on
     held, kept = order[:num_held], order[num_held:]
     x, y = problem.x[held], problem.y[held]
-    model = in_standard_units(problem.model.reinitialized(seed) if given else problem.model)
+    model = in_standard_units(problem.bnn.reinitialized(seed) if given else problem.bnn)
     source = model, problem.x[kept], problem.y[kept]
     part = prepare(*source, points="free", device=problem.device)
     found = find_centre(search, part, source, centre.names, init=None, seed=seed)
@@ -98,10 +98,10 @@ def _choose(scores: Tensor) -> HeldOut:
 def _score(method: Any, centre: Centre, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
     """τ → log predictive density (N,) of points, linearised, with the curvature at the centre."""
     problem = centre.problem
-    likelihood = problem.model.likelihood
+    likelihood = problem.bnn.likelihood
     parameters = centre.density.constrain(centre.mode) | centre.points
     weights = [name for name in centre.names if name.startswith(NET)]
-    jacobian = NetworkJacobian(problem.model, centre.density, centre.mode, centre.points, weights)
+    jacobian = NetworkJacobian(problem.bnn, centre.density, centre.mode, centre.points, weights)
     jacobian.prefer_products(problem.x)
     root = partial(_root, likelihood, parameters)
     curvature = ggn(jacobian, problem.x, root, method.structure, prior_precision(jacobian).prec)
@@ -127,7 +127,7 @@ def _root(likelihood: Any, parameters: dict[str, Tensor], f: Tensor) -> Tensor:
 @torch.no_grad()
 def _knows(centre: Centre, x: Tensor, y: Tensor) -> bool:
     """Whether the net that the search started from fits the points no worse than the mode."""
-    model = centre.problem.model
+    model = centre.problem.bnn
     values = centre.density.constrain(centre.mode) | centre.points
     start = values | model.initial_values()
     fits = [

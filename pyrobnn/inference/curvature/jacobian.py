@@ -131,7 +131,7 @@ class NetworkJacobian:
         centre = self.mode[self.index]
 
         def one(point: Tensor, column: Tensor) -> Tensor:
-            _, pull = torch.func.vjp(lambda z: self.output(z, point.unsqueeze(0)).squeeze(0), centre)
+            pull = torch.func.vjp(lambda z: self.output(z, point.unsqueeze(0)).squeeze(0), centre)[1]
             return torch.func.vmap(lambda v: pull(v)[0])(column.T)
 
         return torch.func.vmap(one)(x, columns).detach()

@@ -6,7 +6,7 @@ per-datum Jacobian row without a Jacobian: this is what the Kronecker factors, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,7 +120,7 @@ class Capture:
         made_by: dict[str, object] = {}
         calls = dict.fromkeys((layer.name for layer in self.layers), 0)
 
-        def remember(name: str):
+        def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
             def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
                 calls[name] += 1
                 inputs[name] = args[0].detach()
@@ -149,7 +149,9 @@ class Capture:
         alone = len(names) == 1 and f.grad_fn is made_by[names[0]]  # no activation, in place neither
         return f, [inputs[name] for name in names], [outputs[name] for name in names], alone
 
-    def factors(self, x: Tensor, columns: Tensor | None = None, root=None) -> tuple[Tensor, list[Factors]]:
+    def factors(
+        self, x: Tensor, columns: Tensor | None = None, root: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, list[Factors]]:
         """Network outputs (N, width) and the factors of every layer.
 
         Args:
@@ -197,26 +199,30 @@ def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
             hot[..., module.padding_idx] = 0
         return hot
     if isinstance(module, nn.Conv1d):
-        pad = module.padding[0] if not isinstance(module.padding, str) else module.padding
+        padding = module.padding if isinstance(module.padding, str) else (0, module.padding[0])
         return _patches(
             inputs.unsqueeze(2),
             (1, module.kernel_size[0]),
             (1, module.stride[0]),
             (1, module.dilation[0]),
-            (0, pad),
+            padding,
         )
     if isinstance(module, nn.Conv2d):
         return _patches(inputs, module.kernel_size, module.stride, module.dilation, module.padding)
     return inputs.reshape(n, -1, inputs.shape[-1])
 
 
-def _patches(inputs: Tensor, kernel, stride, dilation, padding) -> Tensor:
+def _patches(
+    inputs: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: str | tuple[int, ...],
+) -> Tensor:
     """Patches (N, positions, channels · kernel) that a convolution multiplies with its weight."""
-    if "same" in (padding, padding[-1]):
+    if padding == "same":
         total = [d * (size - 1) for d, size in zip(dilation, kernel)]
         (top, left) = (t // 2 for t in total)
         inputs = nn.functional.pad(inputs, (left, total[1] - left, top, total[0] - top))
-        padding = (0, 0)
-    elif "valid" in (padding, padding[-1]):
-        padding = (0, 0)
-    return nn.functional.unfold(inputs, kernel, dilation, padding, stride).transpose(1, 2)
+    around = (0, 0) if isinstance(padding, str) else padding
+    return nn.functional.unfold(inputs, kernel, dilation, around, stride).transpose(1, 2)

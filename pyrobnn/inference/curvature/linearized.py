@@ -119,35 +119,32 @@ class Linearized:
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f, factors = self.jacobian.factors(x)
-        total = 0.0
-        for number, (layer, factor) in enumerate(zip(self.jacobian.layers, factors)):
-            if isinstance(self.blocks[0], KronBlock):
-                total = total + self.blocks[number].output_covariance(factor)
-            else:
-                prec = self.blocks[0].prec[self.jacobian.positions(layer)]
-                total = total + diagonal_output_covariance(prec, factor)
-        return f, total
+        first = self.blocks[0]
+        if isinstance(first, DiagBlock):
+            precs = [first.prec[self.jacobian.positions(layer)] for layer in self.jacobian.layers]
+            covs = [diagonal_output_covariance(prec, factor) for prec, factor in zip(precs, factors)]
+        else:
+            products = [block for block in self.blocks if isinstance(block, KronBlock)]
+            covs = [block.output_covariance(factor) for block, factor in zip(products, factors)]
+        return f, sum(covs[1:], start=covs[0])
 
     def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if (
-            len(self.jacobian.layers) == 1
-            and len(self.blocks) == 1
-            and isinstance(self.blocks[0], DenseBlock)
-        ):
+        block = self.blocks[0]
+        if len(self.jacobian.layers) == 1 and len(self.blocks) == 1 and isinstance(block, DenseBlock):
             f, factors = self.jacobian.factors(x)
-            if factors[0].inputs.shape[1] == 1 and len(self.blocks[0].index) == self.jacobian.size:
-                return f, self._single_layer_covariance(factors[0])
+            if factors[0].inputs.shape[1] == 1 and len(block.index) == self.jacobian.size:
+                return f, self._single_layer_covariance(block, factors[0])
         f, rows = self.jacobian.rows(x)
         root = self._root(rows.flatten(0, 1)).reshape(*f.shape, -1)
         return f, root @ root.transpose(1, 2)
 
-    def _single_layer_covariance(self, factor: Factors) -> Tensor:
+    def _single_layer_covariance(self, block: DenseBlock, factor: Factors) -> Tensor:
         """(N, k, k) from Σ itself: an output pair's covariance aᵀ Σ a, then the k backpropagated vectors."""
         place = self.jacobian.positions(self.jacobian.layers[0])
         outs, ins = place.shape
         if self._covariance is None:
             flat = place.reshape(-1)
-            cov = torch.cholesky_inverse(self.blocks[0].prec_tril)
+            cov = torch.cholesky_inverse(block.prec_tril)
             self._covariance = cov[flat[:, None], flat].reshape(outs, ins, outs, ins)
         inputs = factor.inputs.squeeze(1).to(self._covariance)
         grads = factor.grads.squeeze(2).to(self._covariance)

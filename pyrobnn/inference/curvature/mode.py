@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -69,14 +70,14 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
 def _last_layer(problem: Problem) -> str:
     """Site prefix of the module with parameters of its own that is called last."""
     called: list[str] = []
-    net = problem.model.eval_net
+    net = problem.bnn.eval_net
     handles = [
         module.register_forward_hook(lambda _m, _i, _o, name=name: called.append(name))
         for name, module in net.named_modules()
         if name and any(True for _ in module.parameters(recurse=False))
     ]
     try:
-        problem.model.forward({}, problem.x[:1])
+        problem.bnn.forward({}, problem.x[:1])
     finally:
         for handle in handles:
             handle.remove()
@@ -94,7 +95,7 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     size = sum(site.size for site in problem.density.sites if site.name in set(names))
     rows = 0
     if method.curvature == "ggn":
-        rows = problem.num_data * problem.model.forward({}, problem.x[:1]).shape[1]
+        rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1]
     require(
         precision_bytes(size, rows, torch.finfo(problem.density.dtype).bits // 8),
         problem.device,
@@ -143,8 +144,8 @@ def find_centre(
     notes: Sequence[str] = ()
     if init is None:
         model, x, y = source
-        options = {"device": str(problem.device), "callbacks": callbacks, "progress": progress}
-        mode = whole(lambda: search.fit(model, x, y, seed=seed, **options), "Laplace")
+        fit = partial(search.fit, seed=seed, device=problem.device, callbacks=callbacks, progress=progress)
+        mode = whole(lambda: fit(model, x, y), "Laplace")
         values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, mode.meta["warnings"]
     elif problem.is_bnn:
         for site in density.sites:
@@ -202,16 +203,12 @@ def _polished(problem: Problem, theta: Tensor, moving: Tensor) -> Tensor:
         else density.log_joint
     )
 
-    class Slice:
-        """The density as a function of the moving coordinates."""
-
-        @staticmethod
-        def log_joint(part: Tensor, *, jacobian: bool) -> Tensor:
-            return log_joint(theta.to(part).index_copy(0, index, part), jacobian=jacobian)
+    def of_moving(part: Tensor, *, jacobian: bool) -> Tensor:
+        return log_joint(theta.to(part).index_copy(0, index, part), jacobian=jacobian)
 
     # the few coordinates of the noise are worth float64
     start = theta[index] if log_joint == density.log_joint else theta[index].double()
-    part, _ = polish(Slice, start, POLISH_STEPS, jacobian=True)
+    part, _ = polish(of_moving, start, POLISH_STEPS, jacobian=True)
     return theta.index_copy(0, index, part.to(theta))
 
 
@@ -221,7 +218,7 @@ def _net_sites(problem: Problem) -> set[str]:
 
 def _noise_density(problem: Problem, theta: Tensor, sites: Sequence[Site]) -> Callable[..., Tensor]:
     """Log joint up to a constant while only the likelihood's own parameters move: the network runs once."""
-    density, model = problem.density, problem.model
+    density, model = problem.density, problem.bnn
     with torch.no_grad():
         f = model.forward(density.constrain(theta), problem.x).double()
     y = problem.y.double() if problem.y.is_floating_point() else problem.y

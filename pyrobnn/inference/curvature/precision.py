@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import Normal
@@ -77,7 +78,7 @@ def ggn_precision(
             f"the log prior of {', '.join(prior.raised_sites)} is flat or convex at the mode: "
             f"its precision was raised by up to {prior.raised:.3g}"
         )
-    likelihood = centre.problem.model.likelihood
+    likelihood = centre.problem.bnn.likelihood
     parameters = centre.density.constrain(centre.mode) | centre.points
     root: Root = partial(_root, likelihood, parameters)
     curvature = ggn(jacobian, centre.problem.x, root, method.structure, prior.prec + method.damping)
@@ -130,7 +131,7 @@ def ggn_precision(
 
 
 def _jacobian(centre: Centre, weights: list[str]) -> NetworkJacobian:
-    jacobian = NetworkJacobian(centre.problem.model, centre.density, centre.mode, centre.points, weights)
+    jacobian = NetworkJacobian(centre.problem.bnn, centre.density, centre.mode, centre.points, weights)
     jacobian.prefer_products(centre.problem.x)
     return jacobian
 
@@ -201,25 +202,26 @@ def _residual(centre: Centre) -> Residual | None:
     problem = centre.problem
     if SCALE not in centre.points:
         return None
-    f = problem.model.forward(centre.density.constrain(centre.mode) | centre.points, problem.x)
-    loc, scale = problem.model.likelihood.loc_scale(f, centre.points)
+    f = problem.bnn.forward(centre.density.constrain(centre.mode) | centre.points, problem.x)
+    loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)
     return Residual(float(((problem.y - loc) / scale).double().square().sum()), loc.numel())
 
 
 def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     """The same mode under the tuned prior and noise."""
     problem = centre.problem
-    model = copy.copy(problem.model)
+    model = copy.copy(problem.bnn)
     factors = tuned.tau.expand(len(groups)).tolist()
     by_layer = dict(zip(groups, factors))
     model.priors = dict(model.priors)
     for name in centre.names:
         if name.startswith(NET):
-            prior = model.priors[name]
-            base = elementwise(prior)
+            base = elementwise(model.priors[name])
+            if not isinstance(base, Normal):
+                raise TypeError(f"only normal priors are tuned: that of {name!r} is a {type(base).__name__}")
             scale = base.scale * by_layer[name.rpartition(".")[0]] ** -0.5
-            shape = prior.event_shape
-            model.priors[name] = _normal(base, scale).expand(shape).to_event(len(shape))
+            shape = model.priors[name].event_shape
+            model.priors[name] = dist.Normal(base.loc, scale).expand(shape).to_event(len(shape))
     points = dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
@@ -233,7 +235,3 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     held = Density(density.program, density.args, points="held", values=points)
     # the gradient says whether the mode was found for the model it was searched in
     return replace(centre, problem=tuned_problem, density=held, points=points)
-
-
-def _normal(base: Normal, scale: Tensor) -> Normal:
-    return type(base)(base.loc, scale)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from pyrobnn.checks import Refused
+from pyrobnn.density import Site
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.seeding import seeded
 
@@ -54,7 +55,7 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
             mean.append(base.loc.to(z).expand(site.shape).reshape(-1))
             continue
 
-        def log_prior(u: Tensor, site=site, prior=prior) -> Tensor:
+        def log_prior(u: Tensor, site: Site = site, prior: Distribution = prior) -> Tensor:
             shaped = u.reshape(site.unconstrained_shape)
             value = site.transform(shaped)
             jac = site.transform.log_abs_det_jacobian(shaped, value)
@@ -95,7 +96,7 @@ def elementwise(prior: Distribution) -> Distribution:
     return prior
 
 
-def _spread_precision(prior: Distribution, site, z: Tensor) -> Tensor:
+def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
     """1/s² of the normal with the prior's interquartile range, in unconstrained space; (site size,)."""
     with seeded(0, z.device):
         draws = site.transform.inv(prior.sample((1001,))).reshape(1001, -1).to(z)

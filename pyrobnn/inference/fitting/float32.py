@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -21,9 +22,12 @@ def full_float32(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    # torch does not declare all of these flags
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    mkldnn: Any = torch.backends.mkldnn
     newer = hasattr(matmul, "fp32_precision")
-    places = (matmul, cudnn.conv, cudnn.rnn, torch.backends.mkldnn.matmul) if newer else ()
+    places = (matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul) if newer else ()
     kept = [place.fp32_precision for place in places]
     products = convolutions = None
     with contextlib.suppress(RuntimeError):  # the caller mixes both kinds of flags, or uses the newer alone

@@ -48,14 +48,14 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
 
     Reference: Bayesian Interpolation (MacKay, 1992).
     """
-    if not problem.is_bnn or problem.model.likelihood.task != "gaussian":
+    if not problem.is_bnn or problem.bnn.likelihood.task != "gaussian":
         return []
-    model, likelihood = problem.model, problem.model.likelihood
+    model, likelihood = problem.bnn, problem.bnn.likelihood
     if not likelihood.points and not isinstance(likelihood, HeteroskedasticGaussian):
         return []
     names = [name for name in model.priors if name.startswith(NET) and name in values]
     num_weights = sum(values[name].numel() for name in names)
-    num_values = problem.num_data * problem.y.shape[1]
+    num_values = problem.num_rows * problem.y.shape[1]
     if 2 * num_weights < num_values:  # too few weights to use up half of the data
         return []
     num_rows = num_values * likelihood.heads
@@ -88,7 +88,7 @@ def _linearised(problem: Problem, values: dict[str, Tensor], names: list[str]) -
     A weight counts in widths of its prior. Heads are the means over σ and, where the net gives the noise, √2 log σ: the
     Fisher information of each is one.
     """
-    model = problem.model
+    model = problem.bnn
     with torch.random.fork_rng([]):  # iterating a loader advances the global state
         pairs = [(problem.x, problem.y)] if problem.loader is None else list(problem.one_pass())
     x, y = (torch.cat(part) for part in zip(*pairs))

@@ -24,7 +24,7 @@ def judge(
     config: Any, problem: Problem, run: Run, line: LinearFit | None, start: Tensor, notes: list[str]
 ) -> dict[str, Any]:
     """What the run says of itself, for ``meta``; what is wrong with it goes into ``notes``."""
-    record: dict[str, Any] = {"step_size": run.step_size * (problem.num_data or 1)}
+    record: dict[str, Any] = {"step_size": run.step_size * problem.num_rows}
     if config.has_momentum:
         heat = kinetic_temperature(problem.density, run.heat, run.z.shape[1], notes)
         record["kinetic_temperature"] = heat
@@ -91,7 +91,7 @@ def compare_with_linear(
         return
     moved = f"{found}where the chains started closer ({begun:.3g}): they have moved away from the data"
     if chosen and run.stopped == "num_draws":
-        size = run.step_size * (problem.num_data or 1)
+        size = run.step_size * problem.num_rows
         raise Refused(
             f"{moved}, at the step size that was chosen for them ({size:.3g}): use NUTS, or pass a smaller one "
             f"(step_size={size / 4:.2g}); with a step size of your own you get the draws, and this as a warning"

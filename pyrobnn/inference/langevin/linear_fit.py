@@ -33,7 +33,7 @@ class LinearFit:
     @torch.no_grad()
     def of(cls, problem: Problem) -> LinearFit | None:
         """None where there is nothing to compare: no regression with a BNN, or less than two rows an input."""
-        if not problem.is_bnn or problem.model.likelihood.task != "gaussian":
+        if not problem.is_bnn or problem.bnn.likelihood.task != "gaussian":
             return None
         x, y = _rows(problem)
         y = y.double()
@@ -76,13 +76,13 @@ class LinearFit:
         return (squares <= factor * self.squares + rounding).all(-1)
 
     def _net(self, problem: Problem, one: Tensor) -> Tensor:
-        return problem.model.forward(problem.density.constrain(one), self.x)[:, : self.y.shape[1]]
+        return problem.bnn.forward(problem.density.constrain(one), self.x)[:, : self.y.shape[1]]
 
 
 def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
     """Some training data: evenly spaced rows in memory, or the first batches of a pass."""
     if problem.loader is None:
-        index = torch.linspace(0, problem.num_data - 1, min(NUM_ROWS, problem.num_data)).long()
+        index = torch.linspace(0, problem.num_rows - 1, min(NUM_ROWS, problem.num_rows)).long()
         index = index.to(problem.device)
         return problem.x[index], problem.y[index]
     pairs = list(_first(problem.one_pass()))

@@ -50,10 +50,9 @@ def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
     if config.preconditioner is not None:
         forget[:warmup] = 1.0 - RMSPROP
         forget[0] = 1.0
-    heat = torch.tensor(heat, dtype=torch.float64)
     # without a step size the first column holds the schedule alone, and ε is chosen as the chains go
     size = 1.0 if config.step_size is None else config.step_size / num_data
-    controls = torch.stack([size * sizes, forget, heat], 1)
+    controls = torch.stack([size * sizes, forget, torch.tensor(heat, dtype=torch.float64)], 1)
     return Plan(controls[:num_steps], keep)
 
 

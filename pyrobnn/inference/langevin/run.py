@@ -15,7 +15,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Problem
 
-#: steps between two looks at whether a chain has left the finite numbers
+#: steps between two looks at whether every chain is still finite
 CHECK_EVERY = 50
 
 
@@ -40,7 +40,16 @@ class Step:
 
 
 class Run:
-    """What is kept of the chains on the way."""
+    """What is kept of the chains on the way.
+
+    Attributes, of a finished run: ``z``, the draws (chain, draw, dim); ``lp``, their log joints (chain, draw);
+        ``sizes``, their step sizes (draw,); ``loss`` (report,).
+    """
+
+    z: Tensor
+    lp: Tensor
+    sizes: Tensor
+    loss: Tensor
 
     def __init__(self, z: Tensor):
         self.heat = torch.zeros_like(z)
@@ -51,31 +60,32 @@ class Run:
 
     def forget(self) -> None:
         """Start anew: the chains were sent back."""
-        self.z, self.lp, self.sizes = [], [], []
+        self._z: list[Tensor] = []
+        self._lp: list[Tensor] = []
+        self._sizes: list[Tensor] = []
         self.heat = torch.zeros_like(self.heat)
 
     def keep(self, z: Tensor, lp: Tensor, size: Tensor, heat: Tensor) -> None:
         self.heat += heat
-        self.sizes.append(size.clone())
-        self.z.append(z)
-        self.lp.append(lp)
+        self._sizes.append(size.clone())
+        self._z.append(z)
+        self._lp.append(lp)
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
-        return bool(self.lp and self.losses) and bool(torch.isfinite(torch.stack(self.z)).all())
+        return bool(self._lp and self.losses) and bool(torch.isfinite(torch.stack(self._z)).all())
 
     def finish(self, seconds: float) -> None:
-        """Stack the draws (chain, draw, dim), their log joints (chain, draw) and step sizes (draw,)."""
+        """Stack what was kept."""
         self.seconds = seconds - self.compile_seconds
         # a draw without its log joint is not whole
-        num_kept = len(self.lp)
+        num_kept = len(self._lp)
         if num_kept == 0:
             raise ValueError(
                 f"a callback stopped the run at step {self.step}, before the first draw was kept"
             )
-        self.z, self.sizes = self.z[:num_kept], self.sizes[:num_kept]
-        self.z, self.lp = torch.stack(self.z, 1), torch.stack(self.lp, 1)
-        self.sizes, self.losses = torch.stack(self.sizes), torch.stack(self.losses)
+        self.z, self.lp = torch.stack(self._z[:num_kept], 1), torch.stack(self._lp, 1)
+        self.sizes, self.loss = torch.stack(self._sizes[:num_kept]), torch.stack(self.losses)
 
 
 def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tensor], Tensor, int | None]:
@@ -111,7 +121,7 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
     if problem.loader is not None:
         for pair in problem.batches():
             yield Batch(none, pair, per_chain=False)
-    num_data = problem.num_data
+    num_data = problem.num_rows
     if batch_size is None or batch_size >= num_data:
         while True:
             yield Batch(none, (problem.x, problem.y), per_chain=False)
@@ -140,7 +150,7 @@ def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: 
         wrong = (~torch.isfinite(z[chain])).nonzero()
         where = f", site {density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
         raise FloatingPointError(
-            f"chain {chain} left the finite numbers by step {step + 1} (log joint {float(lp[chain]):g}{where}): "
+            f"chain {chain} is no longer finite at step {step + 1} (log joint {float(lp[chain]):g}{where}): "
             f"reduce step_size (now {step_size:g})"
         )
 

@@ -30,7 +30,7 @@ def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
     density = problem.density
     seeds = torch.randint(2**31, (config.num_chains,)).tolist()
     start = torch.stack(
-        [density.initial(problem.model.reinitialized(seed).initial_values(), seed) for seed in seeds]
+        [density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds]
     )
     weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
     for site in density.sites:
@@ -65,7 +65,7 @@ def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> T
     switch = num_steps - num_steps // 3
 
     def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
-        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_data
+        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_rows
 
     def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
         return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
@@ -98,12 +98,8 @@ def _by_lbfgs(config: Any, problem: Problem, start: Tensor, weights: Tensor, lin
         values[SCALE] = torch.minimum(scale, left if scale.dim() else left.min())
     held = density.unconstrain(values)
 
-    class Weights:
-        """The density as a function of the weights alone."""
+    def of_weights(part: Tensor, *, jacobian: bool) -> Tensor:
+        return density.log_joint(held.masked_scatter(weights, part), jacobian=jacobian)
 
-        @staticmethod
-        def log_joint(part: Tensor, *, jacobian: bool = True) -> Tensor:
-            return density.log_joint(held.masked_scatter(weights, part), jacobian=jacobian)
-
-    part, _ = polish(Weights, held[weights], math.ceil(config.init_steps / 3), jacobian=True)
+    part, _ = polish(of_weights, held[weights], math.ceil(config.init_steps / 3), jacobian=True)
     return held.masked_scatter(weights, part)

@@ -47,7 +47,7 @@ class StepSize:
     over the chains, and beyond :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. The second bounds the heat of
     mini-batches: :math:`\bar V_s` is the mean variance of the gradient over a site's coordinates, which raises the
     temperature by :math:`r \varepsilon \bar V`. Both are taken anew ten times in warm-up, as the chains move; the
-    smallest of the second half stays. Chains that leave the finite numbers, or whose log joint falls further than heat
+    smallest of the second half stays. Chains that are no longer finite, or whose log joint falls further than heat
     can take it, go back to the last look with a quarter of :math:`\kappa`.
 
     Args:
@@ -159,15 +159,15 @@ class StepSize:
             drawn.append(root * gradient)
             values.append(value)
         self.spread = float(torch.stack(values).double().std(0).max())
-        drawn = torch.stack(drawn).double()
-        variance, signal = drawn.var(0), drawn.mean(0).square()
+        gradients = torch.stack(drawn).double()
+        variance, signal = gradients.var(0), gradients.mean(0).square()
         excess = variance if late else variance - signal
         return max(float(excess[:, site.start : site.stop].mean()) for site in self.density.sites)
 
 
 def chooser_for(config: Any, problem: Problem) -> StepSize:
     """The choice of a step size for a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`."""
-    num_data, dim = problem.num_data or 1, problem.density.dim
+    num_data, dim = problem.num_rows, problem.density.dim
     size = config.batch_size
     subsampled = problem.density.subsampled().stochastic is not None
     noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ def refreshed_statistics(
         ``net.<layer>.running_mean`` and ``running_var`` → (chain, draw, features); empty without such layers.
     """
     net = copy.deepcopy(model.net).eval()
-    norms = {name: net.get_submodule(name) for name in training_norms(model)}
+    # the buffers of a layer are attributes that torch declares for no module
+    norms: dict[str, Any] = {name: net.get_submodule(name) for name in training_norms(model)}
     norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}
     if not norms:
         return {}

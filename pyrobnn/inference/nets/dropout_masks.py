@@ -14,9 +14,11 @@ from pyrobnn.checks import Refused
 from pyrobnn.model import BNN, NET
 
 Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Weighted = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 #: dropout layers whose units are single elements, and those whose units are channels
 ELEMENTS = (nn.Dropout,)
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 #: points on which the masks are compared with the dropout layers they stand for
 NUM_PROBES = 8
 
@@ -84,7 +86,7 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
     """
     net = copy.deepcopy(model.net).eval()
     masks: list[Mask] = []
-    waiting: list[tuple[str, nn.Module, Tensor, int]] = []
+    waiting: list[tuple[str, Dropout, Tensor, int]] = []
     occasions: dict[str, int] = {}
     for name, module, value in _calls(net, x):
         if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
@@ -109,7 +111,8 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             "every weight layer"
         )
     for mask in masks:
-        _verify(net, mask, x[:NUM_PROBES])
+        if mask.source is not None:
+            _verify(net, mask, mask.source, x[:NUM_PROBES])
     return masks
 
 
@@ -149,7 +152,9 @@ def drop_inputs(
     """
     for number, mask in enumerate(masks):
 
-        def hook(module: nn.Module, args: tuple[Tensor, ...], number: int = number, mask: Mask = mask):
+        def hook(
+            module: nn.Module, args: tuple[Tensor, ...], number: int = number, mask: Mask = mask
+        ) -> tuple[Tensor]:
             x = args[0]
             scaled = keep(module, number, x, mask.units).repeat_interleave(mask.repeats, 1)
             if isinstance(module, nn.Linear):  # features come last
@@ -176,7 +181,7 @@ def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
     return calls
 
 
-def _mask(entry: tuple[str, nn.Module, Tensor, int], layer: str, module: nn.Module) -> Mask:
+def _mask(entry: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
     source, dropout, value, occasion = entry
     columns = _columns(layer, module)
     channels = isinstance(dropout, CHANNELS)
@@ -194,7 +199,7 @@ def _mask(entry: tuple[str, nn.Module, Tensor, int], layer: str, module: nn.Modu
     return Mask(layer, source, occasion, units, columns // units, float(dropout.p))
 
 
-def _columns(name: str, module: nn.Module) -> int:
+def _columns(name: str, module: Weighted) -> int:
     if isinstance(module, nn.Linear):
         return module.in_features
     if module.groups != 1:
@@ -209,7 +214,7 @@ def _as_columns(scaled: Tensor, mask: Mask, weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
+def _verify(net: nn.Module, mask: Mask, source: str, x: Tensor) -> None:
     """Dropping units where the dropout layer is = masking the weights of the layer after it.
 
     It holds where what lies between (ReLU, pooling, flattening) commutes with the scaling of a unit.
@@ -225,7 +230,7 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
             return out * scaled.reshape(out.shape[1:])
         return out * scaled.reshape(1, -1, *(1,) * (out.dim() - 2))
 
-    handle = net.get_submodule(mask.source).register_forward_hook(drop)
+    handle = net.get_submodule(source).register_forward_hook(drop)
     try:
         expected = net(x)
     finally:
@@ -234,6 +239,6 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):
         raise Refused(
-            f"the dropout layer {mask.source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
+            f"the dropout layer {source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
             "(an activation such as tanh, or a shortcut, lies between): put the dropout right before the weight layer"
         )

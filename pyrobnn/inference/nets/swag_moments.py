@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pyro
 import torch
+from pyro.distributions.torch_distribution import TorchDistribution
 from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor
 from torch.distributions import biject_to
@@ -14,6 +16,7 @@ from torch.distributions import biject_to
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.posterior.approximation import FAMILIES
 from pyrobnn.seeding import seeded
+from pyrobnn.sites.nodes import Node
 
 #: smallest variance of a weight, relative to the median one: a density needs a positive one
 FLOOR = 1e-8
@@ -141,8 +144,8 @@ class AutoSWAG(AutoContinuous):
     def __init__(self, model: Any, rank: int = 20, *, diagonal: bool = False, scale: float = 1.0):
         super().__init__(model)
         # one of its kind checks the options now; the dimension is known at the first iterate
-        self._options = {"rank": rank, "diagonal": diagonal, "scale": scale}
-        SWAGMoments(1, **self._options)
+        self._of_dim = partial(SWAGMoments, rank=rank, diagonal=diagonal, scale=scale)
+        self._of_dim(1)
         self.moments: SWAGMoments | None = None
 
     def collect(self, values: Mapping[str, Tensor], *args: Any) -> None:
@@ -160,10 +163,10 @@ class AutoSWAG(AutoContinuous):
                 self._setup_prototype(*args)
         theta = self._flatten(values)
         if self.moments is None:
-            self.moments = SWAGMoments(self.latent_dim, **self._options, device=theta.device)
+            self.moments = self._of_dim(self.latent_dim, device=theta.device)
         self.moments.update(theta)
 
-    def get_posterior(self, *args: Any, **kwargs: Any) -> torch.distributions.Distribution:
+    def get_posterior(self, *args: Any, **kwargs: Any) -> TorchDistribution:
         """The Gaussian over the flat unconstrained vector (dim,), in float64."""
         if self.moments is None:
             raise ValueError("AutoSWAG has collected no iterate: call guide.collect(values) while training")
@@ -173,14 +176,13 @@ class AutoSWAG(AutoContinuous):
     def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
         """One flat unconstrained draw (dim,), in the program's own precision."""
         latent = pyro.sample(f"_{self._pyro_name}_latent", self.get_posterior(), infer={"is_auxiliary": True})
-        _, site = next(iter(self.prototype_trace.iter_stochastic_nodes()))
-        return latent.to(site["value"].dtype)
+        return latent.to(next(iter(self._sites().values()))["value"].dtype)
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         r"""log q of constrained draws (\*batch, \*shape) with respect to the constrained sites; (\*batch,)."""
         flat = self._flatten(values)
         total = self.get_posterior().log_prob(flat.double())
-        for name, site in self.prototype_trace.iter_stochastic_nodes():
+        for name, site in self._sites().items():
             transform = biject_to(site["fn"].support)
             value = values[name]
             term = transform.log_abs_det_jacobian(transform.inv(value), value).double()
@@ -191,9 +193,13 @@ class AutoSWAG(AutoContinuous):
         posterior = self.get_posterior()
         return posterior.mean, posterior.stddev
 
+    def _sites(self) -> dict[str, Node]:
+        """The latent sites of the program's first run."""
+        return {} if self.prototype_trace is None else dict(self.prototype_trace.iter_stochastic_nodes())
+
     def _flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         parts = []
-        for name, site in self.prototype_trace.iter_stochastic_nodes():
+        for name, site in self._sites().items():
             if name not in values:
                 raise ValueError(f"the site {name!r} is missing; given: {', '.join(values)}")
             value = values[name]

@@ -29,13 +29,13 @@ def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
     progress = torch.arange(num_steps, dtype=torch.float64) / num_steps
     if schedule is None or is_scheduler(schedule):
         return torch.ones_like(progress)
+    if callable(schedule):
+        return torch.tensor([float(schedule(step)) for step in range(num_steps)], dtype=torch.float64)
     if schedule == "cosine":
         return 0.5 * (1 + torch.cos(math.pi * progress))
     if schedule == "hold_cosine":
         return 0.5 * (1 + torch.cos(math.pi * (2 * progress - 1).clamp_min(0)))
-    if schedule == "one_cycle":
-        return _one_cycle(progress)
-    return torch.tensor([float(schedule(step)) for step in range(num_steps)], dtype=torch.float64)
+    return _one_cycle(progress)
 
 
 def _one_cycle(progress: Tensor, rise: float = 0.3, low: float = 0.04, end: float = 4e-6) -> Tensor:

@@ -6,10 +6,9 @@ averaging and the record of the losses are one graph (see :mod:`pyrobnn.compile`
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +16,16 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_count, check_number
-from pyrobnn.compile import Compiled, compiled
-from pyrobnn.inference.fitting.problem import interruption, notify
+from pyrobnn.inference.fitting.problem import Callback, interruption, notify
 from pyrobnn.inference.optim.learning_rate import (
     Schedule,
     check_schedule,
     is_scheduler,
     learning_rate_factors,
 )
+from pyrobnn.inference.optim.update import BETA1, BETA2, AdamStep, OptimizerFactory, Recorder, Step, TorchStep
 
 Objective = Callable[..., Any]
-OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def minimize(
     patience: int | None = None,
     min_delta: float = 0.0,
     log_every: int = 100,
-    callbacks: Sequence[Callable[[int, Mapping[str, Any]], bool | None]] = (),
+    callbacks: Sequence[Callback] = (),
     snapshot: Callable[[Tensor], Any] | None = None,
     progress: bool = False,
     name: str = "the objective",
@@ -159,9 +156,9 @@ def minimize(
     batches = itertools.repeat(()) if batches is None else iter(batches)
     gradient = _gradient(objective, bool(tracked), clip_norm)
     table = _coefficients(num_steps, lr, lr_schedule, average, start.device)
-    recorder = _Recorder(start, num_steps, tracked)
+    recorder = Recorder(start, num_steps, tracked)
     functional = optimizer == "adam" and not is_scheduler(lr_schedule)
-    kind = _AdamStep if functional else _TorchStep
+    kind: type[Step] = AdamStep if functional else TorchStep
     stepper = kind(gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name)
     log = _Log(
         recorder, stepper, callbacks, snapshot, patience, min_delta, progress, num_steps, lr, name
@@ -169,7 +166,7 @@ def minimize(
     return _run(stepper, batches, log, num_steps, log_every)
 
 
-def _run(stepper: _Step, batches: Iterator, log: _Log, num_steps: int, log_every: int) -> Result:
+def _run(stepper: Step, batches: Iterator, log: _Log, num_steps: int, log_every: int) -> Result:
     started, stopped, step = time.perf_counter(), "num_steps", 0
     try:
         with log:
@@ -214,123 +211,22 @@ def _gradient(objective: Objective, has_tracked: bool, clip_norm: float | None) 
     return gradient
 
 
-class _Recorder:
-    """Losses and tracked scalars of every step (num_steps, 1 + tracked, \\*members), float64, on the device."""
-
-    def __init__(self, start: Tensor, num_steps: int, tracked: Sequence[str]):
-        self.names = tuple(tracked)
-        shape = (num_steps, 1 + len(self.names), *start.shape[:-1])
-        self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
-        self.grad_norm = torch.zeros(start.shape[:-1], dtype=start.dtype, device=start.device)
-
-    def read(self, stop: int, begin: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = self.rows[begin:stop].cpu()
-        return rows[:, 0], {name: rows[:, i + 1] for i, name in enumerate(self.names)}
-
-
-class _Step:
-    """One update; compiled anew for every batch shape."""
-
-    def __init__(self, gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name):
-        self.gradient, self.table, self.recorder = gradient, table, recorder
-        self.theta = start.detach().clone()
-        self.mean = torch.zeros_like(self.theta)
-        self.step = torch.zeros((), dtype=torch.int64, device=start.device)
-        self.compile, self.name, self.lr = compile, name, lr
-        self.compile_seconds = 0.0
-        self._kernels: dict[tuple, Compiled] = {}
-        self._latest: tuple[tuple, Compiled] | None = None
-        self.prepare(optimizer, lr, lr_schedule)
-
-    def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
-        key = tuple([(value.shape, value.stride()) for value in batch])
-        if self._latest is not None and self._latest[0] == key:
-            return self._latest[1]
-        if key not in self._kernels:
-            begun = time.perf_counter()
-            self._kernels[key] = compiled(fn, *args, *batch, enabled=self.compile, name=self.name)
-            self.compile_seconds += time.perf_counter() - begun
-        self._latest = key, self._kernels[key]
-        return self._latest[1]
-
-    def rate(self) -> float:
-        """The learning rate of the latest step."""
-        return self.lr * float(self.table[max(int(self.step) - 1, 0), 3])
-
-    def final(self) -> Tensor:
-        """The averaged iterate if averaging has begun, else the present one."""
-        done = int(self.step)
-        averaged = done > 0 and bool(self.table[done - 1, 2] > 0)
-        return (self.mean if averaged else self.theta).clone()
-
-
-class _AdamStep(_Step):
-    def prepare(self, optimizer, lr, lr_schedule) -> None:
-        zeros = torch.zeros_like(self.theta)
-        self.state = (self.theta, zeros, zeros.clone(), self.mean, self.step)
-        self.state += (self.recorder.rows, self.recorder.grad_norm, self.table)
-
-    def __call__(self, batch: Sequence[Tensor]) -> None:
-        self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
-
-    def _update(self, theta, first, second, mean, step, record, grad_norm, table, *batch) -> None:
-        slope, rows, norm = self.gradient(theta, *batch)
-        rate, root, weight, _ = table[step[None]][0].unbind()  # an index tensor: no .item()
-        m = _BETA1 * first + (1 - _BETA1) * slope
-        v = _BETA2 * second + (1 - _BETA2) * slope * slope
-        # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
-        moved = theta - rate * m / ((v * root).sqrt() + _EPS)
-        mean.copy_(mean + weight * (moved - mean))
-        theta.copy_(moved)
-        first.copy_(m)
-        second.copy_(v)
-        record.index_put_((step,), rows)
-        grad_norm.copy_(norm)
-        step.add_(1)
-
-
-class _TorchStep(_Step):
-    """Any torch optimiser: the compiled part is loss and gradient."""
-
-    def prepare(self, optimizer, lr, lr_schedule) -> None:
-        factory = functools.partial(torch.optim.Adam, lr=lr) if optimizer == "adam" else optimizer
-        self.optimizer = factory([self.theta])
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
-            )
-        self.done = 0
-        if lr_schedule is None:
-            self.scheduler = None
-        elif is_scheduler(lr_schedule):
-            self.scheduler = lr_schedule(self.optimizer)
-        else:
-            factors = self.table[:, 3].tolist() + [0.0]
-            self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
-
-    def rate(self) -> float:
-        """The learning rate of the optimiser's first group."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    def __call__(self, batch: Sequence[Tensor]) -> None:
-        kernel = self.kernel(self.gradient, (self.theta,), batch)
-        self.theta.grad, self.recorder.rows[self.done], norm = kernel(self.theta, *batch)
-        self.recorder.grad_norm.copy_(norm)
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        with torch.no_grad():
-            self.mean += self.table[self.done, 2] * (self.theta - self.mean)
-        self.done += 1
-        self.step.fill_(self.done)
-
-
 class _Log:
     """What the host does between blocks of steps: look at the losses, call back, decide whether to go on."""
 
     def __init__(
-        self, recorder, stepper, callbacks, snapshot, patience, min_delta, progress, num_steps, lr, name
-    ):  # fmt: skip
+        self,
+        recorder: Recorder,
+        stepper: Step,
+        callbacks: Sequence[Callback],
+        snapshot: Callable[[Tensor], Any] | None,
+        patience: int | None,
+        min_delta: float,
+        progress: bool,
+        num_steps: int,
+        lr: float,
+        name: str,
+    ):
         self.recorder, self.stepper, self.snapshot = recorder, stepper, snapshot
         self.callbacks = tuple(callbacks)
         self.patience, self.min_delta, self.lr, self.name = patience, min_delta, lr, name
@@ -363,11 +259,11 @@ class _Log:
             self._diverged(losses)
         self.seen = step
         if self.callbacks:
-            metrics = {"loss": float(losses[-1].mean()), "lr": self.stepper.rate()}
+            metrics: dict[str, Any] = {"loss": float(losses[-1].mean()), "lr": self.stepper.rate()}
             metrics["grad_norm"] = float(self.recorder.grad_norm.mean())
             metrics |= {name: float(values[-1].mean()) for name, values in tracked.items()}
-            if self.snapshot is not None:
-                metrics["snapshot"] = lambda: self.snapshot(self.stepper.final())
+            if (snapshot := self.snapshot) is not None:
+                metrics["snapshot"] = lambda: snapshot(self.stepper.final())
             if notify(self.callbacks, step, metrics):
                 return "callback"
         return "plateau" if self._flat(step) else None
@@ -403,5 +299,5 @@ def _coefficients(
     factor = learning_rate_factors(num_steps, lr_schedule)
     begin = num_steps - round(average * num_steps)
     weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
-    table = [lr * factor / (1 - _BETA1**t), 1 / (1 - _BETA2**t), weight, factor]
+    table = [lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor]
     return torch.stack(table, 1).to(device)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_count
-from pyrobnn.density import Density
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
@@ -108,8 +107,10 @@ def optimize_points(
     )
 
 
-def polish(density: Density, theta: Tensor, num_steps: int, jacobian: bool = False) -> tuple[Tensor, float]:
-    """Bring ``theta`` (dim,) to the very mode of the log joint by L-BFGS in its own precision.
+def polish(
+    log_joint: Callable[..., Tensor], theta: Tensor, num_steps: int, jacobian: bool = False
+) -> tuple[Tensor, float]:
+    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by L-BFGS in its own precision.
 
     A step across the edge of a bounded prior's support, where there is no finite density, ends it at the best point
     inside.
@@ -117,7 +118,7 @@ def polish(density: Density, theta: Tensor, num_steps: int, jacobian: bool = Fal
     Returns:
         The better of start and end, and the norm of the gradient there.
     """
-    slope = torch.func.grad_and_value(lambda z: -density.log_joint(z, jacobian=jacobian))
+    slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
     point = theta.detach().clone()
     optimizer = torch.optim.LBFGS(
         [point], max_iter=num_steps, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"

@@ -101,7 +101,8 @@ class Elbo:
             else:
                 jacobian = self.density.log_jacobian(z, self.density.site(name))
                 cross = cross - log_prob_sum(node) - jacobian
-        entropy = draw.moments.entropy if self.exact_entropy else -_path_log_q(draw)
+        exact = draw.moments if self.exact_entropy else None
+        entropy = -_path_log_q(draw) if exact is None else exact.entropy
         return log_likelihood, cross - entropy
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
@@ -140,8 +141,10 @@ class Elbo:
         closed, unmoved = set(), set()
         for site in self.latent:
             here, there = first[site.name], second[site.name]
-            constant = here is not None and all(map(torch.equal, here, there))
-            if here is not None and (constant or self.family.factorized):
+            if here is None or there is None:
+                continue
+            constant = all(map(torch.equal, here, there))
+            if constant or self.family.factorized:
                 closed.add(site.name)
             if constant:
                 unmoved.add(site.name)

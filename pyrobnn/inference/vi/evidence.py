@@ -30,7 +30,7 @@ def evaluate_elbo(
 
     The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
-    num_data = problem.num_data or 1
+    num_data = problem.num_rows
     budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
     most = max(16, min(_MAX_ELBO_DRAWS, budget))
     exact = elbo.exact_kl
@@ -74,7 +74,7 @@ def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
     for x, y in problem.one_pass():
         value, seen = value + total(x, y), seen + len(x)
     # a pass need not show all N data, nor each of them once
-    return value * (problem.num_data / seen)
+    return value * (problem.num_rows / seen)
 
 
 def _log_priors(layout: Density, z: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -102,13 +102,13 @@ class FlowDistribution(TorchDistribution):
         self.flow = dict(state)
         super().__init__(torch.Size(), self.flow["loc"].shape, validate_args=False)
 
-    def expand(self, batch_shape, _instance=None) -> FlowDistribution:
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> FlowDistribution:
         """Itself: there is one flow."""
         if torch.Size(batch_shape):
             raise NotImplementedError("a fitted flow has no batch of parameters")
         return self
 
-    def rsample(self, sample_shape=()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, dim)."""
         loc = self.flow["loc"]
         noise = torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device)

@@ -6,8 +6,8 @@ collected distributions; here a torch function mode sees the calls of one thread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,13 @@ class LocalNoise(TorchFunctionMode):
         self._kept = weights  # identities are only unique while the tensors live
         self._moments = {id(value): (mean, var) for value, mean, var in weights}
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _RANKS:
             x, weight, bias, rest = _arguments(args, kwargs)
@@ -62,7 +68,7 @@ class LocalNoise(TorchFunctionMode):
         return self._moments.get(id(value), (value, None))
 
     def _local(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
-        (mean, var), (bias_mean, bias_var) = self._of(weight), self._of(bias)
+        (mean, var), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
         h_mean = func(x, mean, bias_mean, **rest)
         h_var = func(x.square(), var, bias_var, **rest)
         # zero padding or a zero input gives a variance of zero, where the root has no gradient
@@ -70,7 +76,7 @@ class LocalNoise(TorchFunctionMode):
         return h_mean + scale * torch.randn_like(h_mean)
 
     def _flip(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
-        (mean, _), (bias_mean, bias_var) = self._of(weight), self._of(bias)
+        (mean, _), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
         rank = _RANKS[func]
         h_mean = func(x, mean, bias_mean, **rest)
         channels_in = _signs(x, rank)

@@ -229,7 +229,7 @@ def _rules() -> dict[str, Rule]:
     # faster rates and wider starts end in optima that call the signal noise: their ELBO is hundreds of nats lower
     svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01)
     lrt = dataclasses.replace(svi, local_reparameterization=True)
-    # a draw from the prior can be so steep that the larger steps of SGHMC leave the finite numbers. NUTS does not start
+    # a draw from the prior can be so steep that the larger steps of SGHMC are unstable. NUTS does not start
     # at modes: where they interpolate the data, with next to no noise, it stays (yacht)
     modes = DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole)
     inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
