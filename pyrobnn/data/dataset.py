@@ -19,7 +19,7 @@ __all__ = ["Dataset", "Standardizer", "train_test_split"]
 Task = Literal["regression", "classification"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Inputs and targets with their names and, for synthetic data, the truth behind them.
 
@@ -165,7 +165,7 @@ def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
     return dataset.subset(train), dataset.subset(test)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Standardizer:
     r"""The affine map to mean 0 and standard deviation 1, and its inverse for everything that is reported.
 

@@ -26,7 +26,7 @@ _MAX_DATA = 32
 _MIN_DRAWS = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Convergence:
     """R-hat, effective sample sizes and Monte-Carlo errors of identified quantities.
 

@@ -21,7 +21,7 @@ _MAX_COLUMNS = 512
 _MAX_POINTS = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fidelity:
     """Distances of one posterior from a reference.
 

@@ -21,7 +21,7 @@ _FLAT = 1e-9
 _REMEDY = "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Importance:
     """Pareto-smoothed importance weights of the posterior against its approximation.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHUNK_SCALARS = 2**24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Posterior:
     """Posterior draws of a model, whatever method made them.
 

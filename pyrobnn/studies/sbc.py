@@ -26,7 +26,7 @@ class Method(Protocol):
     def fit(self, model: BNN, x: Tensor, y: Tensor, *, num_draws: int, seed: int) -> Posterior: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Uniformity:
     """How uniform the ranks of one quantity are.
 

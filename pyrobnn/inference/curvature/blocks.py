@@ -36,7 +36,7 @@ class Block(Protocol):
         """Square root (M, r) of the covariance of ``rows`` (M, p)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseBlock:
     """Λ = L Lᵀ with ``prec_tril`` L (p, p)."""
 
@@ -57,7 +57,7 @@ class DenseBlock:
         return torch.linalg.solve_triangular(self.prec_tril, rows.to(self.prec_tril).T, upper=False).T
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LowRankBlock:
     """Λ = D (I + V diag(s) Vᵀ) D: ``scale`` 1/D (p,), orthonormal ``basis`` V (p, r), ``values`` s (r,)."""
 
@@ -87,7 +87,7 @@ class LowRankBlock:
         return self.root_transpose(rows.to(self.basis) * self.scale)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DiagBlock:
     """Λ = diag(``prec``), (p,)."""
 
@@ -108,7 +108,7 @@ class DiagBlock:
         return rows.to(self.prec) * self.prec.rsqrt()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KronBlock:
     r"""Λ of a layer's matrix (rows, columns): eigenvectors of both factors and the precision in their basis.
 

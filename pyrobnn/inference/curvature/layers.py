@@ -18,7 +18,7 @@ from pyrobnn.model import NET
 SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One supported layer and where its parameters sit in the flat vector.
 
@@ -34,7 +34,7 @@ class Layer:
     bias: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factors:
     """What one layer contributes for a batch.
 

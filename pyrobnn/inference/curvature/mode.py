@@ -27,7 +27,7 @@ from pyrobnn.posterior import Posterior
 POLISH_STEPS = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Centre:
     """The point of expansion.
 

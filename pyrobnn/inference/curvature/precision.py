@@ -29,7 +29,7 @@ from pyrobnn.likelihoods import SCALE, Likelihood
 from pyrobnn.model import NET
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Precision:
     """Gaussian blocks at a centre.
 

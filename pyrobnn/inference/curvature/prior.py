@@ -18,7 +18,7 @@ from pyrobnn.seeding import seeded
 _NORMAL_IQR = 1.3489795003921634
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PriorPrecision:
     """Diagonal prior precision at the mode.
 

@@ -18,7 +18,7 @@ Curvature = FullCurvature | KronCurvature | DiagCurvature
 _BOUND = 18.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tuned:
     """Factors on the declared model.
 

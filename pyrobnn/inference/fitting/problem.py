@@ -29,7 +29,7 @@ Callback = Callable[[int, Mapping[str, Any]], bool | None]
 _INTERRUPTED = "was interrupted by Ctrl-C"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A model and its data, checked, on one device.
 

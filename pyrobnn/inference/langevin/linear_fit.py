@@ -16,7 +16,7 @@ SLACK = 0.1
 NUM_ROWS = 2000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearFit:
     """A least squares fit, and the rows it was made of.
 

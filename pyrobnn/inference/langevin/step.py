@@ -28,7 +28,7 @@ SPREADS = 8.0
 Gradient = Callable[..., Tensor]
 
 
-@dataclass
+@dataclass(eq=False)
 class State:
     """All chains at one step of the plan: position and momentum (chain, dim), mean squared gradient (dim,)."""
 

@@ -28,7 +28,7 @@ from pyrobnn.inference.optim.update import BETA1, BETA2, AdamStep, OptimizerFact
 Objective = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """What :func:`minimize` found.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyrobnn.data import Dataset, Standardizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearFloor:
     r"""Bayesian linear regression whose prior precision and noise maximise the evidence.
 
