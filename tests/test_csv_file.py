@@ -194,3 +194,12 @@ def test_numbers_with_a_unit_are_no_classes(tmp_path):
     ):
         data.from_csv(path, "share")
     assert len(data.from_csv(path, "share", task="classification").class_names) == 12
+
+
+@pytest.mark.parametrize(
+    "days", [("2024-01-02", "2024-02-03"), ("1.2.2024", "13.2.2024"), ("01/02/24 10:00", "3/2/24 9:30")]
+)
+def test_dates_are_no_classes(tmp_path, days):
+    path = write(tmp_path, "\n".join(["a,when", *(f"{i * i},{days[i % 2]}" for i in range(30))]))
+    with pytest.raises(ValueError, match="target 'when' holds dates, such as"):
+        data.from_csv(path, "when")

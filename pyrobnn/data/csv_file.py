@@ -19,6 +19,7 @@ __all__ = ["from_csv", "read_features"]
 SEPARATORS = (",", ";", "\t")
 #: rows from which a column of consecutive whole numbers is no coincidence
 _FEWEST_COUNTED = 10
+_DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?$")
 #: a numeric target of so few values, each met so often on average, may be meant as classes
 _FEW_VALUES = 10
 #: rows that a message names
@@ -269,6 +270,11 @@ def _target(file: str, column: pd.Series, task: Task | None) -> tuple[torch.Tens
             f"{file}: target {column.name!r} is not numeric: use task='classification' or another target"
         )
     labels, class_names = _classes(file, column)
+    if all(_DATE.match(name) for name in class_names):
+        raise ValueError(
+            f"{file}: target {column.name!r} holds dates, such as {class_names[0]!r}: write a number, such as days "
+            "since the first (if the dates are classes, say so with task='classification')"
+        )
     units = {re.sub(r"^[+-]?(\d+\.?\d*|\.\d+)", "", name) for name in class_names}
     if len(class_names) > _FEW_VALUES and len(units) == 1:
         raise ValueError(
