@@ -21,7 +21,7 @@ _MAX_PIT = 2000
 _BLOCK = 4_000_000
 # above so many log-likelihood values LOO is subsampled: smoothing takes about a millisecond per datum
 _MAX_ELEMENTS = 40_000_000
-_MAX_ELEMENTS_ESS = 2000
+_MAX_ELEMENTS_ESS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def is_large(pointwise: np.ndarray) -> bool:
 
 @statistic
 def relative_efficiency(evidence: Evidence) -> float:
-    """Mean ESS per draw of the elements of the posterior, as ArviZ has it; of many elements a spread of 2000."""
+    """Mean ESS per draw of the elements of the posterior, as ArviZ has it; of many elements a spread of 200."""
     if densities(evidence) is not None or evidence.num_chains == 1 or evidence.draws_per_chain < 4:
         return 1.0
     stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
