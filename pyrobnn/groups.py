@@ -17,6 +17,8 @@ PREDICTIONS = "predictions"
 HELD_OUT = "predictions_constant_data"
 #: over the range of a single input
 GRID = "grid"
+#: Stein's identities at thinned draws, by site
+STEIN = "stein"
 PRIOR = "prior"
 PRIOR_PREDICTIVE = "prior_predictive"
 

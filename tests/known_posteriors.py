@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pyro.distributions as dist
+import torch
 import xarray as xr
+from helpers import seeded
 from scipy import stats
 from scipy.special import logsumexp, softmax
 
+import pyrobnn as pb
 from pyrobnn.groups import (
     CONSTANT_DATA,
     FUNCTION,
@@ -20,6 +24,7 @@ from pyrobnn.groups import (
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
+from pyrobnn.posterior import Posterior
 
 SAMPLE = SAMPLE_DIMS
 TRUTH = np.array([0.4, 1.1])
@@ -187,6 +192,33 @@ def classes_tree(sharpness=1.0):
     tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
     tree.attrs.update({"method": "NUTS", "likelihood": "categorical"})
     return tree
+
+
+def linear_case(seed=0, num_inputs=3, num_data=60, noise=0.5, draws=(4, 200)):
+    """A linear net, data from its prior, held-out data, and draws of its exact posterior (chain, draw, weight)."""
+    rng = np.random.default_rng(seed)
+    x, x_test = rng.normal(size=(num_data, num_inputs)), rng.normal(size=(100, num_inputs))
+    weights = rng.normal(size=num_inputs + 1)
+    design = np.concatenate([x, np.ones((num_data, 1))], axis=1)
+    y = design @ weights + noise * rng.normal(size=num_data)
+    y_test = x_test @ weights[:-1] + weights[-1] + noise * rng.normal(size=100)
+    covariance = np.linalg.inv(design.T @ design / noise**2 + np.eye(num_inputs + 1))
+    exact = rng.multivariate_normal(covariance @ design.T @ y / noise**2, covariance, draws)
+    with seeded(seed):
+        net = torch.nn.Linear(num_inputs, 1)
+    prior, likelihood = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(noise)
+    data = [torch.tensor(part, dtype=torch.float32) for part in (x, y[:, None], x_test, y_test[:, None])]
+    return pb.BNN(net, prior, likelihood), data, exact
+
+
+def linear_tree(model, data, weights, **attrs):
+    """The tree that the library writes of draws (chain, draw, weight) of a `linear_case`."""
+    x, y, *test = data
+    values = torch.tensor(weights, dtype=torch.float32)
+    draws = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
+    known = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian", "iid": False}
+    posterior = Posterior(model, draws, {"lp": values.square().sum(-1)}, meta=known | attrs)
+    return posterior.to_datatree(x, y, test=tuple(test))
 
 
 HEALTHY = {

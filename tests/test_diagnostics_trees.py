@@ -297,7 +297,7 @@ def test_narrow_intervals_are_caught():
     )
     verdict = diagnose(tree)
     assert find(verdict, "pit").status == "fail" and "narrow" in find(verdict, "pit").action
-    assert find(verdict, "coverage_90").status == "warn"
+    assert find(verdict, "coverage_90").status == "fail"
 
 
 # fidelity

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import arviz_stats
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 import xarray as xr
-from known_posteriors import SAMPLE, exact_tree
+from known_posteriors import (
+    SAMPLE,
+    exact_tree,
+    healthy_stats,
+    healthy_svi,
+    line_data,
+    line_tree,
+    linear_case,
+    linear_tree,
+    posterior_of,
+)
 from models import toy, toy_model
+from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, cli
 from pyrobnn.diagnostics import Evidence, diagnose, loo
+from pyrobnn.diagnostics.calibration import _uniform_check
 from pyrobnn.diagnostics.convergence import check_rhat
+from pyrobnn.posterior import Posterior
 
 
 def find(verdict, name):
@@ -130,3 +146,210 @@ def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
         tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"theta": ((*SAMPLE, "d"), draws)})})
         statuses.append(check_rhat(Evidence(tree)).status)
     assert statuses.count("fail") == 0 and statuses.count("warn") <= 2
+
+
+# the model and its predictions
+
+
+def line_with(extra, num=120, noise=0.5):
+    """A line fitted to a line plus `extra`, the noise as large as it then comes out."""
+    x, y, _ = line_data(num=num, noise=noise)
+    y = y + extra(x)
+    noise = float((y - np.polynomial.Polynomial.fit(x, y, 1)(x)).std())
+    mean, covariance = posterior_of(x, y, noise, 10.0)
+    weights = np.random.default_rng(1).multivariate_normal(mean, covariance, (4, 300))
+    tree = line_tree(weights, x, y, noise, sample_stats=healthy_stats((4, 300)))
+    del tree["predictions"], tree["predictions_constant_data"]
+    return tree
+
+
+@pytest.mark.parametrize("extra", [lambda x: np.sin(3 * x), lambda x: 0.6 * x**2], ids=["sine", "square"])
+def test_a_mean_that_the_noise_has_swallowed_is_seen_by_the_signed_pit(extra):
+    found = find(diagnose(line_with(extra)), "pattern")
+    assert found.status in ("warn", "fail") and "depends on" in found.action
+    assert find(diagnose(line_with(lambda x: 0.0 * x)), "pattern").status == "pass"
+
+
+def test_a_uniform_that_is_off_by_nothing_that_matters_passes():
+    """Kolmogorov–Smirnov p below 1e-4 at a distance of 0.03, of ten thousand held-out values."""
+    u = np.random.default_rng(0).beta(1.06, 1.0, size=20_000)
+    found = _uniform_check("pit", u, "", "held-out")
+    assert found.value < 0.04 and "p = " in found.evidence and found.status == "pass"
+
+
+def test_heavy_tails_are_advised_a_likelihood_with_heavy_tails():
+    errors = np.random.default_rng(0).standard_t(1.5, size=2000)
+    scale = 4.0 * np.quantile(np.abs(errors), 0.5)
+    u = stats.norm.cdf(errors / scale)
+    found = _uniform_check("pit", u, "", "held-out")
+    assert found.status != "pass" and "StudentT" in found.action
+
+
+def test_a_point_estimate_that_covers_a_tenth_fails_its_coverage():
+    tree = exact_tree()
+    replicates = tree["predictions"]["y"].values
+    center = replicates.mean(axis=(0, 1))
+    narrow = center + 0.1 * (replicates - center)
+    tree["predictions"] = tree["predictions"].to_dataset().assign(y=((*SAMPLE, "pred_point"), narrow))
+    assert find(diagnose(tree), "coverage_90").status == "fail"
+
+
+def test_a_small_noise_does_not_conflict_with_a_prior_that_reaches_zero():
+    tree = exact_tree()
+    rng = np.random.default_rng(0)
+    small = 0.004 * np.exp(0.1 * rng.normal(size=(4, 1000)))
+    tree["posterior"] = tree["posterior"].to_dataset().assign({"likelihood.scale": (SAMPLE, small)})
+    half_normal, log_normal = np.abs(rng.normal(size=(1, 200))), np.exp(0.3 * rng.normal(size=(1, 200)))
+    tree["prior"] = xr.Dataset({"likelihood.scale": (SAMPLE, half_normal)})
+    assert find(diagnose(tree), "noise_prior").status == "pass"
+    tree["prior"] = xr.Dataset({"likelihood.scale": (SAMPLE, log_normal)})
+    found = find(diagnose(tree), "noise_prior")
+    assert found.status == "warn" and "as small" in found.action
+
+
+def test_a_large_mean_in_small_units_has_not_collapsed():
+    tree = healthy_svi()
+    draws = 140.0 + 0.1 * np.random.default_rng(0).normal(size=(1, 2000, 1))
+    tree["posterior"] = xr.Dataset({"net.bias": ((*SAMPLE, "d"), draws)})
+    tree["prior"] = xr.Dataset(
+        {"net.bias": ((*SAMPLE, "d"), 200 * np.random.default_rng(1).normal(size=(1, 200, 1)))}
+    )
+    assert find(diagnose(tree), "scale_collapse").status == "pass"
+
+
+def test_that_the_prior_matters_is_no_fault_of_a_nets_draws():
+    tree = exact_tree(prior_scale=0.03)
+    assert find(diagnose(tree), "prior_sensitivity").status == "fail"  # a line, whose weights are identified
+    hidden = tree["posterior"]["net.weight"].values
+    tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), hidden) for i in range(2)})
+    assert find(diagnose(tree), "prior_sensitivity").status == "info"
+
+
+# draws of another target than the model's: exact, converged, and wrong
+
+
+def counted_ten_times(weights):
+    center = weights.mean((0, 1))
+    return center + (weights - center) / np.sqrt(10.0)
+
+
+WRONG = {
+    "data counted ten times": (counted_ten_times, "virial"),
+    "sd times 2.5": (lambda w: w.mean((0, 1)) + 2.5 * (w - w.mean((0, 1))), "virial"),
+    "mean off by one sd": (lambda w: w + w.std((0, 1)), "score"),
+    "mean off by three sd": (lambda w: w + 3 * w.std((0, 1)), "score"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("num_inputs", [2, 30])
+def test_exact_draws_of_the_wrong_target_fail_by_steins_identities(name, num_inputs):
+    spoil, by = WRONG[name]
+    model, data, weights = linear_case(num_inputs=num_inputs)
+    verdict = diagnose(linear_tree(model, data, spoil(weights)))
+    assert verdict.status == "fail" and find(verdict, by).status == "fail", verdict.to_json()
+
+
+@pytest.mark.parametrize("num_inputs", [2, 30])
+def test_exact_draws_of_the_right_target_pass(num_inputs):
+    verdict = diagnose(linear_tree(*linear_case(num_inputs=num_inputs)))
+    assert verdict.status == "pass", verdict.to_json()
+    assert {"virial", "score"} <= {check.name for check in verdict.passed}
+
+
+def test_a_programs_draws_are_judged_by_its_own_density():
+    """Normal data with unknown mean and scale, by importance resampling of a fine grid: unconstrained scale and all."""
+
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
+        scale = pyro.sample("scale", dist.HalfNormal(2.0))
+        pyro.sample("y", dist.Normal(mean, scale).expand([len(y)]).to_event(1), obs=y)
+
+    rng = np.random.default_rng(0)
+    y = rng.normal(1.0, 0.7, size=15)
+    mean, scale = (part.ravel() for part in np.meshgrid(np.linspace(-1, 3, 400), np.linspace(0.05, 4, 400)))
+    log_p = stats.norm.logpdf(y[:, None], mean, scale).sum(0) - mean**2 / 18 - scale**2 / 8
+    picked = rng.choice(
+        log_p.size, size=(4, 200), p=np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum()
+    )
+    draws = {"mean": mean[picked] + 0.005 * rng.uniform(-1, 1, (4, 200)), "scale": scale[picked]}
+    data = torch.tensor(y)
+
+    def judged(draws):
+        tensors = {name: torch.tensor(value) for name, value in draws.items()}
+        return diagnose(
+            Posterior(program, tensors, meta={"kind": "chains"}).to_datatree(torch.zeros(15), data)
+        )
+
+    assert find(judged(draws), "virial").status == find(judged(draws), "score").status == "pass"
+    wide = {"mean": draws["mean"], "scale": draws["scale"] ** 2 / np.median(draws["scale"])}
+    assert find(judged(wide), "virial").status == "fail"
+
+
+def test_draws_whose_density_is_not_the_models_have_no_identities():
+    model, data, weights = linear_case()
+    assert "stein" not in linear_tree(model, data, weights[:1, :30]).children  # too few
+    linear = linear_tree(model, data, weights)
+    assert linear["stein"].sizes["draw"] == 50 and linear["stein"]["size"].values.tolist() == [3, 1]
+
+
+# draws and rows that are there twice
+
+
+def test_chains_that_make_the_same_moves_are_copies():
+    model, data, weights = linear_case()
+    copies = weights[:1] + 1e-6 * np.random.default_rng(0).normal(size=weights.shape)
+    for spoilt in (copies, weights[:1] + np.arange(4)[:, None, None]):
+        assert find(diagnose(linear_tree(model, data, spoilt)), "copied_chains").status == "fail"
+    assert find(diagnose(linear_tree(model, data, weights)), "copied_chains") is None
+
+
+def test_draws_that_were_drawn_again_from_others_are_copies():
+    model, data, weights = linear_case()
+    flat = weights.reshape(-1, weights.shape[-1])
+    again = flat[np.random.default_rng(0).integers(0, 150, size=(4, 200))]
+    assert find(diagnose(linear_tree(model, data, again)), "repeated_draws").status == "fail"
+    rejected = np.repeat(weights[:, ::5], 5, axis=1)  # a chain that stays four times in five
+    assert find(diagnose(linear_tree(model, data, rejected)), "repeated_draws") is None
+
+
+def test_held_out_rows_that_were_trained_on_are_told():
+    model, (x, y, *_), weights = linear_case()
+    same = diagnose(linear_tree(model, (x, y, x[:50], y[:50]), weights))
+    assert same.status == "fail" and find(same, "held_out_rows").value == 1.0
+    twice = [torch.cat([part, part]) for part in (x, y)]
+    natural = linear_tree(model, (*twice, x[:50], y[:50]), weights)  # rows that repeat everywhere
+    assert find(diagnose(natural), "held_out_rows").status == "pass"
+    assert find(diagnose(linear_tree(*linear_case())), "held_out_rows").value == 0.0
+
+
+def test_leave_one_out_does_not_vanish_in_silence():
+    tree = exact_tree()
+    tree["log_likelihood"]["y"][..., 3] = -1.0
+    found = find(diagnose(tree), "elpd_loo")
+    assert found.status == "warn" and "1 data (3)" in found.evidence and "not checked" in found.evidence
+    tree = exact_tree()
+    tree["log_likelihood"]["y"][1, 7, 3] = -np.inf
+    assert diagnose(tree).status == "warn" and "not finite" in find(diagnose(tree), "elpd_loo").evidence
+
+
+# distance from a reference
+
+
+def test_fidelity_is_that_of_each_kind_of_probe_and_of_the_worst_tenth():
+    reference, tree = exact_tree(), exact_tree(seed=0)
+    f = tree["function"]["f"].values.copy()
+    center = f.mean((0, 1))
+    few = {"outside": [10, 11], "three of eight at the data": [0, 1, 2], "between": [8, 9]}
+    for name, probes in few.items():
+        spoilt = f.copy()
+        spoilt[:, :, probes] = center[probes] + 0.1 * (f - center)[:, :, probes]
+        shrunk = tree.copy()
+        group = tree["function"].to_dataset()
+        shrunk["function"] = group.assign(f=((*SAMPLE, "probe", "output"), spoilt))
+        assert find(diagnose(shrunk, reference=reference), "sd_ratio").status == "fail", name
+        moved = f.copy()
+        moved[:, :, probes] += 3.0 * f.std((0, 1))[probes]
+        shrunk["function"] = group.assign(f=((*SAMPLE, "probe", "output"), moved))
+        assert find(diagnose(shrunk, reference=reference), "wasserstein").status == "fail", name
+    assert find(diagnose(tree, reference=reference), "sd_ratio").status == "pass"

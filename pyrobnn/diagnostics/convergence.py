@@ -11,15 +11,13 @@ import numpy as np
 import xarray as xr
 
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, statistic
 from pyrobnn.diagnostics.rhat import nested_rhat, rank_rhat
 from pyrobnn.diagnostics.verdict import Check
 from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of values of the function begin
 F_AT = "f at "
-#: how the names of a net's weights begin
-WEIGHTS = "net."
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32

@@ -17,6 +17,9 @@ import xarray as xr
 
 from pyrobnn.groups import FUNCTION, LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
+#: how the names of a net's weights begin
+WEIGHTS = "net."
+
 Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
@@ -190,6 +193,12 @@ class Evidence:
         if not self.is_iid and self.variable(SAMPLE_STATS, "diverging") is not None:
             return "exact"
         return "approximate" if self.text("log_evidence_kind") else "none"
+
+    @functools.cached_property
+    def has_hidden_units(self) -> bool:
+        """Whether the posterior holds a net of more than one layer, whose weights are not identified."""
+        layers = {name.rpartition(".")[0] for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)}
+        return len(layers) > 1
 
     @functools.cached_property
     def common_start(self) -> bool:

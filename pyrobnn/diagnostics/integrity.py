@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened
 from pyrobnn.diagnostics.verdict import Check
 from pyrobnn.groups import (
+    CONSTANT_DATA,
     FUNCTION,
     GRID,
     HELD_OUT,
@@ -34,6 +38,8 @@ _READ = (
 )
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
 _LISTED = 3
+#: quantities by whose moves chains are compared, and the moves that this takes
+_FOLLOWED, _FEWEST_MOVES = 8, 20
 
 
 def hopeless(evidence: Evidence) -> Check | None:
@@ -164,7 +170,7 @@ def check_copies(evidence: Evidence) -> Check | None:
     groups: dict[bytes, list[int]] = {}
     for chain in range(len(flat[0])):
         groups.setdefault(b"".join(each[chain].tobytes() for each in flat), []).append(chain)
-    copies = [group for group in groups.values() if len(group) > 1]
+    copies = [group for group in groups.values() if len(group) > 1] or _followers(evidence)
     if not copies:
         return None
     named = "; ".join(", ".join(map(str, group)) for group in copies)
@@ -176,6 +182,88 @@ def check_copies(evidence: Evidence) -> Check | None:
         thresholds.RHAT_SOURCE,
         f"Chains hold the same draws: {named}. R-hat and ESS take them for chains that agree.",
         "Give every chain a seed and a start of its own, and fit again.",
+    )
+
+
+def _followers(evidence: Evidence) -> list[list[int]]:
+    """Groups of chains that make the same moves, draw by draw, though not to the last digit."""
+    moves = np.stack(
+        [np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:_FOLLOWED]] or [[]]
+    )
+    if moves.ndim < 3 or moves.shape[2] < _FEWEST_MOVES or (moves.std(axis=2) == 0.0).any():
+        return []
+    moves = moves - moves.mean(axis=2, keepdims=True)
+    moves /= np.linalg.norm(moves, axis=2, keepdims=True)
+    alike = np.einsum("qcs,qds->qcd", moves, moves).min(axis=0) > thresholds.COPY_CORRELATION
+    groups = {tuple(np.flatnonzero(row).tolist()) for row in alike}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def check_repeats(evidence: Evidence) -> Check | None:
+    """Whether draws occur again elsewhere than right after themselves: a continuous posterior never gives one twice."""
+    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    flat = [flattened(draws, 2) for draws in stored if draws is not None and draws.dtype.kind == "f"]
+    if not flat or evidence.is_point:
+        return None
+    seen: set[bytes] = set()
+    repeated = 0
+    for chain in range(evidence.num_chains):
+        before = b""
+        for draw in range(evidence.draws_per_chain):
+            row = b"".join(each[chain, draw].tobytes() for each in flat)
+            repeated += row != before and row in seen
+            seen.add(row)
+            before = row
+    share = repeated / evidence.num_draws
+    if share <= (thresholds.STILL_WARN if evidence.is_iid else thresholds.REPEATS_WARN):
+        return None
+    return Check(
+        "repeated_draws",
+        "warn" if evidence.is_iid else "fail",
+        share,
+        f"≤ {thresholds.REPEATS_WARN:.0%} of the draws of chains occur again elsewhere",
+        thresholds.ESS_SOURCE,
+        f"{share:.0%} of the draws are copies of draws elsewhere, so that they are worth fewer than the effective "
+        "sample size says.",
+        "Look at how the draws were put together: drawn again with replacement, or a file read twice.",
+    )
+
+
+def check_held_out_rows(evidence: Evidence) -> Check | None:
+    """Whether held-out rows are training rows: then nothing that is called held-out is."""
+    pairs = [
+        (evidence.values(group, "x"), evidence.values(outcome, "y"))
+        for group, outcome in ((CONSTANT_DATA, OBSERVED_DATA), (HELD_OUT, HELD_OUT))
+    ]
+    if any(x is None or y is None or len(x) != len(y) or len(x) == 0 for x, y in pairs):
+        return None
+    train, test = (
+        [np.concatenate([x[i].ravel(), np.ravel(y[i])]).astype(np.float32).tobytes() for i in range(len(x))]
+        for x, y in pairs
+    )
+    known = Counter(train)
+    share = sum(row in known for row in test) / len(test)
+    # of data that repeat themselves as many rows are found in a part as within it
+    natural = sum(count > 1 for count in map(known.__getitem__, train)) / len(train)
+    status = (
+        "pass"
+        if share <= natural + thresholds.LEAK_WARN
+        else "fail"
+        if share > natural + thresholds.LEAK_FAIL
+        else "warn"
+    )
+    return Check(
+        "held_out_rows",
+        status,
+        share,
+        f"≤ {thresholds.LEAK_WARN:.0%} beyond what the training rows repeat among themselves; > "
+        f"{thresholds.LEAK_FAIL:.0%} fails",
+        "numerical",
+        f"{share:.0%} of the {len(test)} held-out rows are training rows"
+        + ("." if share == 0.0 else f" ({natural:.0%} of the training rows occur more than once)."),
+        ""
+        if status == "pass"
+        else "Hold out rows that the fit has not seen: these scores are of the training data.",
     )
 
 

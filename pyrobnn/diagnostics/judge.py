@@ -36,8 +36,10 @@ from pyrobnn.diagnostics.integrity import (
     check_copies,
     check_finite,
     check_fit_warnings,
+    check_held_out_rows,
     check_interrupted,
     check_moving,
+    check_repeats,
     hopeless,
 )
 from pyrobnn.diagnostics.loo import check_elpd, check_loo_khat
@@ -50,7 +52,9 @@ from pyrobnn.diagnostics.model_checks import (
     check_prior_sensitivity,
     check_temperature,
 )
+from pyrobnn.diagnostics.patterns import check_pattern
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
+from pyrobnn.diagnostics.target import check_score, check_virial
 from pyrobnn.diagnostics.verdict import Check, Verdict, said
 
 
@@ -134,7 +138,8 @@ class Examination:
 EXAMINATIONS = (
     Examination(check_finite),
     Examination(check_moving),
-    Examination(check_copies),
+    Examination(check_copies, chains),
+    Examination(check_repeats, draws),
     Examination(check_interrupted),
     Examination(check_point, point),
     Examination(check_count, independent),
@@ -150,16 +155,20 @@ EXAMINATIONS = (
     Examination(check_ess, chains),
     Examination(check_mcse, chains),
     Examination(check_weights, chains),
+    Examination(check_virial, draws),
+    Examination(check_score, draws),
     Examination(check_divergences, chains),
     Examination(check_bfmi, chains),
     Examination(check_tree_depth, chains),
     Examination(check_acceptance, chains),
     Examination(check_elpd, draws),
     Examination(check_loo_khat, draws),
+    Examination(check_held_out_rows),
     Examination(check_pit),
     Examination(check_coverage),
     Examination(check_loo_pit),
     Examination(check_regions),
+    Examination(check_pattern),
     Examination(check_ece),
     Examination(check_temperature),
     Examination(check_prior_sensitivity),

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from arviz_stats.utils import ELPDData
+from scipy import stats
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.leave_one_out import densities, is_large, leave_one_out, relative_efficiency, usable
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import LOG_LIKELIHOOD, SAMPLE_DIMS
 
 _LISTED = 8
@@ -153,7 +154,7 @@ def check_elpd(evidence: Evidence) -> Check | None:
     """The elpd with its standard error, as information."""
     elpd = loo(evidence)
     if elpd is None:
-        return None if usable(evidence) is None else _degenerate()
+        return _not_made(evidence)
     k, points, source = _tails(evidence, elpd)
     subsampled = f", from {k.size} of {elpd.n_data_points} data" if k.size < elpd.n_data_points else ""
     trusted = "" if not points else f"; {len(points)} of its terms are unreliable"
@@ -175,11 +176,12 @@ def check_loo_khat(evidence: Evidence) -> Check | None:
     k, points, source = _tails(evidence, elpd)
     listed = ", ".join(str(index) for index in points[:_LISTED]) + (", …" if len(points) > _LISTED else "")
     hopeless = evidence.is_iid and len(points) > 0.5 * k.size
+    certain = (k > _certain_k(evidence, elpd, k.size)).any() or hopeless
     return Check(
         "loo_khat",
-        "warn" if points else "pass",
+        "warn" if certain else "info" if points else "pass",
         float(k.max()) if np.isfinite(k.max()) else None,
-        f"≤ {elpd.good_k:.2f} for every datum",
+        f"≤ {elpd.good_k:.2f} for every datum; above it by more than the error of k-hat warns",
         source,
         f"Pareto k-hat exceeds its limit at {len(points)} of {k.size} data"
         + (f" ({listed})." if points else "."),
@@ -201,13 +203,45 @@ def _tails(evidence: Evidence, elpd: ELPDData) -> tuple[np.ndarray, list[int], s
     return k, refit_points(elpd), source
 
 
-def _degenerate() -> Check:
-    """Information for the case that everything is there and yet no weight but one is left."""
+def _certain_k(evidence: Evidence, elpd: ELPDData, num_data: int) -> float:
+    """The k-hat that none of the data has by chance while its k is within the limit.
+
+    The estimate from a tail of M draws has standard error (1 + k)/√M.
+    """
+    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
+    z = stats.norm.isf(thresholds.PIT_WARN / num_data)
+    return elpd.good_k + z * (1.0 + elpd.good_k) / np.sqrt(tail)
+
+
+def _not_made(evidence: Evidence) -> Check | None:
+    """What kept leave-one-out from being made, where there is a log-likelihood and a claim to be judged by it."""
+    pointwise = evidence.log_likelihood
+    if pointwise is None or (evidence.is_iid and densities(evidence) is None):
+        return None
+    if usable(evidence) is not None:
+        return _without_loo("info", "the importance weights rest on a single draw or its copies")
+    if not np.isfinite(pointwise).all():
+        return _without_loo("warn", f"{(~np.isfinite(pointwise)).sum()} log-likelihood values are not finite")
+    still = np.flatnonzero(pointwise.max((0, 1)) == pointwise.min((0, 1)))
+    if still.size:
+        # a masked datum has none, rightly
+        status = "info" if (pointwise[:, :, still] == 0.0).all() else "warn"
+        listed = ", ".join(map(str, still[:_LISTED])) + (", …" if still.size > _LISTED else "")
+        return _without_loo(
+            status, f"the likelihood of {still.size} data ({listed}) is the same in every draw"
+        )
+    return _without_loo("info", f"{pointwise[:, :, 0].size} draws are too few")
+
+
+def _without_loo(status: Status, why: str) -> Check:
     return Check(
         "elpd_loo",
-        "info",
+        status,
         None,
-        "",
-        thresholds.LOO_APPROXIMATE_SOURCE,
-        "Leave-one-out cannot be computed: the importance weights rest on a single draw or its copies.",
+        "" if status == "info" else "a finite log-likelihood that the draws move",
+        thresholds.LOO_SOURCE,
+        f"Leave-one-out was not checked: {why}.",
+        ""
+        if status == "info"
+        else "Look at these data and at the draws: the model does not see them as it should.",
     )

@@ -38,6 +38,12 @@ ACCEPTANCE_WARN = 0.6
 ACCEPTANCE_SOURCE = "Optimizing the integrator step size for HMC (Betancourt, Byrne & Girolami, 2014) https://arxiv.org/abs/1411.6669"
 
 STILL_WARN = 0.25
+#: share of a chain's draws that may occur elsewhere, correlation of two chains' moves, and share of the held-out rows
+#: that may be training rows: this library's convention
+REPEATS_WARN = 0.02
+COPY_CORRELATION = 0.9
+LEAK_WARN = 0.02
+LEAK_FAIL = 0.5
 
 PARETO_K = 0.7
 PARETO_SOURCE = (
@@ -49,18 +55,37 @@ LOO_APPROXIMATE_SOURCE = "Bayesian leave-one-out cross-validation for large data
 LOO_SUBSAMPLE_FROM = 50_000
 LOO_SUBSAMPLE_SIZE = 1_000
 
-PIT_WARN = 1e-2
+#: rates of false alarms, and the sizes below which an effect is too small to matter: this library's convention
+PIT_WARN = 2e-3
 PIT_FAIL = 1e-4
+PIT_DISTANCE_WARN = 0.05
 PIT_DISTANCE_FAIL = 0.1
 PIT_SOURCE = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
 LOO_PIT_SOURCE = "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
 #: share of the data whose k-hat may be too large before their PIT says nothing
 LOO_PIT_UNRELIABLE = 0.1
 COVERAGE_SIGMAS = 3.0
+COVERAGE_GAP_WARN = 0.02
+COVERAGE_GAP_FAIL = 0.15
+COVERAGE_SIGMAS_FAIL = 5.0
+#: difference of the mean PIT between regions, and correlation of neighbouring PIT: this library's convention
+PATTERN_WARN = 0.15
+PATTERN_FAIL = 0.35
 #: difference of the coverage of 90 % intervals between two regions: this library's convention
 REGION_GAP_WARN = 0.125
 REGION_GAP_FAIL = 0.25
 ECE_SOURCE = "On calibration of modern neural networks (Guo et al., 2017) https://arxiv.org/abs/1706.04599"
+
+STEIN_SOURCE = (
+    "Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039"
+)
+#: rates of false alarms; log of the variance's factor, and sd of the gradient, that matter: this library's convention
+STEIN_RATE_WARN = 1e-3
+STEIN_RATE_FAIL = 1e-5
+VIRIAL_WARN = 0.15
+VIRIAL_FAIL = 0.4
+SCORE_WARN = 0.3
+SCORE_FAIL = 0.6
 
 PSENSE_WARN = 0.05
 #: times its noise floor that a sensitivity must reach, at which share of the train probes: this library's convention
@@ -71,9 +96,9 @@ NOISE_TAIL_WARN = 0.005
 PSENSE_SOURCE = "Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024) https://doi.org/10.1007/s11222-023-10366-5"
 TEMPERATURE_SOURCE = "How good is the Bayes posterior in deep neural networks really? (Wenzel et al., 2020) https://arxiv.org/abs/2002.02405"
 COLLAPSE_SOURCE = "Overpruning in variational Bayesian neural networks (Trippe & Turner, 2018) https://arxiv.org/abs/1801.06230"
-#: sd as a share of |mean| + sd below which a weight is a point, and the share of a site's weights that may be:
+#: sd as a share of the prior's below which a weight is a point, and the share of a site's weights that may be:
 #: this library's convention
-COLLAPSED_SD = 1e-3
+COLLAPSED_SD = 1e-4
 SITE_SHARE = 0.5
 IN_BETWEEN_SOURCE = (
     "In-between uncertainty in Bayesian neural networks (Foong et al., 2019) https://arxiv.org/abs/1906.11537"

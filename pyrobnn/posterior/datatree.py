@@ -34,9 +34,11 @@ from pyrobnn.groups import (
     PRIOR,
     PRIOR_PREDICTIVE,
     SAMPLE_STATS,
+    STEIN,
 )
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.stein import stein_statistics
 from pyrobnn.seeding import generator, seeded
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
@@ -64,7 +66,7 @@ def to_datatree(
 
     Args:
         posterior: of a BNN or a plain Pyro program.
-        x, y: the training data, (N, …) and (N, out) or labels (N,): adds log_likelihood, log_prior, function,
+        x, y: the training data, (N, …) and (N, out) or labels (N,): adds log_likelihood, log_prior, function, stein,
             posterior_predictive, observed_data and constant_data.
         probe_x: inputs (probe, feature) where functions are compared; default a spread of train points, points in the
             gaps between them, and points outside.
@@ -88,6 +90,9 @@ def to_datatree(
         groups[HISTORY] = xr.Dataset({n: ((f"step_{n}",), _array(v)) for n, v in posterior.history.items()})
     if x is not None and y is not None:
         groups |= _data_groups(posterior, x, y, seed)
+        stein = stein_statistics(posterior, x, y)
+        if stein is not None:
+            groups[STEIN] = stein
     if isinstance(posterior.model, BNN):
         if x is not None:
             groups |= _function_groups(posterior, x, probe_x, groups, num_prior_draws, seed)

@@ -1,0 +1,77 @@
+"""Patterns in what the predictive leaves unexplained: the mark of a mean function that the noise has swallowed."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+from scipy.special import ndtri
+
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.calibration import regions_of
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.points import CLASSES, is_classification
+from pyrobnn.diagnostics.verdict import Check
+
+_MIN_DATA = 40
+_NUM_REGIONS = 4
+
+
+def check_pattern(evidence: Evidence) -> Check | None:
+    """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
+
+    By region, and between neighbours along each input; the size of an error alone (`check_regions`) sees neither.
+    """
+    if is_classification(evidence) or evidence.likelihood in CLASSES:
+        return None
+    found = [
+        each
+        for u, covariates in regions_of(evidence)
+        if len(u) >= _MIN_DATA
+        for name, values in covariates.items()
+        for each in _patterns(u, name, values)
+    ]
+    if not found:
+        return None
+    p, effect, seen, name = min(found, key=lambda each: each[0])
+    p = min(1.0, p * len(found))
+    status = (
+        "fail"
+        if p < thresholds.PIT_FAIL and effect > thresholds.PATTERN_FAIL
+        else "warn"
+        if p < thresholds.PIT_WARN and effect > thresholds.PATTERN_WARN
+        else "pass"
+    )
+    return Check(
+        "pattern",
+        status,
+        effect,
+        f"p ≥ {thresholds.PIT_WARN} (Bonferroni) or an effect ≤ {thresholds.PATTERN_WARN}; p < "
+        f"{thresholds.PIT_FAIL} with an effect > {thresholds.PATTERN_FAIL} fails",
+        thresholds.PIT_SOURCE,
+        f"{seen} (p = {p:.2g}).",
+        ""
+        if status == "pass"
+        else f"The mean function misses how y depends on {name}, and the noise covers for it: use a more flexible "
+        "network or a wider prior.",
+    )
+
+
+def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[tuple[float, float, str, str]]:
+    """p-value, effect and words for each output's PIT (point, output), by region and between neighbours."""
+    if np.ptp(values) == 0.0:
+        return []
+    order, found = np.argsort(values, kind="stable"), []
+    for column in u.T:
+        if np.ptp(column) == 0.0:
+            continue
+        parts = np.array_split(column[order], _NUM_REGIONS)
+        means = [float(part.mean()) for part in parts]
+        p = float(stats.kruskal(*parts).pvalue)
+        seen = f"The mean PIT is {min(means):.2f} to {max(means):.2f} over {_NUM_REGIONS} regions of {name}"
+        found.append((p, max(means) - min(means), seen, name))
+        normal = ndtri(np.clip(column[order], 1e-3, 1.0 - 1e-3))
+        r = float(np.corrcoef(normal[:-1], normal[1:])[0, 1])
+        # leaving out or fitting a datum makes neighbours' errors differ, never agree: one side is tested
+        p = float(stats.norm.sf(r * np.sqrt(len(normal) - 1)))
+        found.append((p, r, f"The PIT of neighbours along {name} correlate by {r:.2f}", name))
+    return found

@@ -1,0 +1,300 @@
+"""How often a verdict cries wolf, and how often it lets one pass: exact posterior draws, healthy and planted faults.
+
+    python scripts/benchmark_verdicts.py --results scripts/results/verdicts.jsonl --healthy 60 --sick 6
+    python scripts/readme_tables.py
+
+Every case is a linear net with data from its own prior (1 to 20 inputs, 40 to 200 data, any noise), whose posterior is
+known: its draws are exact, and so is every fault put into them. One JSON line a case; cases that the file has are not
+run again, so that it can be stopped and gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+
+import pyrobnn as pb
+from pyrobnn.posterior import Posterior
+
+HELD_OUT = 100
+LENGTHS = {"4x200": (4, 200), "4x1000": (4, 1000)}
+
+
+@dataclass
+class Case:
+    """Data of a line with Gaussian noise, and exact draws (chain, draw, weight) of the net's posterior."""
+
+    rng: np.random.Generator
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    noise: float
+    shape: tuple[int, int]
+    prior: float = 1.0
+    iid: bool = False
+
+    def exact(self, *, count: float = 1.0, prior: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the posterior, of data counted `count` times."""
+        design = np.concatenate([self.x, np.ones((len(self.x), 1))], axis=1)
+        precision = count * design.T @ design / self.noise**2
+        covariance = np.linalg.inv(precision + np.eye(design.shape[1]) / (prior or self.prior) ** 2)
+        return count * covariance @ design.T @ self.y / self.noise**2, covariance
+
+    def draws(self, *, kept: float = 0.0, count: float = 1.0, prior: float | None = None) -> np.ndarray:
+        """Stationary chains of it, with correlation `kept` from draw to draw."""
+        mean, covariance = self.exact(count=count, prior=prior)
+        normal = self.rng.normal(size=(*self.shape, len(mean)))
+        for draw in range(1, self.shape[1] if kept else 0):
+            normal[:, draw] = kept * normal[:, draw - 1] + np.sqrt(1 - kept**2) * normal[:, draw]
+        return mean + normal @ np.linalg.cholesky(covariance).T
+
+
+def make_case(seed: int, shape: tuple[int, int], change: Callable[[Case], None] | None = None) -> Case:
+    """A problem from the model's own prior; `change` may spoil the data before anything is inferred."""
+    rng = np.random.default_rng(seed)
+    inputs, num = int(rng.integers(1, 21)), int(rng.integers(40, 201))
+    noise = float(np.exp(rng.uniform(np.log(0.1), np.log(2.0))))
+    weights = rng.normal(size=inputs + 1)
+    x, x_test = rng.normal(size=(num, inputs)), rng.normal(size=(HELD_OUT, inputs))
+    y, y_test = (
+        part @ weights[:-1] + weights[-1] + noise * rng.normal(size=len(part)) for part in (x, x_test)
+    )
+    case = Case(rng, x, y, x_test, y_test, noise, shape)
+    if change is not None:
+        change(case)
+    return case
+
+
+def tree_of(case: Case, draws: np.ndarray):
+    """The DataTree that the library makes of the draws, as of NUTS chains or of a fitted normal."""
+    net = torch.nn.Linear(case.x.shape[1], 1)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, case.prior))
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(case.noise))
+    values, *data = (
+        torch.tensor(part, dtype=torch.float32)
+        for part in (draws, case.x, case.y[:, None], case.x_test, case.y_test[:, None])
+    )
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian", "iid": case.iid}
+    stats = {"lp": torch.zeros(draws.shape[:2])}
+    if case.iid:
+        meta |= {"method": "SVI", "kind": "independent", "claim": "approximate", "log_evidence_kind": "elbo"}
+        stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
+    sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
+    return Posterior(model, sites, stats, meta=meta).to_datatree(*data[:2], test=tuple(data[2:]))
+
+
+def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
+    """log p of the exact posterior, and log q of the normal that fits the draws."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    fitted = flat.mean(0), np.atleast_2d(np.cov(flat.T))
+    pairs = {"log_p": case.exact(), "log_q": fitted}
+    found = {}
+    for name, (mean, covariance) in pairs.items():
+        scaled = np.linalg.solve(np.linalg.cholesky(covariance), (flat - mean).T)
+        log_det = np.linalg.slogdet(covariance)[1]
+        found[name] = (-0.5 * ((scaled**2).sum(0) + log_det)).reshape(draws.shape[:2])
+    return found
+
+
+def spread(factor: float) -> Callable[[Case], np.ndarray]:
+    """Draws whose sd is `factor` times the posterior's."""
+
+    def spoil(case: Case) -> np.ndarray:
+        draws, mean = case.draws(), case.exact()[0]
+        return mean + factor * (draws - mean)
+
+    return spoil
+
+
+def moved(
+    sds: float, chains: slice = slice(None), draws: slice = slice(None)
+) -> Callable[[Case], np.ndarray]:
+    """Some of the draws `sds` posterior sd away, in every weight."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found = case.draws()
+        found[chains, draws] += sds * np.sqrt(np.diag(case.exact()[1]))
+        return found
+
+    return spoil
+
+
+def stuck(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[1] = found[1, :1]
+    return found
+
+
+def copied(case: Case) -> np.ndarray:
+    return np.repeat(case.draws()[:1], case.shape[0], axis=0)
+
+
+def nearly_copied(case: Case) -> np.ndarray:
+    found = copied(case)
+    return found + 1e-6 * case.rng.normal(size=found.shape)
+
+
+def tied(case: Case) -> np.ndarray:
+    found = case.draws()
+    return found.reshape(-1, found.shape[-1])[case.rng.integers(0, 150, size=case.shape)]
+
+
+def one_point(case: Case) -> np.ndarray:
+    mean, covariance = case.exact()
+    return mean + 1e-3 * np.sqrt(np.diag(covariance)) * case.rng.normal(size=(*case.shape, len(mean)))
+
+
+def trend(case: Case) -> np.ndarray:
+    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
+    return found + 2.0 * np.linspace(-1, 1, case.shape[1])[:, None] * sd
+
+
+def one_weight(case: Case) -> np.ndarray:
+    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
+    found[..., 0] += 3.0 * sd[0]
+    return found
+
+
+def marginals(case: Case) -> np.ndarray:
+    """The posterior's conditional sds without its correlations, as of a mean-field fit."""
+    mean, covariance = case.exact()
+    sd = 1.0 / np.sqrt(np.diag(np.linalg.inv(covariance)))
+    return mean + sd * case.rng.normal(size=(*case.shape, len(mean)))
+
+
+def collinear(case: Case) -> None:
+    case.x = case.x[:, :1] + 0.1 * case.rng.normal(size=(len(case.x), max(2, case.x.shape[1])))
+    case.x_test = case.x_test[:, :1] + 0.1 * case.rng.normal(size=(HELD_OUT, case.x.shape[1]))
+    weights = case.rng.normal(size=case.x.shape[1])
+    case.y = case.x @ weights + case.noise * case.rng.normal(size=len(case.x))
+    case.y_test = case.x_test @ weights + case.noise * case.rng.normal(size=HELD_OUT)
+
+
+def test_is_train(case: Case) -> None:
+    case.x_test, case.y_test = case.x[:HELD_OUT].copy(), case.y[:HELD_OUT].copy()
+
+
+def swallowed(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case], None]:
+    """A function of the first input that no line has, as large as the noise, which takes both."""
+
+    def change(case: Case) -> None:
+        for x, y in ((case.x, case.y), (case.x_test, case.y_test)):
+            extra = function(x[:, 0])
+            y += 2.0 * case.noise * (extra - extra.mean()) / extra.std()
+        case.noise *= np.sqrt(5.0)
+
+    return change
+
+
+def renoised(draw: Callable[[Case, np.ndarray], np.ndarray]) -> Callable[[Case], None]:
+    """Other errors than the model's: `draw` gives them in its noise."""
+
+    def change(case: Case) -> None:
+        for x, y in ((case.x, case.y), (case.x_test, case.y_test)):
+            y += case.noise * (draw(case, x[:, 0]) - case.rng.normal(size=len(y)))
+
+    return change
+
+
+def heteroskedastic(case: Case, x: np.ndarray) -> np.ndarray:
+    return 2.5 * np.exp(0.8 * x) * case.rng.normal(size=len(x))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How the draws and the data of a case are spoiled, and of which lengths it is tried."""
+
+    draws: Callable[[Case], np.ndarray] = Case.draws
+    data: Callable[[Case], None] | None = None
+    iid: bool = False
+
+
+HEALTHY = {
+    "independent chains": Fault(),
+    "correlated chains": Fault(lambda case: case.draws(kept=0.2)),
+    "a fitted normal": Fault(iid=True),
+}
+SICK = {
+    "sd x 0.5": Fault(spread(0.5)),
+    "sd x 2": Fault(spread(2.0)),
+    "mean off by 1 sd": Fault(moved(1.0)),
+    "mean off by 3 sd": Fault(moved(3.0)),
+    "one weight off by 3 sd": Fault(one_weight),
+    "data counted twice": Fault(lambda case: case.draws(count=2.0)),
+    "data counted ten times": Fault(lambda case: case.draws(count=10.0)),
+    "tempered to 0.5": Fault(spread(np.sqrt(0.5))),
+    "a chain that never moved": Fault(stuck),
+    "a chain in another mode": Fault(moved(4.0, slice(1))),
+    "half of the chains 1 sd away": Fault(moved(1.0, slice(2))),
+    "chains that are copies": Fault(copied),
+    "chains that are nearly copies": Fault(nearly_copied),
+    "draws from 150 distinct ones": Fault(tied),
+    "all chains at one point": Fault(one_point),
+    "chains with a trend": Fault(trend),
+    "warm-up kept": Fault(moved(10.0, slice(None), slice(40))),
+    "slow chains": Fault(lambda case: case.draws(kept=0.99)),
+    "mean field on collinear inputs": Fault(marginals, collinear, iid=True),
+    "a normal of half the sd": Fault(spread(0.5), iid=True),
+    "test rows are training rows": Fault(data=test_is_train),
+    "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x))),
+    "a square in the noise": Fault(data=swallowed(np.square)),
+    "noise twice the model's": Fault(data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x)))),
+    "noise that grows with an input": Fault(data=renoised(heteroskedastic)),
+    "noise with heavy tails": Fault(data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x)))),
+}  # fmt: skip
+
+
+def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
+    """One row: the verdict of one case, and every check's status and value."""
+    case = make_case(seed, LENGTHS[length], fault.data)
+    if fault.iid:
+        case = replace(case, iid=True, shape=(1, case.shape[0] * case.shape[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verdict = pb.diagnose(tree_of(case, fault.draws(case)))
+    return {
+        "healthy": kind in HEALTHY,
+        "kind": kind,
+        "length": length,
+        "seed": seed,
+        "status": verdict.status,
+        "checks": {check.name: [check.status, check.value] for check in verdict.checks},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=Path("scripts/results/verdicts.jsonl"))
+    parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
+    parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    kept = arguments.results.read_text().splitlines() if arguments.results.exists() else []
+    done = {(row["kind"], row["length"], row["seed"]) for row in map(json.loads, kept)}
+    wanted = [
+        (kind, fault, length, seed)
+        for seed in range(max(arguments.healthy, arguments.sick))
+        for length in LENGTHS
+        for kinds, number in ((HEALTHY, arguments.healthy), (SICK, arguments.sick))
+        for kind, fault in kinds.items()
+        if seed < number and (kind, length, seed) not in done
+    ]
+    with arguments.results.open("a") as file:
+        for case in wanted:
+            file.write(json.dumps(run(*case)) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()
