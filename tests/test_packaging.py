@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import fnmatch
 import os
@@ -60,13 +61,34 @@ def test_torch_is_pinned_with_the_torchvision_that_needs_it(python):
     assert (active["torch"], active["torchvision"]) == (Version("2.13.0"), Version("0.28.0"))
 
 
-def test_arviz_itself_is_a_dependency_only_where_it_exists():
-    (arviz,) = (
-        requirement
-        for requirement in requirements(setup_cfg()["options"]["install_requires"])
-        if requirement.name == "arviz"
-    )
-    assert [arviz.marker.evaluate({"python_version": python}) for python in PYTHONS] == [False, True, True]
+def imported():
+    """The libraries, beside Python's own, that some file of the package imports."""
+    found = set()
+    for path in (ROOT / "pyrobnn").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {"pyrobnn"}
+
+
+def test_what_is_imported_is_required_and_what_is_required_is_imported():
+    parser = setup_cfg()
+    required = {canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])}
+    optional = {"distributed": "cluster"}  # of an extra; the import says how to get it
+    assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
+    present = {"IPython"}  # asked for inside of a notebook alone
+    by_name = {"h5netcdf", "h5py"}  # xarray loads its engine by name
+    owners = {"pyro": "pyro-ppl", "sklearn": "scikit-learn"}
+    names = {canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present}
+    assert names - required == set(), "imported and not required"
+    assert required - names - by_name == set(), "required and not imported"
+
+
+def test_every_pattern_of_package_data_has_a_file():
+    for pattern in setup_cfg()["options.package_data"]["pyrobnn"].split():
+        assert list((ROOT / "pyrobnn").glob(pattern)), f"no file is called {pattern}"
 
 
 def test_every_extra_the_makefile_installs_exists():
