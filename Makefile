@@ -24,6 +24,7 @@ test: $(VENV)/.installed-dev,tracking
 lint: $(VENV)/.installed-dev,tracking
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/python scripts/run_notebooks.py $(ARGS)
@@ -39,7 +40,7 @@ gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 	$(BIN)/python scripts/benchmark_nuts.py --device cuda
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache $(VENV)/.installed*
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:

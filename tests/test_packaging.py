@@ -86,6 +86,10 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     assert required - names - by_name == set(), "required and not imported"
 
 
+def test_the_package_carries_its_types():
+    assert (ROOT / "pyrobnn/py.typed").is_file()  # without it, type checkers take everything for Any
+
+
 def test_every_pattern_of_package_data_has_a_file():
     for pattern in setup_cfg()["options.package_data"]["pyrobnn"].split():
         assert list((ROOT / "pyrobnn").glob(pattern)), f"no file is called {pattern}"
@@ -127,6 +131,7 @@ def test_the_top_level_holds_what_it_may():
         ("compare", ".venv/bin/pyrobnn compare --option"),
         ("test", ".venv/bin/python -m pytest --option"),
         ("lint", ".venv/bin/python -m ruff format --check ."),
+        ("lint", ".venv/bin/python -m mypy"),
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
         ("benchmark", ".venv/bin/python scripts/benchmark_speed.py --option"),
         ("gpu", ".venv/bin/python -m pytest -m cuda --option"),

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from pyrobnn.compile.trees import mapped
 from pyrobnn.density import Density
 
 
 class _Widen(TorchFunctionMode):
     """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if func is Tensor.double:
             return func(*args)
-        args, kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*mapped(_wide, args), **mapped(_wide, dict(kwargs or {})))
 
 
 def _wide(value: Any) -> Any:
@@ -47,7 +52,7 @@ def log_joint_float64(density: Density) -> Callable[[Tensor], Tensor]:
 
     The data keep the values they have: what was lost when they were made float32 stays lost.
     """
-    args = pytree.tree_map(_wide, density.args)
+    args = mapped(_wide, density.args)
 
     def log_joint(z: Tensor) -> Tensor:
         with float64():
