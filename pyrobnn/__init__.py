@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from pyrobnn import callbacks, data, guides, inference, likelihoods, metrics, networks, plots, priors
+from typing import TYPE_CHECKING
+
+from pyrobnn import callbacks, data, guides, inference, likelihoods, metrics, networks, priors
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
-from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import *  # noqa: F403
+from pyrobnn.lazy import late_names
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.datatree import to_datatree
 from pyrobnn.posterior.predict import Prediction
-from pyrobnn.report import write_report, write_summary
+
+if TYPE_CHECKING:
+    from pyrobnn import diagnostics as diagnostics
+    from pyrobnn import plots
+    from pyrobnn import report as report
+    from pyrobnn.diagnostics import Verdict, diagnose
+    from pyrobnn.posterior.datatree import to_datatree
+    from pyrobnn.report import write_report, write_summary
+else:
+    # a fit needs neither ArviZ nor matplotlib: they cost as much time to import as torch and Pyro
+    __getattr__, __dir__ = late_names(
+        __name__,
+        {
+            "Verdict": "pyrobnn.diagnostics",
+            "diagnose": "pyrobnn.diagnostics",
+            "diagnostics": "pyrobnn.diagnostics",
+            "plots": "pyrobnn.plots",
+            "report": "pyrobnn.report",
+            "to_datatree": "pyrobnn.posterior.datatree",
+            "write_report": "pyrobnn.report",
+            "write_summary": "pyrobnn.report",
+        },
+    )
 
 __version__ = "0.1.0"
 

@@ -17,15 +17,15 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, panels, style
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["Callback", "EarlyStopping", "LivePlot", "ProgressBar", "TensorBoardLogger"]
 
@@ -289,12 +289,16 @@ class LivePlot:
                 values[:, self.output].cpu().double()
                 for values in (prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt())
             )
+        from pyrobnn.plots.style import panels, style
+
         with style():
             self.figure, axes = panels(1, size=(5.5, 3.5))
             self._draw(axes[0, 0], mean, epistemic, total, step)
             self._show()
 
     def _draw(self, axes: Axes, mean: Tensor, epistemic: Tensor, total: Tensor, step: int) -> None:
+        from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED
+
         grid = self.grid[:, 0].cpu()
         for sd, colour, label in ((total, ALEATORIC, "with noise"), (epistemic, EPISTEMIC, "function")):
             low, high = mean - 1.96 * sd, mean + 1.96 * sd

@@ -8,23 +8,17 @@ import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
-
-import pandas as pd
-from xarray import DataTree
+from typing import TYPE_CHECKING, TextIO
 
 from pyrobnn import __version__, data
 from pyrobnn.checks import Refused, check_choice, check_device
-from pyrobnn.data.csv_file import read_features
-from pyrobnn.diagnostics import Evidence, Verdict
-from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.method import METHODS
-from pyrobnn.posterior.storage import check_writable, read
-from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import COLUMNS, compare_rows
-from pyrobnn.studies.compare import run_study
-from pyrobnn.studies.study import describe, load_run, make_study, prediction_table
+
+# a command imports what it needs: help and the version answer at once
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+    from pyrobnn.diagnostics import Evidence, Verdict
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -122,6 +116,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    from xarray import DataTree
+
+    from pyrobnn.diagnostics import Evidence
+    from pyrobnn.diagnostics.verdict import said
+    from pyrobnn.studies.compare import run_study
+    from pyrobnn.studies.study import describe, make_study
+
     for name in arguments.methods:
         check_choice("methods", name, tuple(METHODS))
     check_device(arguments.device)
@@ -180,6 +181,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from pyrobnn.posterior.storage import read
+
     _check_file(arguments.out, "report.html")
     trees = {path.stem: read(path) for path in arguments.files}
     if len(trees) < len(arguments.files):
@@ -196,12 +199,17 @@ def _check_file(out: Path, example: str) -> None:
     Raises:
         ValueError: it is a folder, or the folder it is in cannot be written to.
     """
+    from pyrobnn.posterior.storage import check_writable
+
     if out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a folder: name a file in it, {str(out / example)!r}")
     check_writable(out.parent)
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    from pyrobnn.data.csv_file import read_features
+    from pyrobnn.studies.study import load_run, prediction_table
+
     if arguments.out is not None:
         _check_file(arguments.out, "predictions.csv")
     posterior, settings = load_run(arguments.model)
@@ -227,6 +235,10 @@ def _write(
     trees: Mapping[str, DataTree], report: Path, summary: Path, left_out: Mapping[str, str]
 ) -> dict[str, Verdict]:
     """Judge, write both files, and only then print."""
+    from pyrobnn.diagnostics import Evidence
+    from pyrobnn.diagnostics.judge import judge_all
+    from pyrobnn.report import write_report, write_summary
+
     evidence = {label: Evidence(tree) for label, tree in trees.items()}
     verdicts = judge_all(evidence)
     write_summary(evidence, verdicts, summary, left_out=left_out)
@@ -241,6 +253,10 @@ def _write(
 
 
 def _table(trees: Mapping[str, Evidence], verdicts: Mapping[str, Verdict]) -> str:
+    import pandas as pd
+
+    from pyrobnn.report.comparison import COLUMNS, compare_rows
+
     rows = compare_rows(trees, verdicts)
     columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
     cells = {

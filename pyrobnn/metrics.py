@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from sklearn import metrics as sk_metrics
 from torch import Tensor
 
 __all__ = [
@@ -231,7 +230,9 @@ def auroc(score: Tensor, positive: Tensor) -> float:
     labels = positive.bool()
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError("'positive' holds one kind of point only: the area under the ROC curve needs both")
-    return float(sk_metrics.roc_auc_score(labels.cpu().numpy(), score.double().cpu().numpy()))
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels.cpu().numpy(), score.double().cpu().numpy()))
 
 
 def reliability(

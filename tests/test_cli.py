@@ -131,7 +131,7 @@ def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "judge_all", interrupted)
+    monkeypatch.setattr("pyrobnn.diagnostics.judge.judge_all", interrupted)
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
     assert f"pyrobnn report {tmp_path / 'out' / 'map.nc'}" in capsys.readouterr().err

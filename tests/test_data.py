@@ -183,7 +183,7 @@ class TestUci:
             frame = pd.DataFrame(np.arange(308 * 7).reshape(308, 7), columns=[*"abcdef", "resistance"])
 
         asked = {}
-        monkeypatch.setattr(uci_sets, "fetch_openml", lambda **options: asked.update(options) or Bunch)
+        monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda **options: asked.update(options) or Bunch)
         yacht = data.fetch_uci_openml("yacht")
         assert asked["data_id"] == 42370
         assert yacht.x.shape == (308, 6) and yacht.y[1, 0] == 13 and yacht.target_name == "resistance"
@@ -196,7 +196,7 @@ class TestUci:
         def offline(**options):
             raise OSError("no route")
 
-        monkeypatch.setattr(uci_sets, "fetch_openml", offline)
+        monkeypatch.setattr("sklearn.datasets.fetch_openml", offline)
         with pytest.raises(ValueError, match="set PYROBNN_DATA"):
             data.fetch_uci_openml("yacht")
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from pyrobnn.data.csv_file import from_csv
+from typing import TYPE_CHECKING
+
 from pyrobnn.data.dataset import Dataset, Standardizer, train_test_split
 from pyrobnn.data.real import breast_cancer, diabetes, digits
 from pyrobnn.data.registry import load, names
 from pyrobnn.data.synthetic import clusters, cubic_clusters, polynomial, sine, sinusoid, sinx3
 from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all
+from pyrobnn.lazy import late_names
+
+if TYPE_CHECKING:
+    from pyrobnn.data import csv_file as csv_file
+    from pyrobnn.data.csv_file import from_csv
+else:  # pandas reads CSV files, and nothing else here
+    __getattr__, __dir__ = late_names(
+        __name__, {"csv_file": "pyrobnn.data.csv_file", "from_csv": "pyrobnn.data.csv_file"}
+    )
 
 __all__ = [
     "Dataset",

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn import model_selection
 from torch import Tensor
 
 from pyrobnn.checks import as_tensor
@@ -159,6 +158,8 @@ def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
         present = int((counts > 0).sum())
         if counts[counts > 0].min() >= 2 and present <= min(num_test, dataset.num_data - num_test):
             stratify = dataset.y.numpy()
+    from sklearn import model_selection
+
     train, test = model_selection.train_test_split(
         np.arange(dataset.num_data), test_size=num_test, random_state=seed, stratify=stratify
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn import datasets
 
 from pyrobnn.data.dataset import Dataset
 
@@ -19,6 +18,8 @@ def diabetes() -> Dataset:
         >>> diabetes().x.shape, diabetes().y.shape
         (torch.Size([442, 10]), torch.Size([442, 1]))
     """
+    from sklearn import datasets
+
     bunch = datasets.load_diabetes(scaled=False)
     return Dataset(
         x=torch.tensor(bunch.data, dtype=torch.float32),
@@ -37,6 +38,8 @@ def digits() -> Dataset:
         >>> digits().x.shape, float(digits().x.max())
         (torch.Size([1797, 1, 8, 8]), 1.0)
     """
+    from sklearn import datasets
+
     bunch = datasets.load_digits()
     return Dataset(
         x=torch.tensor(bunch.images / 16.0, dtype=torch.float32).unsqueeze(1),
@@ -55,6 +58,8 @@ def breast_cancer() -> Dataset:
         >>> breast_cancer().class_names
         ('malignant', 'benign')
     """
+    from sklearn import datasets
+
     bunch = datasets.load_breast_cancer()
     return Dataset(
         x=torch.tensor(bunch.data, dtype=torch.float32),

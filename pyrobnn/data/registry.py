@@ -8,7 +8,7 @@ from pathlib import Path
 from pyrobnn.data.dataset import Dataset
 from pyrobnn.data.uci_sets import OPENML, uci_all
 
-from . import csv_file, real, synthetic
+from . import real, synthetic
 
 __all__ = ["load", "names"]
 
@@ -56,6 +56,8 @@ def load(name: str | Path, target: str | None = None, *, seed: int = 0) -> Datas
     if is_file and key not in names():
         if target is None:
             raise ValueError(f"{key!r} is a file: name its target column (command line: --target COLUMN)")
+        from pyrobnn.data import csv_file
+
         return csv_file.from_csv(key, target)
     if key not in names():
         raise ValueError(

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import fetch_openml
 
 from pyrobnn.data.dataset import Dataset
 
@@ -92,6 +91,8 @@ def fetch_uci_openml(name: str) -> Dataset:
     """
     if name not in OPENML:
         raise ValueError(f"unknown UCI set {name!r}: OpenML is asked for one of {', '.join(OPENML)}")
+    from sklearn.datasets import fetch_openml
+
     known = OPENML[name]
     try:
         frame = fetch_openml(data_id=known.data_id, as_frame=True, parser="auto").frame

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from scipy import optimize
 from torch import Tensor
 
 from pyrobnn.inference.curvature.ggn import DiagCurvature, FullCurvature, KronCurvature
@@ -94,6 +93,8 @@ def _minimize_scalar(loss: Callable[[float], float], cheap: bool) -> float:
     else:
         low, high = _bracket(loss)
         tolerance = 1e-3  # the loss is flat there: its error is of second order
+    from scipy import optimize
+
     found = optimize.minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": tolerance})
     return float(found.x)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from arviz_stats.base import array_stats
 from torch import Tensor
 
 from pyrobnn.callbacks import ProgressBar
@@ -98,6 +97,8 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
         values = torch.cat(blocks).reshape(num_chains, num_draws, -1)
     else:
         values = torch.cat([value.reshape(*value.shape[:2], -1) for value in draws.values()], -1)
+    from arviz_stats.base import array_stats
+
     values = values.detach().double().cpu().numpy()
     return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
 
