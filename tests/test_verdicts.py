@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import arviz_stats
 import numpy as np
 import pyro
@@ -23,11 +25,15 @@ from known_posteriors import (
 from models import toy, toy_model
 from scipy import stats
 
-from pyrobnn import MAP, NUTS, DeepEnsemble, cli
+from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import Evidence, diagnose, loo
 from pyrobnn.diagnostics.calibration import _uniform_check
 from pyrobnn.diagnostics.convergence import check_rhat
+from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.posterior import Posterior
+from pyrobnn.report import write_report, write_summary
+from pyrobnn.report.comparison import COLUMNS, best_labels, compare_rows
+from pyrobnn.report.conclusion import recommended
 
 
 def find(verdict, name):
@@ -353,3 +359,64 @@ def test_fidelity_is_that_of_each_kind_of_probe_and_of_the_worst_tenth():
         shrunk["function"] = group.assign(f=((*SAMPLE, "probe", "output"), moved))
         assert find(diagnose(shrunk, reference=reference), "wasserstein").status == "fail", name
     assert find(diagnose(tree, reference=reference), "sd_ratio").status == "pass"
+
+
+# reports of several runs
+
+
+def test_runs_of_different_data_are_not_ranked(tmp_path):
+    trees = {"mine": exact_tree(), "yours": exact_tree(seed=5)}
+    verdicts = judge_all(trees)
+    content = json.loads(write_summary(trees, verdicts, tmp_path / "summary.json").read_text())
+    assert content["recommended"] is None and "different data" in content["conclusion"]
+    rows = compare_rows(trees, verdicts)
+    assert not any("predictive_distance" in row.values for row in rows)
+    assert not best_labels(rows, next(column for column in COLUMNS if column.key == "log_prob"))
+    write_report(trees, tmp_path / "report.html", verdicts=verdicts)
+    # a run of other data is no reference either
+    assert not any("reference" in check.evidence for check in verdicts["yours"].checks)
+    again = {"mine": exact_tree(), "again": exact_tree(4, 300)}
+    assert recommended(compare_rows(again, judge_all(again)), judge_all(again)) == "mine"
+
+
+def test_the_least_examined_run_does_not_win():
+    nuts, point = exact_tree(), exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1})
+    center = point["predictions"]["mean"].values
+    narrow = center[None] + 0.05 * np.random.default_rng(0).normal(size=(1000, *center.shape))
+    point["predictions"] = (
+        point["predictions"].to_dataset().assign(y_sample=(("sample", "pred_point", "output"), narrow))
+    )
+    trees = {"map": point, "nuts": nuts}
+    verdicts = judge_all(trees)
+    assert verdicts["map"].status == "fail" and find(verdicts["map"], "coverage_90").value < 0.2
+    assert recommended(compare_rows(trees, verdicts), verdicts) == "nuts"
+    members = exact_tree(1, 20, sample_stats={}, attrs={"method": "DeepEnsemble", "claim": "none", "iid": 1})
+    short = exact_tree(4, 60)
+    trees = {"ensemble": members, "nuts": short}
+    verdicts = judge_all(trees)
+    assert verdicts["ensemble"].status == verdicts["nuts"].status == "warn"
+    assert recommended(compare_rows(trees, verdicts), verdicts) == "nuts"
+
+
+# approximations of nets
+
+
+def test_k_hat_over_the_weights_of_a_net_decides_nothing():
+    tree = healthy_svi()
+    wild = tree["sample_stats"].to_dataset()
+    wild["log_p"] = wild["log_p"] + 10.0 * np.random.default_rng(2).normal(size=wild["log_p"].shape)
+    tree["sample_stats"] = wild
+    assert find(diagnose(tree), "khat").status == "fail"  # a line
+    weights = tree["posterior"]["net.weight"].values
+    tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)})
+    assert find(diagnose(tree), "khat").status == "info"
+
+
+def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
+    """k-hat of p/q by the net's own density 60, by that of the linearised net at most 0."""
+    model, (x, y) = toy_model(), toy()
+    posterior = Laplace(compile=False).fit(model, x, y, num_draws=300, seed=0)
+    tree = posterior.to_datatree(x, y)
+    assert find(diagnose(tree), "khat").value < 0.5 and loo(tree) is not None
+    log_p, log_q = (tree["sample_stats"][name].values for name in ("log_p", "log_q"))
+    assert np.ptp(log_p - log_q) > 100.0

@@ -40,6 +40,21 @@ class Importance:
     space: str
 
 
+@statistic
+def log_target(evidence: Evidence) -> np.ndarray | None:
+    """Log density (chain, draw) of the model that the draws predict with; None where missing.
+
+    A linearised Laplace predicts with the linearised net, and is a posterior of that model and not of the net.
+    """
+    stored = evidence.draws(SAMPLE_STATS, "log_p")
+    if stored is None or evidence.settings.get("predictive") != "linearized":
+        return stored
+    parts = [evidence.draws(FUNCTION, name) for name in ("log_prior", "log_likelihood")]
+    if any(part is None or part.shape != stored.shape for part in parts):
+        return stored
+    return parts[0] + parts[1]
+
+
 def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Pareto-smoothed log weights and k-hat of log ratios log p − log q.
 
@@ -109,7 +124,7 @@ def importance(evidence: Evidence, *, space: str = "full") -> Importance | None:
     if space not in ("full", "subspace"):
         raise ValueError(f"'space' is {space!r}; expected 'full' or 'subspace'.")
     suffix = "" if space == "full" else "_subspace"
-    log_p = evidence.draws(SAMPLE_STATS, "log_p" + suffix)
+    log_p = log_target(evidence) if space == "full" else evidence.draws(SAMPLE_STATS, "log_p" + suffix)
     log_q = evidence.draws(SAMPLE_STATS, "log_q" + suffix)
     if log_p is None or log_q is None or log_p.size < _MIN_DRAWS:
         return None
@@ -179,7 +194,9 @@ def check_khat(evidence: Evidence) -> Check | None:
     full, part = importance(evidence), importance(evidence, space="subspace")
     if full is None:
         return None if part is not None else _unjudged(evidence)
-    return _k_check(full, evidence.text("remedy") or _REMEDY, decides=part is None)
+    # the weights of a net with hidden units are many and not what is predicted with: see `importance`
+    decides = part is None and not evidence.has_hidden_units
+    return _k_check(full, evidence.text("remedy") or _REMEDY, decides=decides)
 
 
 def check_khat_subspace(evidence: Evidence) -> Check | None:
@@ -221,9 +238,9 @@ def _k_check(found: Importance, remedy: str, *, decides: bool) -> Check:
             "khat",
             "info" if status != "pass" else "pass",
             found.k if finite else None,
-            f"≤ {found.good_k:.2f} (decided in the subspace)",
+            f"≤ {found.good_k:.2f} (not decided over all weights)",
             thresholds.APPROXIMATION_SOURCE,
-            f"{seen}; in this many dimensions that is expected, and the subspace decides.",
+            f"{seen}; that says something of the weights of a net, not of its function, and decides nothing.",
         )
     action = ""
     if status == "warn":

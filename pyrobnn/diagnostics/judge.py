@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.calibration import check_coverage, check_ece, check_loo_pit, check_pit, check_regions
+from pyrobnn.diagnostics.chains import check_chains, check_checked, check_common_start, check_length
 from pyrobnn.diagnostics.convergence import (
-    check_chains,
-    check_checked,
-    check_common_start,
     check_ess,
-    check_length,
     check_mcse,
     check_modes,
     check_rhat,
@@ -53,6 +50,7 @@ from pyrobnn.diagnostics.model_checks import (
     check_temperature,
 )
 from pyrobnn.diagnostics.patterns import check_pattern
+from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
 from pyrobnn.diagnostics.target import check_score, check_virial
 from pyrobnn.diagnostics.verdict import Check, Verdict, said
@@ -202,8 +200,8 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         reference: DataTree of a long NUTS run on the same model and data; None for no comparison.
 
     Returns:
-        The verdict. Point estimates (one draw) never get better or worse than "warn": they have no epistemic
-        uncertainty to judge.
+        The verdict. Point estimates (one draw) never get better than "warn": they have no epistemic uncertainty to
+        judge, but predictions that may fail.
 
     Raises:
         TypeError: If `tree` or `reference` is no DataTree.
@@ -243,8 +241,6 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         if examination.of(evidence) and not (examination.against and reference is None)
     ]
     checks = [check for check in found if check is not None]
-    if evidence.is_point:
-        checks = [replace(check, status="warn") if check.status == "fail" else check for check in checks]
     nothing = not any(check.status in ("pass", "warn", "fail") for check in checks)
     return Verdict.from_checks(evidence.method, label, checks, at_least="warn" if nothing else "pass")
 
@@ -284,8 +280,11 @@ def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference = reference_label(evidence)
+    judges = None if reference is None else evidence[reference]
     return {
-        label: _judged(label, each, None if reference in (None, label) else evidence[reference])
+        label: _judged(
+            label, each, judges if judges not in (None, each) and same_data([each, judges]) else None
+        )
         for label, each in evidence.items()
     }
 

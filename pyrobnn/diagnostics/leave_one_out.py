@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, statistic
-from pyrobnn.diagnostics.importance import pareto_smooth
+from pyrobnn.diagnostics.importance import log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
 from pyrobnn.groups import POSTERIOR, SAMPLE_STATS
 
@@ -120,7 +120,7 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
 def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """log p and log q of an approximation at the draws of its log-likelihood; None for chains, or where missing."""
     pointwise = evidence.log_likelihood
-    log_p = evidence.draws(SAMPLE_STATS, "log_p")
+    log_p = log_target(evidence)
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if not evidence.is_iid or log_p is None or log_q is None:
         return None

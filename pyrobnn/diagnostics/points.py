@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,16 @@ from pyrobnn.groups import (
 FEWEST_DRAWS = 25
 NUM_QUANTILES = 400
 CLASSES = ("categorical", "bernoulli")
+
+
+def same_data(trees: Iterable[Evidence]) -> bool:
+    """Whether the trees are of one data set: their observed and held-out outcomes are the same where they have them."""
+    trees = list(trees)
+    for group in (OBSERVED_DATA, HELD_OUT):
+        outcomes = [y for y in (each.values(group, "y") for each in trees) if y is not None]
+        if any(y.shape != outcomes[0].shape or not np.array_equal(y, outcomes[0]) for y in outcomes):
+            return False
+    return True
 
 
 def is_classification(evidence: Evidence) -> bool:

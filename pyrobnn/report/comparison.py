@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import reference_label
-from pyrobnn.diagnostics.points import class_points, regression_points, widest_gap
+from pyrobnn.diagnostics.points import class_points, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
 
@@ -71,6 +71,7 @@ class Row:
         errors: column key → standard error over the held-out data.
         not_finite: column keys whose number came out NaN or infinite.
         lost: what could not be computed, each with the reason, in a sentence.
+        ranked: whether all runs are of one data set, so that a number of one is better or worse than another's.
     """
 
     label: str
@@ -78,6 +79,7 @@ class Row:
     errors: dict[str, float]
     not_finite: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    ranked: bool = True
 
 
 def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[str, Verdict]) -> list[Row]:
@@ -87,12 +89,13 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
     approximation never get an R-hat.
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
-    reference = reference_label(evidence)
-    judges = None if reference is None else evidence[reference]
-    return [
+    reference, ranked = reference_label(evidence), same_data(evidence.values())
+    judges = None if reference is None or not ranked else evidence[reference]
+    rows = [
         _row(label, each, verdicts.get(label), None if label == reference else judges)
         for label, each in evidence.items()
     ]
+    return [replace(row, ranked=ranked) for row in rows]
 
 
 def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evidence | None) -> Row:
@@ -182,6 +185,7 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
     if (
         column.better not in ("lower", "higher", "nominal")
         or len(have) < 2
+        or not all(row.ranked for row in rows)
         or column.key in ("rhat", "ess", "khat")
     ):
         return set()

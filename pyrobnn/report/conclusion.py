@@ -12,19 +12,27 @@ from pyrobnn.report.comparison import Row
 from pyrobnn.report.numbers import significant, with_error
 
 NAMES = ("Pareto", "Kolmogorov", "Kruskal", "Laplace")
+#: checks that say that nothing has examined the draws as those of a posterior
+UNEXAMINED = ("posterior_claim", "convergence")
 ORDER = {"pass": 0, "warn": 1, "fail": 2}
 
 
-def recommended(rows: list[Row], verdicts: Mapping[str, Verdict]) -> str:
+def recommended(rows: list[Row], verdicts: Mapping[str, Verdict]) -> str | None:
     """The label to trust first: the best verdict, then the highest held-out log density, then the caller's order.
 
-    Between two verdicts of the same status a point estimate comes last: it has no epistemic uncertainty to trust.
+    Between two verdicts of the same status come last those whose draws nothing has examined as a posterior's (point
+    estimates, ensembles, chains without an identified quantity): the least examined must not win. None where the runs
+    are of different data.
     """
+    if not all(row.ranked for row in rows):
+        return None
 
-    def order(row: Row) -> tuple[int, bool, float]:
+    def order(row: Row) -> tuple[int, bool, bool, float]:
         verdict = verdicts[row.label]
-        point = any(check.name == "point_estimate" for check in verdict.checks)
-        return ORDER[verdict.status], point, -row.values.get("log_prob", float("-inf"))
+        found = {check.name for check in verdict.checks}
+        unexamined = not found.isdisjoint(UNEXAMINED) or verdict.failed == verdict.passed == ()
+        log_prob = -row.values.get("log_prob", float("-inf"))
+        return ORDER[verdict.status], "point_estimate" in found, unexamined, log_prob
 
     return min(rows, key=order).label
 
@@ -43,6 +51,12 @@ def conclude(
         Two sentences of plain text; labels in them are the user's and not escaped.
     """
     best = recommended(rows, verdicts)
+    if best is None:
+        each = ", ".join(f"{row.label} {verdicts[row.label].status}" for row in rows)
+        return (
+            f"These runs are of different data and are not ranked; the verdict of each is its own: {each}.",
+            "",
+        )
     verdict = verdicts[best]
     if verdict.status == "fail":
         first = "No method can be trusted yet" if len(rows) > 1 else f"{best} cannot be trusted yet"

@@ -97,7 +97,7 @@ def write_report(
         title=title or "Can these posteriors be believed?",
         subtitle=_subtitle(trees),
         conclusion=conclude(trees, rows, verdicts),
-        tone=verdicts[best].status,
+        tone="warn" if best is None else verdicts[best].status,
         css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         verdicts=[_verdict_row(label, verdicts[label]) for label in trees],
         left_out=dict(left_out or {}),

@@ -26,10 +26,11 @@ def write_summary(
 ) -> Path:
     """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
 
-    Keys: ``recommended``, ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of the table
-    are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), and ``methods``:
-    label → ``status``, ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the
-    held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check.
+    Keys: ``recommended`` (null where the runs are of different data), ``conclusion`` (two sentences), ``reference``,
+    ``not_finite`` (how many numbers of the table are null because they came out NaN or infinite), ``left_out`` (method
+    → why it has no draws), and ``methods``: label → ``status``, ``scores`` (the table's numbers; a missing key does not
+    apply), ``standard_errors`` over the held-out data, ``lost`` (what could not be computed, and why), and ``verdict``
+    with every check.
 
     Args:
         trees: label → DataTree, or its `Evidence`.
