@@ -129,7 +129,7 @@ def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: 
     tail, count as quantities. Simulated chains agree to 0.002 at 50 draws (scripts/simulate_rhat.py).
 
     >>> round(rhat_limit(4, 1000, 1.0, 50, 5e-3), 3), round(rhat_limit(4, 50, 1.0, 50, 5e-3), 3)
-    (1.003, 1.071)
+    (1.004, 1.074)
     """
     half = max(num_draws // 2, 2)
     freedom = 2 * num_chains - 1, max(2 * num_chains * (half / time - 1.0), 1.0)
