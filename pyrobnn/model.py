@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from pyrobnn.checks import as_tensor, check_cast, check_finite
 from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
@@ -262,3 +263,52 @@ class BNN:
             f"{self.num_weights} weights",
         )
         return f"BNN({', '.join(parts)})"
+
+
+def check_data(
+    model: BNN, x: Any, y: Any, device: torch.device, *, whole: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
+
+    Args:
+        model, x, y, device: the model and the data, and where it computes.
+        whole: whether these are all the data, or enough of them to see how far each column spreads.
+
+    Raises:
+        TypeError: not numeric.
+        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
+            net's floating type keeps too little.
+    """
+    x, y = as_tensor("x", x).to(device), as_tensor("y", y).to(device)
+    if x.dim() == 0 or len(x) == 0:
+        raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
+    if y.dim() == 0 or len(y) != len(x):
+        raise ValueError(
+            f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
+        )
+    check_finite("x", x)
+    x, y = model.standard_inputs(x), model.standard_targets(y)
+    cast = model.cast_inputs(x)
+    if whole:
+        check_cast("x", x, cast)
+        if model.likelihood.task == "gaussian":
+            check_cast("y", y, y.to(model.dtype))
+    x = cast
+    width = _output_width(model, x)
+    return x, model.likelihood.target(y, width, model.dtype)
+
+
+@torch.no_grad()
+def _output_width(model: BNN, x: Tensor) -> int:
+    try:
+        f = model.forward({}, x[:2])
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"the net cannot take 'x' of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+        ) from error
+    if f.dim() != 2:
+        raise ValueError(
+            f"the net returns shape {tuple(f.shape)} for {len(x[:2])} points but (points, outputs) is expected: "
+            "end it with nn.Flatten() or a linear layer with one column per output"
+        )
+    return f.shape[1]

@@ -105,8 +105,9 @@ class Ours:
         import torch
 
         from pyrobnn.compile import compiled
+        from pyrobnn.gradient import batched_gradient
         from pyrobnn.inference.fitting.problem import prepare
-        from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
+        from pyrobnn.inference.hmc.gradient import chains_together
         from pyrobnn.inference.hmc.machine import Machine
         from pyrobnn.inference.hmc.run import Run
 

@@ -12,8 +12,9 @@ import torch
 from helpers import assert_mean_within, assert_var_within
 
 from pyrobnn.diagnostics import diagnose
+from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
+from pyrobnn.inference.hmc.gradient import chains_together
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.density import Density
+from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.float64 import log_joint_float64
 from pyrobnn.inference.fitting.problem import (
@@ -39,7 +40,7 @@ from pyrobnn.inference.hmc.checks import (
 )
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws
-from pyrobnn.inference.hmc.gradient import batched_gradient, chains_together
+from pyrobnn.inference.hmc.gradient import chains_together
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.run import Run

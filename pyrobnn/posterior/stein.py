@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
 from pyrobnn.density import Density
-from pyrobnn.inference.fitting.problem import check_data
-from pyrobnn.inference.hmc.gradient import batched_gradient
-from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior
+from pyrobnn.gradient import batched_gradient
+from pyrobnn.model import BNN, check_data
 from pyrobnn.seeding import generator
+
+if TYPE_CHECKING:
+    from pyrobnn.posterior import Posterior
 
 #: draws of all chains together whose gradient is taken
 NUM_DRAWS = 200

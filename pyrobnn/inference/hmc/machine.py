@@ -19,7 +19,6 @@ https://arxiv.org/abs/2503.17405
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import materialize
+from pyrobnn.gradient import Gradient
 from pyrobnn.inference.hmc import rng
 from pyrobnn.inference.hmc.adaptation import dual_average
 
@@ -34,7 +34,6 @@ STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate"
 MAX_ENERGY_ERROR = 1000.0
 
 # (chain, dim) -> gradient (chain, dim), log density (chain,) in float64
-Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Vectors(NamedTuple):
