@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 
 import pyro.distributions as dist
 import pytest
@@ -59,7 +60,10 @@ def fit(name: str, kind: str, units: str) -> pb.Posterior:
     data = Dataset(x, y, "d", "classification" if kind == "classes" else "regression")
     net = toy_net(num_inputs=2, out={"classes": 3, "heteroskedastic": 4}.get(kind, 2))
     model = pb.BNN(net, normal_prior(), LIKELIHOODS[kind](), standardizer=Standardizer.fit(data))
-    return METHODS[name].fit(model, x, y, seed=3, **num_draws(name))
+    with warnings.catch_warnings():
+        if kind == "heteroskedastic":  # so few points are soon known by heart, which a fit says
+            warnings.filterwarnings("ignore", ".*left out")
+        return METHODS[name].fit(model, x, y, seed=3, **num_draws(name))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
