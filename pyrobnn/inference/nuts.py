@@ -190,9 +190,8 @@ class NUTS(Method):
         )
         if until_ess is not None:
             check_number("until_ess", until_ess, above=0.0)
-        if self.engine == "pyro" and any(
-            option is not None for option in (checkpoint, until_ess, stream_to, *callbacks)
-        ):
+        asked = (checkpoint, until_ess, stream_to, *callbacks)
+        if self.engine == "pyro" and any(option is not None for option in asked):
             raise ValueError(
                 "'callbacks', 'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
             )
@@ -206,8 +205,7 @@ class NUTS(Method):
                 result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
                 stopped = "interrupt" if result.interrupted else "num_draws"
             else:
-                watch = until_ess, callbacks, progress
-                sizes = num_draws, num_warmup, seed
+                watch, sizes = (until_ess, callbacks, progress), (num_draws, num_warmup, seed)
                 result, file, stopped = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
         seconds = time.perf_counter() - started - result.compile_seconds
         notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
@@ -251,7 +249,10 @@ class NUTS(Method):
         resume = checkpoint is not None and Path(checkpoint).exists()
         return note + (f" (the same fit with checkpoint={str(checkpoint)!r} goes on)" if resume else "")
 
-    def _prepare(self, model, x, y, init, seed, device) -> tuple[Problem, Any]:
+    def _prepare(
+        self, model: BNN | Callable[..., Any], x: Any, y: Any, init: Posterior | nn.Module | None, seed: int,
+        device: str | torch.device | None,
+    ) -> tuple[Problem, Posterior | nn.Module | None]:  # fmt: skip
         if not isinstance(model, BNN):
             density = prepare(model, x, y, points="free", device=device).density
             refuse_subsampling(density, "NUTS")
@@ -288,8 +289,10 @@ class NUTS(Method):
         return z.detach().contiguous(), scale
 
     def _machine(
-        self, problem, z, scale, num_draws, num_warmup, seed, watch, checkpoint, stream_to
-    ) -> tuple[Draws, DrawFile | None, str]:
+        self, problem: Problem, z: Tensor, scale: Tensor | None, num_draws: int, num_warmup: int, seed: int,
+        watch: tuple[float | None, Sequence[Callback], bool], checkpoint: str | Path | None,
+        stream_to: str | Path | None,
+    ) -> tuple[Draws, DrawFile | None, str]:  # fmt: skip
         earlier, save, file = None, None, None
         if checkpoint is not None or stream_to is not None:
             name = run_name(self, problem, num_draws, seed, z, stream_to is not None)
@@ -324,7 +327,10 @@ class NUTS(Method):
             )
             return result, file, hooks.end(result)
 
-    def _run(self, problem, z, num_draws, num_warmup, seed, file: DrawFile | None, wide: str) -> Run:
+    def _run(
+        self, problem: Problem, z: Tensor, num_draws: int, num_warmup: int, seed: int, file: DrawFile | None,
+        wide: str,
+    ) -> Run:  # fmt: skip
         density = problem.density
         gradient, batched = batched_gradient(log_joint_float64(density) if wide else density.log_joint, z)
         if not batched:
@@ -358,7 +364,9 @@ class NUTS(Method):
             file=file,
         )
 
-    def _pyro(self, problem, z, num_draws, num_warmup, seed, progress) -> Draws:
+    def _pyro(
+        self, problem: Problem, z: Tensor, num_draws: int, num_warmup: int, seed: int, progress: bool
+    ) -> Draws:
         draws, stats, gradients, interrupted = pyro_engine.sample(
             problem.density.log_joint,
             z,

@@ -49,11 +49,10 @@ def stein_statistics(posterior: Posterior, x: Tensor, y: Tensor) -> xr.Dataset |
         Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039
     """
     model = posterior.model
-    is_bnn = isinstance(model, BNN)
-    if posterior.network is not None or (is_bnn and model.stochastic_layers()):
+    if posterior.network is not None or (isinstance(model, BNN) and model.stochastic_layers()):
         return None
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    if is_bnn:
+    if isinstance(model, BNN):
         x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
     density = Density(model, (x, y), points="held", values=fixed)
     work = density.dim * max(len(y), 1)

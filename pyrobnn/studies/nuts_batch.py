@@ -83,7 +83,7 @@ def fit_batch(
     with torch.no_grad():
         run.begin(density.sample_prior(chains, seed))
         drawn = run.sample(num_draws)
-    z = drawn.z.reshape(len(problems), method.num_chains, num_draws, -1)
+    z = drawn.positions.reshape(len(problems), method.num_chains, num_draws, -1)
     stats = drawn.stats.reshape(len(problems), method.num_chains, num_draws, -1)
     return [
         make_posterior(

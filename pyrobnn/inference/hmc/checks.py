@@ -97,7 +97,7 @@ def movable(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
     single = torch.func.grad_and_value(problem.density.log_joint)
     z, tries = z.clone(), iter(tries)
     deepest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
-    todo = range(len(z))
+    todo = list(range(len(z)))
     # by chain, the best start that is finite but does not go, with its log density
     spare: dict[int, tuple[float, Tensor]] = {}
     for attempt, draws in enumerate(itertools.chain([z], tries)):

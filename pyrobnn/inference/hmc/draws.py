@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Draws(NamedTuple):
-    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's tale.
+    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's history.
 
     ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
     step was compiled; ``unfinished``: why the warm-up was not finished after ``num_warmup`` transitions;
@@ -26,6 +26,13 @@ class Draws(NamedTuple):
     unfinished: str = ""
     num_warmup: int = 0
     wide: str = ""
+
+    @property
+    def positions(self) -> Tensor:
+        """``z`` of a run that kept its draws in memory."""
+        if self.z is None:
+            raise ValueError("the draws went to a file: read them there")
+        return self.z
 
 
 class Look(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pyrobnn.callbacks import ProgressBar
 from pyrobnn.inference.fitting.float64 import float64
-from pyrobnn.inference.fitting.problem import Problem, notify
+from pyrobnn.inference.fitting.problem import Callback, Problem, notify
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Look
 
@@ -21,9 +22,17 @@ class Hooks:
     """What happens at the host's looks: progress, callbacks, and the test for enough draws."""
 
     def __init__(
-        self, problem: Problem, file: DrawFile | None, until_ess, callbacks, progress: bool, num_draws, num_warmup
-    ) -> None:  # fmt: skip
-        self._problem, self._file, self._until, self._callbacks = problem, file, until_ess, tuple(callbacks)
+        self,
+        problem: Problem,
+        file: DrawFile | None,
+        until_ess: float | None,
+        callbacks: Sequence[Callback],
+        progress: bool,
+        num_draws: int,
+        num_warmup: int,
+    ) -> None:
+        self._problem, self._file, self._callbacks = problem, file, tuple(callbacks)
+        self._until = math.inf if until_ess is None else until_ess
         self._bar = ProgressBar(num_draws + num_warmup, "NUTS") if progress else None
         self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
         self._stopped = "num_draws"
@@ -87,7 +96,7 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
     if problem.is_bnn:
         rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
         x = problem.x[rows.to(problem.x.device)]
-        function = torch.func.vmap(lambda params: problem.model.forward(params, x))
+        function = torch.func.vmap(lambda params: problem.bnn.forward(params, x))
         num_chains, num_draws = next(iter(draws.values())).shape[:2]
         blocks = [  # a block at a time: the draws may be on disk
             function({name: value[chain, start : start + 256].to(x.device) for name, value in draws.items()})
@@ -99,8 +108,8 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
         values = torch.cat([value.reshape(*value.shape[:2], -1) for value in draws.values()], -1)
     from arviz_stats.base import array_stats
 
-    values = values.detach().double().cpu().numpy()
-    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
+    array = values.detach().double().cpu().numpy()
+    return float(array_stats.ess(array, chain_axis=0, draw_axis=1, method="bulk").min())
 
 
 def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:
@@ -110,11 +119,11 @@ def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, 
     """
     if file is not None:
         return file.draws(draws.stats.shape[1])
-    density = problem.density
-    if draws.z.dtype == density.dtype:
-        return density.constrain(draws.z)
+    density, z = problem.density, draws.positions
+    if z.dtype == density.dtype:
+        return density.constrain(z)
     with float64():
-        wide = density.constrain(draws.z)
+        wide = density.constrain(z)
     return {name: _narrow(value, density.dtype) for name, value in wide.items()}
 
 

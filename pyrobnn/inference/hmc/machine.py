@@ -208,7 +208,16 @@ class Machine:
         r = materialize(half + 0.5 * move * g)
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
-    def _extend_tree(self, new: Vectors, s: Scalars, buffers: Buffers, lp, energy, fine, chance):
+    def _extend_tree(
+        self,
+        new: Vectors,
+        s: Scalars,
+        buffers: Buffers,
+        lp: Tensor,
+        energy: Tensor,
+        fine: Tensor,
+        chance: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
         q, r, g = new.q, new.r, new.g
         weight = torch.where(fine, s.energy0 - energy, -math.inf)
@@ -275,9 +284,18 @@ class Machine:
         early = (across * buffers.r_check[:, :-1]).sum(-1) <= 0
         return (ends & (late | early)).any(-1)
 
-    def _extend_path(self, new: Vectors, s: Scalars, buffers: Buffers, lp, energy, fine, chance):
+    def _extend_path(
+        self,
+        new: Vectors,
+        s: Scalars,
+        buffers: Buffers,
+        lp: Tensor,
+        energy: Tensor,
+        fine: Tensor,
+        chance: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
-        ended = ~fine | (s.steps >= self.trajectory)
+        ended = ~fine | (s.steps >= (self.trajectory or math.inf))
         take = ended & fine & (chance[0] < (s.energy0 - energy).exp())
         col = take.unsqueeze(-1)
         # the acceptance rate of the end point alone: what a fixed path is tuned on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pyro.infer import HMC, MCMC, NUTS
@@ -35,10 +36,12 @@ def sample(
         no tree depth: it is what the number of leapfrogs implies. Its energy is the one at the start of the transition,
         which differs from the end's by the integration error.
     """
-    draws, stats, total, interrupted = [], [], 0, False
+    draws: list[Tensor] = []
+    stats: list[Tensor] = []
+    total, interrupted = 0, False
     for chain, start in enumerate(z):
         potential = _Potential(log_density, start.dtype)
-        options = {
+        options: dict[str, Any] = {
             "potential_fn": potential,
             "step_size": step_size or 1.0,
             "full_mass": dense,
@@ -107,7 +110,7 @@ class _Recorder:
                 self._energy, self._fresh = float(energy) - self._lp, False
             return energy
 
-        kernel._kinetic_energy = recording
+        kernel._kinetic_energy = recording  # type: ignore[method-assign]  # Pyro has no hook for energies
 
     @property
     def num_kept(self) -> int:

@@ -13,14 +13,7 @@ from torch import Tensor
 
 from pyrobnn.compile import CudaGraph, compiled
 from pyrobnn.inference.hmc import checkpoint, rng
-from pyrobnn.inference.hmc.adaptation import (
-    FROZEN,
-    OWN,
-    POOLED,
-    dual_averaging,
-    first_step_size,
-    whitening,
-)
+from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Look
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
@@ -170,7 +163,10 @@ class Run:
                 raise
             return self._finish(self.ready, num_draws)._replace(interrupted=True)
 
-    def _sample(self, num_draws: int, look, enough, save) -> Draws:
+    def _sample(
+        self, num_draws: int, look: Callable[[Look], bool] | None, enough: Callable[[Draws], bool] | None,
+        save: tuple[str | Path, str, float] | None,
+    ) -> Draws:  # fmt: skip
         written, next_check = time.monotonic(), 100
         while True:
             warming = self.phase < len(self.plan)
@@ -178,7 +174,7 @@ class Run:
             self.advance(self.every)
             if self.file is not None and not warming:
                 if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
-                    self._spill(num_draws)
+                    self._spill(self.file, num_draws)
             slots = self.state.scalars[_SLOT] + self.spilled
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
@@ -200,6 +196,8 @@ class Run:
 
     def advance(self, num: int) -> None:
         """Take ``num`` leapfrogs with every chain, without looking."""
+        if self._advance is None:
+            raise RuntimeError("the step is not compiled yet: call prepare() first")
         self._advance(num)
 
     def prepare(self) -> None:
@@ -248,11 +246,9 @@ class Run:
 
     @staticmethod
     def _joined(states: list[State]) -> State:
-        return (
-            states[0]
-            if len(states) == 1
-            else State(*(torch.cat(parts, 1) for parts in zip(*states, strict=True)))
-        )
+        if len(states) == 1:
+            return states[0]
+        return State(*(torch.cat(parts, 1) for parts in zip(*states, strict=True)))
 
     def _fixed(self, part: slice) -> tuple[Tensor, ...]:
         """What the step of some chains is given beside their state."""
@@ -323,22 +319,20 @@ class Run:
                 raise TooCoarse(reason, self._unwhiten(self.state.vectors[_PROPOSAL]))
         if self.most is None:
             return
-        reason = judge(
-            window, stats, counts, self.machine.target_accept, self.names, self.plan[self.phase][1]
-        )
+        mass = self.plan[self.phase][1]
+        reason = judge(window, stats, counts, self.machine.target_accept, self.names, mass)
         self.plan, self.unfinished = extended(self.plan, self.phase, self.most, reason, self.unfinished)
 
-    def _spill(self, num_draws: int) -> None:
+    def _spill(self, file: DrawFile, num_draws: int) -> None:
         """Move the block of draws to the file; every chain begins an empty block."""
         if self.spilled_stats.shape[1] < num_draws:
             self.spilled_stats = self.spilled_stats.new_zeros(self.machine.num_chains, num_draws, len(STATS))
         slots = self.state.scalars[_SLOT]
-        for chain, (start, num) in enumerate(
-            zip(self.spilled.long().tolist(), slots.long().tolist(), strict=True)
-        ):
-            num = min(num, num_draws - start)
+        for chain in range(self.machine.num_chains):
+            start = int(self.spilled[chain])
+            num = min(int(slots[chain]), num_draws - start)
             if num > 0:
-                self.file.write(chain, start, self._unwhiten(self.buffers.draws[chain, :num]))
+                file.write(chain, start, self._unwhiten(self.buffers.draws[chain, :num]))
                 self.spilled_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
         self.spilled = self.spilled + slots
         scalars = self.state.scalars.clone()
@@ -354,9 +348,8 @@ class Run:
         diverging = int((rows[..., column] * valid).sum()) + int(self.spilled_stats[..., column].sum())
         return Look(
             "warm-up" if warming else "sampling",
-            min(count, wanted)
-            + (0 if not warming else sum(length for length, *_ in self.plan[: self.phase])),
-            wanted if not warming else sum(length for length, *_ in self.plan),
+            min(count, wanted) + (sum(length for length, *_ in self.plan[: self.phase]) if warming else 0),
+            sum(length for length, *_ in self.plan) if warming else wanted,
             float(self.state.dual[0].median().exp()),
             float(latest[:, STATS.index("tree_depth")].mean()),
             0 if warming else diverging,
@@ -366,7 +359,7 @@ class Run:
     def _finish(self, count: int, num_draws: int) -> Draws:
         """The first ``count`` draws of every chain."""
         if self.file is not None:
-            self._spill(num_draws)
+            self._spill(self.file, num_draws)
         history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return Draws(
             self._unwhiten(self.buffers.draws[:, :count]) if self.file is None else None,
@@ -394,7 +387,9 @@ class Run:
         g, lp = self.machine.gradient(self._unwhiten(q))
         return (g @ self.scale if self.dense else g * self.scale), lp
 
-    def _find_step(self, q, g, lp, transition: Tensor, guess, each: bool = False) -> Tensor | float:
+    def _find_step(
+        self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float, each: bool
+    ) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
         r = rng.normal(keys, q.shape[1], q.dtype)
         return first_step_size(self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each)

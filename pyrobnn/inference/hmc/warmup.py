@@ -93,7 +93,14 @@ def underway(stats: Tensor, counts: Tensor, dim: int) -> str:
     return ""
 
 
-def judge(window: Tensor, stats: Tensor, counts: Tensor, target: float, names, mass: bool) -> str:
+def judge(
+    window: Tensor,
+    stats: Tensor,
+    counts: Tensor,
+    target: float,
+    names: Callable[[int], str] | None,
+    mass: bool,
+) -> str:
     """Why a window of draws (``mass``), or a search for a step size, was not the last, in words; empty if it was."""
     if mass:
         return unsettled(window, stats, counts, names)
