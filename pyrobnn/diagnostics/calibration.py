@@ -12,7 +12,7 @@ from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.points import CLASSES, FEWEST_DRAWS, is_classification, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error, score
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 
 _MIN_DATA = 20
@@ -73,7 +73,7 @@ def _uniform_check(name: str, values: np.ndarray, source: str, which: str) -> Ch
     distance, p = float(test.statistic), float(test.pvalue)
     fails = p < thresholds.PIT_FAIL and distance > thresholds.PIT_DISTANCE_FAIL
     warns = p < thresholds.PIT_WARN and distance > thresholds.PIT_DISTANCE_WARN
-    status = "fail" if fails else "warn" if warns else "pass"
+    status: Status = "fail" if fails else "warn" if warns else "pass"
     outer = float(((u < 0.05) | (u > 0.95)).mean())
     # intervals that are too wide for most and yet too narrow for the last per cent: noise with heavy tails
     extreme = float(((u < 0.005) | (u > 0.995)).mean())
@@ -116,7 +116,7 @@ def check_coverage(evidence: Evidence) -> Check | None:
     z = gap / float(error)
     fails = z > thresholds.COVERAGE_SIGMAS_FAIL and gap > thresholds.COVERAGE_GAP_FAIL
     warns = z > thresholds.COVERAGE_SIGMAS and gap > thresholds.COVERAGE_GAP_WARN
-    status = "fail" if fails else "warn" if warns else "pass"
+    status: Status = "fail" if fails else "warn" if warns else "pass"
     side = "narrow" if found.value < _LEVEL else "wide"
     return Check(
         "coverage_90",
@@ -164,7 +164,7 @@ def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) 
     covered = [coverage for _, coverage in regions]
     low, high = int(np.argmin(covered)), int(np.argmax(covered))
     gap = covered[high] - covered[low]
-    status = (
+    status: Status = (
         "fail"
         if p < thresholds.PIT_FAIL and gap > thresholds.REGION_GAP_FAIL
         else "warn"
@@ -240,7 +240,9 @@ def check_ece(evidence: Evidence) -> Check | None:
     simulated = rng.random((_NUM_SIMULATED, len(y))) < confidence
     null = np.array([expected_calibration_error(confidence, row)[0] for row in simulated])
     limit, p = float(np.quantile(null, 0.99)), float((null >= ece).mean())
-    status = "pass" if ece <= limit else "fail" if ece > limit + thresholds.PIT_DISTANCE_FAIL else "warn"
+    status: Status = (
+        "pass" if ece <= limit else "fail" if ece > limit + thresholds.PIT_DISTANCE_FAIL else "warn"
+    )
     gap = float(confidence.mean() - correct.mean())
     direction = "over" if gap > 0 else "under"
     return Check(

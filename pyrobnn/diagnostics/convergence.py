@@ -13,7 +13,7 @@ import xarray as xr
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, statistic
 from pyrobnn.diagnostics.rhat import nested_rhat, rank_rhat
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of values of the function begin
@@ -91,8 +91,8 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
 def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
     sites = [name for name in evidence.names(POSTERIOR) if not name.startswith(WEIGHTS)]
-    stored = {name: evidence.draws(POSTERIOR, name) for name in sites}
-    columns = {name: flattened(draws, 2) for name, draws in stored.items() if draws is not None}
+    stored = {name: draws for name in sites if (draws := evidence.draws(POSTERIOR, name)) is not None}
+    columns = {name: flattened(draws, 2) for name, draws in stored.items()}
     found = {}
     for name, draws in columns.items():
         shape = stored[name].shape[2:]
@@ -207,7 +207,7 @@ def _rhat_known(found: Convergence | None) -> bool:
 def check_rhat(evidence: Evidence) -> Check | None:
     """The largest R-hat over the identified quantities, and where it is."""
     found = convergence(evidence)
-    if not _rhat_known(found):
+    if found is None or not _rhat_known(found):
         return None
     rhat = np.nan_to_num(found.table["rhat"].values, nan=1.0, posinf=1e6)
     passing, failing = rhat_limits(evidence)
@@ -215,7 +215,7 @@ def check_rhat(evidence: Evidence) -> Check | None:
     worst = int(np.argmax(np.where(rhat > failing, 1e9, 1.0) * excess))
     value, name = float(rhat[worst]), _shown(found.names[worst])
     good, bad = float(passing[worst]), float(failing[worst])
-    status = "pass" if value <= good else "fail" if value > bad else "warn"
+    status: Status = "pass" if value <= good else "fail" if value > bad else "warn"
     kind = "nested R-hat (chains grouped by their start)" if found.nested else "R-hat"
     where = name.removeprefix("f ") if name.startswith(F_AT) else f"in the {name}"
     ess = float(found.table["ess_bulk"].min())
@@ -279,7 +279,7 @@ def check_ess(evidence: Evidence) -> Check | None:
     value = float(both[worst])
     kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
     enough = (1.0 - thresholds.ESS_ERROR) * thresholds.ESS_PASS
-    status = "pass" if value >= enough else "fail" if value < thresholds.ESS_FAIL else "warn"
+    status: Status = "pass" if value >= enough else "fail" if value < thresholds.ESS_FAIL else "warn"
     factor = int(np.ceil(1.2 * thresholds.ESS_PASS / max(value, 1.0)))
     more = -(-evidence.draws_per_chain * factor // 100) * 100
     return Check(

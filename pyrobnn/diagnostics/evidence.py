@@ -56,7 +56,7 @@ class Evidence:
     @classmethod
     def of(cls, tree: xr.DataTree | Evidence, name: str = "tree") -> Evidence:
         """`tree` itself if it is an Evidence, else a new one of it."""
-        return tree if isinstance(tree, cls) else cls(tree, name)
+        return tree if isinstance(tree, Evidence) else cls(tree, name)
 
     def require_draws(self, name: str = "tree") -> None:
         """Refuse a tree without posterior draws.
@@ -84,7 +84,7 @@ class Evidence:
         """One variable of one group, or None where either is missing."""
         if group not in self.tree.children or name not in self.tree[group].data_vars:
             return None
-        return self.tree[group][name]
+        return self.tree[group].dataset[name]
 
     def stored(self, group: str, name: str) -> np.ndarray | None:
         """A variable as array (chain, draw, …) in its own precision; None where missing or without such dims."""
@@ -135,7 +135,7 @@ class Evidence:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     @property
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """The settings of the run, empty where unknown."""
         found = self.json("settings")
         return found if isinstance(found, dict) else {}
@@ -281,7 +281,7 @@ def statistic(
         return evidence._found[key]
 
     tree = first.replace(name="tree", annotation="xr.DataTree | Evidence")
-    once.__signature__ = signature.replace(parameters=[tree, *options])
+    vars(once)["__signature__"] = signature.replace(parameters=[tree, *options])
     return once
 
 
@@ -308,13 +308,15 @@ def gather(trees: Trees) -> dict[str, Evidence]:
         raise ValueError(
             "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}."
         )
+    found: dict[str, Evidence] = {}
     for label, tree in trees.items():
         if not isinstance(tree, xr.DataTree | Evidence):
             raise TypeError(
                 f"trees[{label!r}] is a {type(tree).__name__}; expected a DataTree: "
                 "call posterior.to_datatree(x=…, y=…) first."
             )
-    return {str(label): Evidence.of(tree) for label, tree in trees.items()}
+        found[str(label)] = Evidence.of(tree)
+    return found
 
 
 def flattened(values: np.ndarray, keep: int) -> np.ndarray:

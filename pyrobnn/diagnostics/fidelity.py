@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import regression_points
 from pyrobnn.diagnostics.scores import units
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import FUNCTION, HELD_OUT, PREDICTIONS
 
 _MAX_COLUMNS = 512
@@ -111,18 +111,20 @@ def predictive_distance(tree: xr.DataTree | Evidence, reference: xr.DataTree | E
     about sd/√S. (`fidelity` measures f at the probes, in reference sd.)
     """
     evidence, reference = Evidence.of(tree), Evidence.of(reference, "reference")
-    outcomes = [each.values(HELD_OUT, "y") for each in (evidence, reference)]
-    if outcomes[0] is None or outcomes[1] is None or outcomes[0].shape != outcomes[1].shape:
+    mine, others = evidence.values(HELD_OUT, "y"), reference.values(HELD_OUT, "y")
+    if mine is None or others is None or mine.shape != others.shape:
         return None
     scale = units(evidence)
-    if not np.array_equal(*outcomes) or scale is None:
+    if not np.array_equal(mine, others) or scale is None:
         return None
     distances = []
     for output, unit in enumerate(scale):
         points = [regression_points(each, output) for each in (evidence, reference)]
-        if any(each is None or not each.held_out or each.sample is None for each in points):
+        samples = [each.sample for each in points if each is not None and each.held_out]
+        found = [sample for sample in samples if sample is not None]
+        if len(found) < 2:
             return None
-        ours, theirs = (each.sample for each in points)
+        ours, theirs = found
         index = np.linspace(0, ours.shape[1] - 1, min(ours.shape[1], _MAX_POINTS)).round().astype(int)
         each = [stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in np.unique(index)]
         distances.append(np.mean(each) / unit)
@@ -176,14 +178,14 @@ def check_comparable(evidence: Evidence, reference: Evidence) -> Check | None:
     )
 
 
-def _grade(value: float, good: float, bad: float, *, higher: bool = False) -> str:
+def _grade(value: float, good: float, bad: float, *, higher: bool = False) -> Status:
     if higher:
         value, good, bad = -value, -good, -bad
     return "pass" if value <= good else "fail" if value > bad else "warn"
 
 
-def _worse(*grades: str) -> str:
-    return next((status for status in ("fail", "warn") if status in grades), "pass")
+def _worse(*grades: Status) -> Status:
+    return "fail" if "fail" in grades else "warn" if "warn" in grades else "pass"
 
 
 def _by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:
@@ -204,7 +206,7 @@ def check_wasserstein(evidence: Evidence, reference: Evidence) -> Check | None:
     kind, high = max(
         ((k, float(np.quantile(each, _MOST))) for k, each in kinds.items()), key=lambda pair: pair[1]
     )
-    status = _worse(
+    status: Status = _worse(
         _grade(median, thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL),
         _grade(high, 2 * thresholds.WASSERSTEIN_PASS, 2 * thresholds.WASSERSTEIN_FAIL),
     )
@@ -233,7 +235,7 @@ def check_sd_ratio(evidence: Evidence, reference: Evidence) -> Check | None:
     kinds = _by_kind(np.minimum(ratio, 1.0 / np.maximum(ratio, 1e-12)), evidence, found.at)
     usual, kind = min((float(np.median(each)), kind) for kind, each in kinds.items())
     low = min(float(np.quantile(each, 1.0 - _MOST)) for each in kinds.values())
-    status = _worse(
+    status: Status = _worse(
         _grade(usual, thresholds.SD_RATIO_PASS, thresholds.SD_RATIO_FAIL, higher=True),
         _grade(low, thresholds.SD_RATIO_FAIL, thresholds.SD_RATIO_FAIL / 2, higher=True),
     )
@@ -259,13 +261,13 @@ def check_sd_ratio(evidence: Evidence, reference: Evidence) -> Check | None:
 def check_classes(evidence: Evidence, reference: Evidence) -> Check | None:
     """Whether classes and their probabilities agree with the reference's."""
     found, (trusted, why) = _fidelity(evidence, reference), _reference_converged(reference)
-    if found.agreement is None:
+    if found.agreement is None or found.total_variation is None:
         return None
     grades = (
         _grade(found.agreement, thresholds.AGREEMENT_PASS, thresholds.AGREEMENT_FAIL, higher=True),
         _grade(found.total_variation, thresholds.TOTAL_VARIATION_PASS, thresholds.TOTAL_VARIATION_FAIL),
     )
-    status = "fail" if "fail" in grades else "warn" if "warn" in grades else "pass"
+    status = _worse(*grades)
     return Check(
         "total_variation",
         status if trusted else "info",
@@ -291,14 +293,13 @@ def _same_points(evidence: Evidence, reference: Evidence) -> bool:
 
 
 def _per_point(evidence: Evidence, reference: Evidence) -> tuple[xr.Dataset | None, str]:
-    probes = [each.values(FUNCTION, "probe_x") for each in (evidence, reference)]
+    mine, other = evidence.values(FUNCTION, "probe_x"), reference.values(FUNCTION, "probe_x")
     ours, theirs, at = evidence.f, reference.f, "probes"
-    same = all(x is not None for x in probes) and probes[0].shape == probes[1].shape
-    if (
-        ours is None
-        or theirs is None
-        or not (same and np.allclose(probes[0], probes[1], rtol=1e-4, atol=1e-6))
-    ):
+    if mine is None or other is None or mine.shape != other.shape:
+        same = False
+    else:
+        same = np.allclose(mine, other, rtol=1e-4, atol=1e-6)
+    if ours is None or theirs is None or not same:
         ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
         at = "held-out points"
         if ours is None or theirs is None or not _same_points(evidence, reference):

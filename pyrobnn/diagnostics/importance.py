@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
@@ -49,10 +49,10 @@ def log_target(evidence: Evidence) -> np.ndarray | None:
     stored = evidence.draws(SAMPLE_STATS, "log_p")
     if stored is None or evidence.settings.get("predictive") != "linearized":
         return stored
-    parts = [evidence.draws(FUNCTION, name) for name in ("log_prior", "log_likelihood")]
-    if any(part is None or part.shape != stored.shape for part in parts):
+    prior, likelihood = (evidence.draws(FUNCTION, name) for name in ("log_prior", "log_likelihood"))
+    if prior is None or likelihood is None or not prior.shape == likelihood.shape == stored.shape:
         return stored
-    return parts[0] + parts[1]
+    return prior + likelihood
 
 
 def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +177,9 @@ def check_count(evidence: Evidence) -> Check | None:
     if evidence.variable(SAMPLE_STATS, "log_q") is None:
         return None
     count = evidence.num_draws
-    status = "pass" if count >= thresholds.ESS_PASS else "fail" if count < thresholds.ESS_FAIL else "warn"
+    status: Status = (
+        "pass" if count >= thresholds.ESS_PASS else "fail" if count < thresholds.ESS_FAIL else "warn"
+    )
     return Check(
         "num_draws",
         status,
@@ -211,7 +213,7 @@ def check_correction(evidence: Evidence) -> Check | None:
     if moments is None:
         return None
     sd = np.maximum(moments["sd"].values, np.finfo(float).tiny)
-    shift = float(min(np.max(np.abs(moments["mean_corrected"] - moments["mean"]).values / sd), 1e6))
+    shift = float(min(np.max(np.abs((moments["mean_corrected"] - moments["mean"]).values) / sd), 1e6))
     ratio = float(min(np.median(moments["sd_corrected"].values / sd), 1e6))
     return Check(
         "psis_correction",
@@ -227,7 +229,9 @@ def check_correction(evidence: Evidence) -> Check | None:
 def _k_check(found: Importance, remedy: str, *, decides: bool) -> Check:
     where = "all weights" if found.space == "full" else "the last layer or subspace alone"
     finite = bool(np.isfinite(found.k))
-    status = "pass" if found.k <= found.good_k else "fail" if found.k > thresholds.PARETO_K else "warn"
+    status: Status = (
+        "pass" if found.k <= found.good_k else "fail" if found.k > thresholds.PARETO_K else "warn"
+    )
     seen = (
         f"Pareto k-hat of p/q over {where} is {found.k:.2f}"
         if finite

@@ -9,7 +9,7 @@ import numpy as np
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import (
     CONSTANT_DATA,
     FUNCTION,
@@ -187,9 +187,10 @@ def check_copies(evidence: Evidence) -> Check | None:
 
 def _followers(evidence: Evidence) -> list[list[int]]:
     """Groups of chains that make the same moves, draw by draw, though not to the last digit."""
-    moves = np.stack(
-        [np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:_FOLLOWED]] or [[]]
-    )
+    steps = [np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:_FOLLOWED]]
+    if not steps:
+        return []
+    moves = np.stack(steps)
     if moves.ndim < 3 or moves.shape[2] < _FEWEST_MOVES or (moves.std(axis=2) == 0.0).any():
         return []
     moves = moves - moves.mean(axis=2, keepdims=True)
@@ -229,23 +230,25 @@ def check_repeats(evidence: Evidence) -> Check | None:
     )
 
 
+def _rows(evidence: Evidence, group: str, outcome: str) -> list[bytes]:
+    """Input and outcome of every point, in float32; none where they do not go together."""
+    x, y = evidence.values(group, "x"), evidence.values(outcome, "y")
+    if x is None or y is None or len(x) != len(y):
+        return []
+    pairs = zip(x, y, strict=True)
+    return [np.concatenate([one.ravel(), np.ravel(of)]).astype(np.float32).tobytes() for one, of in pairs]
+
+
 def check_held_out_rows(evidence: Evidence) -> Check | None:
     """Whether held-out rows are training rows: then nothing that is called held-out is."""
-    pairs = [
-        (evidence.values(group, "x"), evidence.values(outcome, "y"))
-        for group, outcome in ((CONSTANT_DATA, OBSERVED_DATA), (HELD_OUT, HELD_OUT))
-    ]
-    if any(x is None or y is None or len(x) != len(y) or len(x) == 0 for x, y in pairs):
+    train, test = _rows(evidence, CONSTANT_DATA, OBSERVED_DATA), _rows(evidence, HELD_OUT, HELD_OUT)
+    if not train or not test:
         return None
-    train, test = (
-        [np.concatenate([x[i].ravel(), np.ravel(y[i])]).astype(np.float32).tobytes() for i in range(len(x))]
-        for x, y in pairs
-    )
     known = Counter(train)
     share = sum(row in known for row in test) / len(test)
     # of data that repeat themselves as many rows are found in a part as within it
     natural = sum(count > 1 for count in map(known.__getitem__, train)) / len(train)
-    status = (
+    status: Status = (
         "pass"
         if share <= natural + thresholds.LEAK_WARN
         else "fail"
@@ -292,6 +295,6 @@ def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:
     counts = {
         name: int((~np.isfinite(values.values)).sum())
         for name in evidence.names(group)
-        if np.issubdtype((values := evidence.tree[group][name]).dtype, np.floating)
+        if np.issubdtype((values := evidence.tree[group].dataset[name]).dtype, np.floating)
     }
     return {name: count for name, count in counts.items() if count}

@@ -236,7 +236,7 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         found = [broken, check_interrupted(evidence)]
         return Verdict.from_checks(evidence.method, label, [check for check in found if check is not None])
     found = [
-        _made(examination, evidence, *([reference] if examination.against else []))
+        _made(examination, evidence, *([reference] if examination.against and reference is not None else []))
         for examination in EXAMINATIONS
         if examination.of(evidence) and not (examination.against and reference is None)
     ]

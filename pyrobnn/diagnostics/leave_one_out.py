@@ -107,10 +107,11 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
         Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378
     """
     found = leave_one_out(tree)
-    if found is None or found.pit is None:
+    pointwise = Evidence.of(tree).log_likelihood
+    if pointwise is None or found is None or found.pit is None:
         return None
     k = found.k[np.isin(found.points, found.pit_points)]
-    good_k = thresholds.good_k(Evidence.of(tree).log_likelihood[:, :, 0].size)
+    good_k = thresholds.good_k(pointwise[:, :, 0].size)
     if (k > good_k).mean() > thresholds.LOO_PIT_UNRELIABLE:
         return None
     return found.pit_points, found.pit
@@ -122,7 +123,7 @@ def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     pointwise = evidence.log_likelihood
     log_p = log_target(evidence)
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
-    if not evidence.is_iid or log_p is None or log_q is None:
+    if not evidence.is_iid or pointwise is None or log_p is None or log_q is None:
         return None
     log_p, log_q = matched(log_p, pointwise), matched(log_q, pointwise)
     if log_p is None or log_q is None or not np.isfinite(log_p - log_q).all():

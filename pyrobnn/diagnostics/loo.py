@@ -61,10 +61,16 @@ def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed:
 
 @statistic
 def _full(evidence: Evidence) -> ELPDData | None:
-    found = leave_one_out(evidence, every=is_large(evidence.log_likelihood))
-    if found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
+    pointwise = evidence.log_likelihood
+    found = None if pointwise is None else leave_one_out(evidence, every=is_large(pointwise))
+    if (
+        pointwise is None
+        or found is None
+        or not np.isfinite(found.elpd.sum())
+        or not np.isfinite(found.k).any()
+    ):
         return None
-    num_data, num_draws = len(found.points), evidence.log_likelihood[:, :, 0].size
+    num_data, num_draws = len(found.points), pointwise[:, :, 0].size
     coords = {"obs": found.points}
     return ELPDData(
         kind="loo",
@@ -85,6 +91,8 @@ def _full(evidence: Evidence) -> ELPDData | None:
 @statistic
 def _subsampled(evidence: Evidence, *, num_subsample: int, seed: int) -> ELPDData | None:
     pointwise, pair = evidence.log_likelihood, densities(evidence)
+    if pointwise is None:
+        return None
     sizes = (*SAMPLE_DIMS, "obs")
     coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
     # a tree of the log-likelihood alone, so that ArviZ reads nothing else
@@ -225,7 +233,7 @@ def _not_made(evidence: Evidence) -> Check | None:
     still = np.flatnonzero(pointwise.max((0, 1)) == pointwise.min((0, 1)))
     if still.size:
         # a masked datum has none, rightly
-        status = "info" if (pointwise[:, :, still] == 0.0).all() else "warn"
+        status: Status = "info" if (pointwise[:, :, still] == 0.0).all() else "warn"
         listed = ", ".join(map(str, still[:_LISTED])) + (", …" if still.size > _LISTED else "")
         return _without_loo(
             status, f"the likelihood of {still.size} data ({listed}) is the same in every draw"

@@ -11,7 +11,7 @@ from arviz_stats.base import array_stats
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, matched, statistic
 from pyrobnn.diagnostics.importance import importance
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import (
     OBSERVED_DATA,
     POSTERIOR,
@@ -83,7 +83,8 @@ def _psense(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
         for alpha in _ALPHAS:
             each = np.exp(array_stats.power_scale_lw(log_density, alpha=alpha, axis=(0, 1)))
             weights.append(np.broadcast_to(each / each.sum(), (values.shape[2], *log_density.shape)))
-        found = array_stats.power_scale_sense(np.moveaxis(values, 2, 0), *weights, *_ALPHAS)
+        lower, upper = weights
+        found = array_stats.power_scale_sense(np.moveaxis(values, 2, 0), lower, upper, *_ALPHAS)
     return np.where(np.isfinite(found), found, 0.0)
 
 
@@ -116,7 +117,7 @@ def check_prior_sensitivity(evidence: Evidence) -> Check | None:
     conflict, weak = float((pulled & informed).mean()), float((pulled & ~informed).mean())
     dominated = float((pulled & (prior >= 0.9 * likelihood)).mean())
     median, other = float(np.median(prior)), float(np.median(likelihood))
-    status = (
+    status: Status = (
         "fail"
         if dominated > thresholds.PSENSE_SHARE
         else "warn"
@@ -180,7 +181,7 @@ def check_noise_prior(evidence: Evidence) -> Check | None:
     tails = [_tails(before, after) for before, after in zip(columns[0].T, medians, strict=True)]
     lowest = float(np.min(tails))
     large = lowest == np.min(tails, axis=0)[1]
-    status = "warn" if lowest < thresholds.NOISE_TAIL_WARN else "pass"
+    status: Status = "warn" if lowest < thresholds.NOISE_TAIL_WARN else "pass"
     return Check(
         "noise_prior",
         status,
@@ -256,7 +257,7 @@ def check_collapse(evidence: Evidence) -> Check | None:
     if not shares:
         return None
     share = float(sum(part for part, _ in shares) / sum(size for _, size in shares))
-    status = "warn" if narrow else "pass"
+    status: Status = "warn" if narrow else "pass"
     return Check(
         "scale_collapse",
         status,
@@ -296,7 +297,7 @@ def check_dead_sites(evidence: Evidence) -> Check | None:
     # a Gaussian around a mode keeps the prior, rightly, in directions that the data leave open
     variational = evidence.text("log_evidence_kind", "" if evidence.text("claim") else "elbo") == "elbo"
     pruned = bool(named) and variational
-    status = "warn" if pruned else "info" if named else "pass"
+    status: Status = "warn" if pruned else "info" if named else "pass"
     return Check(
         "dead_sites",
         status,

@@ -10,7 +10,7 @@ from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.calibration import regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import CLASSES, is_classification
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 
 _MIN_DATA = 40
 _NUM_REGIONS = 4
@@ -34,7 +34,7 @@ def check_pattern(evidence: Evidence) -> Check | None:
         return None
     p, effect, seen, name = min(found, key=lambda each: each[0])
     p = min(1.0, p * len(found))
-    status = (
+    status: Status = (
         "fail"
         if p < thresholds.PIT_FAIL and effect > thresholds.PATTERN_FAIL
         else "warn"

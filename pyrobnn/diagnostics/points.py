@@ -75,7 +75,9 @@ def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
     if name is None:
         return None
     y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(POSTERIOR_PREDICTIVE, name)
-    return (y, draws) if set(SAMPLE_DIMS) <= set(draws.dims) else None
+    if y is None or draws is None or not set(SAMPLE_DIMS) <= set(draws.dims):
+        return None
+    return y, draws
 
 
 def _draws_first(values: xr.DataArray) -> np.ndarray:
@@ -163,8 +165,8 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     outcomes = _outcomes(evidence, output)
     if outcomes is None:
         return None
-    y, samples = outcomes
-    return Points(y, samples.mean(0), None, None, samples.std(0), samples, held_out=False)
+    observed, drawn = outcomes
+    return Points(observed, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
 
 
 def _outcomes(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -208,12 +210,14 @@ def class_points(evidence: Evidence) -> ClassPoints | None:
     values = probs.values.reshape(len(probs), -1)
     if values.shape[1] == 1:
         values = np.concatenate([1 - values, values], axis=1)
-    entropies = [evidence.variable(PREDICTIONS, f"{kind}_entropy") for kind in ("aleatoric", "epistemic")]
+    aleatoric = evidence.variable(PREDICTIONS, "aleatoric_entropy")
+    epistemic = evidence.variable(PREDICTIONS, "epistemic_entropy")
     x = evidence.variable(HELD_OUT, "x")
     return ClassPoints(
         y.values.reshape(-1).astype(int),
         values,
-        *(None if e is None else e.values.reshape(-1) for e in entropies),
+        None if aleatoric is None else aleatoric.values.reshape(-1),
+        None if epistemic is None else epistemic.values.reshape(-1),
         None if x is None else x.values.reshape(len(values), -1),
     )
 

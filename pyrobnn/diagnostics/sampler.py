@@ -8,7 +8,7 @@ import xarray as xr
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.verdict import Check
+from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import SAMPLE_DIMS, SAMPLE_STATS
 
 _DEFAULT_MAX_TREE_DEPTH = 10
@@ -20,7 +20,7 @@ def check_divergences(evidence: Evidence) -> Check | None:
     if diverging is None:
         return None
     count, share = int(diverging.sum()), float(diverging.mean())
-    status = "pass" if count == 0 else "fail" if share >= thresholds.DIVERGENCE_FAIL else "warn"
+    status: Status = "pass" if count == 0 else "fail" if share >= thresholds.DIVERGENCE_FAIL else "warn"
     worst = int(diverging.sum(axis=1).argmax())
     where = f", most in chain {worst}" if count else ""
     return Check(
@@ -50,7 +50,9 @@ def check_bfmi(evidence: Evidence) -> Check | None:
     data = xr.Dataset({"energy": (SAMPLE_DIMS, energy)})
     per_chain = np.asarray(arviz_stats.bfmi(data)["energy"].values).ravel()
     lowest, chain = float(per_chain.min()), int(per_chain.argmin())
-    status = "pass" if lowest >= thresholds.BFMI_PASS else "fail" if lowest < thresholds.BFMI_FAIL else "warn"
+    status: Status = (
+        "pass" if lowest >= thresholds.BFMI_PASS else "fail" if lowest < thresholds.BFMI_FAIL else "warn"
+    )
     return Check(
         "bfmi",
         status,
@@ -75,7 +77,7 @@ def check_tree_depth(evidence: Evidence) -> Check | None:
         limit = evidence.settings.get("max_tree_depth", _DEFAULT_MAX_TREE_DEPTH)
         reached = depth >= float(limit)
     share = float(reached.mean())
-    status = "warn" if share > thresholds.TREE_DEPTH_WARN else "pass"
+    status: Status = "warn" if share > thresholds.TREE_DEPTH_WARN else "pass"
     return Check(
         "tree_depth",
         status,
@@ -97,7 +99,7 @@ def check_acceptance(evidence: Evidence) -> Check | None:
         return None
     per_chain = rate.mean(axis=1)
     lowest, chain = float(per_chain.min()), int(per_chain.argmin())
-    status = "warn" if lowest < thresholds.ACCEPTANCE_WARN else "pass"
+    status: Status = "warn" if lowest < thresholds.ACCEPTANCE_WARN else "pass"
     return Check(
         "acceptance",
         status,

@@ -155,18 +155,20 @@ def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
     f = evidence.draws(PREDICTIONS, "f")
     if f is not None:
         f = f.reshape(f.shape[0] * f.shape[1], num_data, -1)[:, :, :num_outputs]
-    parts = (y, mean, f, predictive_draws(evidence))
+    rest = (mean, f, predictive_draws(evidence))
     if num_outputs == 1:
-        return _scores_of(*parts)
+        return _scores_of(y, *rest)
     # outputs have units of their own: nothing is averaged over them but multiples of their spread
     scale = training_sd(evidence, num_outputs)
-    standard = (part if part is None or scale is None else part / scale for part in parts)
-    found = _scores_of(*standard, suffix="_standardized")
+    by = np.ones(num_outputs) if scale is None else scale
+    standard = [None if part is None else part / by for part in rest]
+    found = _scores_of(y / by, standard[0], standard[1], standard[2], "_standardized")
     if scale is None:
         found = [score for score in found if score.better == "nominal"]
     for output in range(num_outputs):
-        column = (None if part is None else part[..., output : output + 1] for part in parts)
-        found.extend(_scores_of(*column, suffix=f"[{output}]"))
+        one = slice(output, output + 1)
+        column = [None if part is None else part[..., one] for part in rest]
+        found.extend(_scores_of(y[:, one], column[0], column[1], column[2], f"[{output}]"))
     return found
 
 

@@ -91,7 +91,7 @@ class Verdict:
     ) -> Verdict:
         """The verdict that `checks` add up to: fail over warn over pass, and never better than `at_least`."""
         checks = tuple(checks)
-        worst = at_least
+        worst: Literal["pass", "warn", "fail"] = at_least
         for check in checks:
             if check.status == "fail":
                 worst = "fail"
