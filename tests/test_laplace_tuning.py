@@ -109,7 +109,7 @@ def test_classes_are_tuned_too():
     assert tuned.meta["tuned"]["noise_factor"] == 1.0
 
 
-@pytest.mark.filterwarnings("ignore:tuning ended at its bound")
+@pytest.mark.filterwarnings("ignore:cross-validation ended at the edge")
 def test_cross_validation_scores_a_mode_that_has_not_seen_the_points():
     """Conjugate: the mode without the held-out fifth is ridge regression on the others."""
     truth = diabetes_linear()
@@ -166,7 +166,7 @@ def test_cross_validated_is_not_worse_than_declared(given):
     assert float(gain.mean()) > -2 * float(gain.std()) / len(gain) ** 0.5
 
 
-@pytest.mark.filterwarnings("ignore:tuning ended at its bound")
+@pytest.mark.filterwarnings("ignore:cross-validation ended at the edge")
 def test_cross_validation_is_told_of_a_net_that_knows_the_data():
     x, y, net = trained_net(60)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.07))
