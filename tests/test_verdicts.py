@@ -88,6 +88,22 @@ def test_convergence_that_nothing_shows_is_a_warning():
     assert verdict.status == "warn" and "not checked" in verdict.summary
 
 
+def test_a_pass_says_what_it_does_not_rest_on():
+    model, data, weights = linear_case()
+    full = diagnose(linear_tree(model, data, weights))
+    assert full.unchecked == () and full.summary.endswith("checks passed.")
+    tree = linear_tree(model, data, weights)
+    for group in ("stein", "predictions", "predictions_constant_data"):
+        del tree[group]
+    found = diagnose(tree)
+    assert found.unchecked == (
+        "whether the draws are of the model's posterior",
+        "calibration on held-out data",
+    )
+    assert found.status == "pass" and found.unchecked[0] in found.summary
+    assert found.to_dict()["not_checked"] == list(found.unchecked)
+
+
 def test_a_strict_report_of_what_nothing_was_checked_of_exits_with_one(tmp_path):
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"net.weight": ((*SAMPLE, "d"), chains(3))})})
     tree.to_netcdf(tmp_path / "weights.nc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
@@ -185,6 +185,23 @@ EXAMINATIONS = (
 )
 
 
+#: what a reader may take for checked: the trees it concerns, and the checks that decide it
+SUBJECTS = (
+    ("convergence", chains, ("rhat_function",)),
+    ("whether the draws are of the model's posterior", draws, ("virial", "khat", "khat_subspace")),
+    ("distance from a reference", independent, ("sd_ratio", "wasserstein", "total_variation")),
+    ("leave-one-out", draws, ("loo_khat",)),
+    ("calibration on held-out data", every, ("pit", "ece")),
+)
+
+
+def _unchecked(evidence: Evidence, checks: list[Check]) -> tuple[str, ...]:
+    """The subjects on which no check has decided anything."""
+    # leave-one-out that is unreliable at some data was looked at all the same
+    decided = {check.name for check in checks if check.status != "info" or check.name == "loo_khat"}
+    return tuple(words for words, of, names in SUBJECTS if of(evidence) and decided.isdisjoint(names))
+
+
 def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None) -> Verdict:
     """Say whether a posterior can be believed, on what evidence, and what to do next.
 
@@ -200,8 +217,8 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         reference: DataTree of a long NUTS run on the same model and data; None for no comparison.
 
     Returns:
-        The verdict. Point estimates (one draw) never get better than "warn": they have no epistemic uncertainty to
-        judge, but predictions that may fail.
+        The verdict, with what was not checked. Point estimates (one draw) never get better than "warn": they have no
+        epistemic uncertainty to judge, but predictions that may fail.
 
     Raises:
         TypeError: If `tree` or `reference` is no DataTree.
@@ -242,7 +259,8 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
     ]
     checks = [check for check in found if check is not None]
     nothing = not any(check.status in ("pass", "warn", "fail") for check in checks)
-    return Verdict.from_checks(evidence.method, label, checks, at_least="warn" if nothing else "pass")
+    verdict = Verdict.from_checks(evidence.method, label, checks, at_least="warn" if nothing else "pass")
+    return replace(verdict, unchecked=_unchecked(evidence, checks))
 
 
 def _made(examination: Examination, *evidence: Evidence) -> Check | None:

@@ -65,6 +65,7 @@ class Verdict:
         label: Name of this run in tables.
         status: ``"pass"``, ``"warn"`` or ``"fail"``.
         checks: All evidence, in the order in which a reader should see it.
+        unchecked: What nobody has looked at, in words: what a pass does not say.
 
     Raises:
         ValueError: If `status` is unknown.
@@ -80,6 +81,7 @@ class Verdict:
     label: str
     status: Literal["pass", "warn", "fail"]
     checks: tuple[Check, ...]
+    unchecked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES[:3]:
@@ -129,8 +131,14 @@ class Verdict:
             rest = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
             return f"{name}: {self.status} — {deciding[0].evidence.rstrip('.')}{rest}."
         if self.passed:
-            return f"{name}: {self.status} — all {len(self.passed)} checks passed."
+            return f"{name}: {self.status} — {self.praise}."
         return f"{name}: {self.status} — no check could be made on this tree."
+
+    @property
+    def praise(self) -> str:
+        """How many checks passed, and what was not checked."""
+        passed = f"all {len(self.passed)} checks passed"
+        return f"{passed}; not checked: {', '.join(self.unchecked)}" if self.unchecked else passed
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
@@ -140,6 +148,7 @@ class Verdict:
             "status": self.status,
             "summary": self.summary,
             "action": self.action,
+            "not_checked": list(self.unchecked),
             "checks": [asdict(check) for check in self.checks],
         }
 

@@ -149,7 +149,9 @@ def _verdict_row(label: str, verdict: Verdict) -> dict[str, object]:
         evidence = " ".join(check.evidence.rstrip(".") + "." for check in deciding)
     else:
         evidence = (
-            f"All {len(verdict.passed)} checks passed." if verdict.passed else "No check could be made."
+            f"{verdict.praise[0].upper()}{verdict.praise[1:]}."
+            if verdict.passed
+            else "No check could be made."
         )
     order = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
     counts = [
