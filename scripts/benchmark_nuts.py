@@ -107,7 +107,7 @@ class Ours:
         from pyrobnn.compile import compiled
         from pyrobnn.gradient import batched_gradient
         from pyrobnn.inference.fitting.problem import prepare
-        from pyrobnn.inference.hmc.gradient import chains_together
+        from pyrobnn.inference.hmc.gradient import chains_per_call
         from pyrobnn.inference.hmc.machine import Machine
         from pyrobnn.inference.hmc.run import Run
 
@@ -118,8 +118,8 @@ class Ours:
         gradient, _ = batched_gradient(self.problem.density.log_joint, self.z)
         slots = max(args["num_draws"], args["num_warmup"])
         machine = Machine(gradient, self.chains, self.problem.density.dim, slots, self.z.dtype, self.z.device)
-        together = chains_together(gradient, self.z)
-        self.run = Run(machine, seed=0, num_warmup=args["num_warmup"], together=together)
+        per_call = chains_per_call(gradient, self.z)
+        self.run = Run(machine, seed=0, num_warmup=args["num_warmup"], chains_per_call=per_call)
         with torch.no_grad():
             self.run.begin(self.z)
             self.run.prepare()

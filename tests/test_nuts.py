@@ -14,7 +14,7 @@ from helpers import assert_mean_within, assert_var_within
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.gradient import chains_together
+from pyrobnn.inference.hmc.gradient import chains_per_call
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
@@ -294,7 +294,7 @@ def test_chains_in_several_calls_make_the_draws_of_one_call(monkeypatch):
     x, y = _regression_data()
     options = {"num_chains": 16, "num_warmup": 0, "step_size": 0.02, "max_tree_depth": 5, "init": "prior"}
     whole = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
-    monkeypatch.setattr("pyrobnn.inference.nuts.chains_together", lambda gradient, z: 8)
+    monkeypatch.setattr("pyrobnn.inference.nuts.chains_per_call", lambda gradient, z: 8)
     parts = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
     assert torch.equal(whole.sample_stats["n_steps"], parts.sample_stats["n_steps"])
     for name, value in whole.draws.items():
@@ -307,8 +307,8 @@ def test_large_activations_are_kept_in_the_cache():
     problem = prepare(model, x, torch.zeros(455), points="held")
     z = problem.density.sample_prior(64, seed=0)
     gradient, _ = batched_gradient(problem.density.log_joint, z)
-    assert chains_together(gradient, z) == 16  # 455 x 50 activations a chain
-    assert chains_together(gradient, z[:8]) == 8
+    assert chains_per_call(gradient, z) == 16  # 455 x 50 activations a chain
+    assert chains_per_call(gradient, z[:8]) == 8
 
 
 def test_sixty_four_short_chains_agree_with_four_long_ones():

@@ -32,15 +32,15 @@ from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.checks import (
     check_memory,
     disagreement,
+    fingerprint,
     movable,
     needed_bytes,
     num_slots,
-    run_name,
     verdicts,
 )
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws
-from pyrobnn.inference.hmc.gradient import chains_together
+from pyrobnn.inference.hmc.gradient import chains_per_call
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.run import Run
@@ -295,7 +295,7 @@ class NUTS(Method):
     ) -> tuple[Draws, DrawFile | None, str]:  # fmt: skip
         earlier, save, file = None, None, None
         if checkpoint is not None or stream_to is not None:
-            name = run_name(self, problem, num_draws, seed, z, stream_to is not None)
+            name = fingerprint(self, problem, num_draws, seed, z, stream_to is not None)
             if checkpoint is not None:
                 earlier, save = checkpoints.read(checkpoint, name), (checkpoint, name, self.checkpoint_every)
             if stream_to is not None:
@@ -360,7 +360,7 @@ class NUTS(Method):
             dense=self.mass_matrix == "dense",
             step_size=self.step_size,
             compile=self.compile and batched,
-            together=chains_together(gradient, z) if self.compile and batched else None,
+            chains_per_call=chains_per_call(gradient, z) if self.compile and batched else None,
             file=file,
         )
 

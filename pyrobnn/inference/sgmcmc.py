@@ -201,9 +201,9 @@ class _StochasticGradientMCMC(Method):
         """Bytes that ``fit`` will take: all chains in a step, and a pass over the data at the end."""
         chains, kept = self.num_chains, sizes.num_draws * self.num_chains
         resident = {"chains (4 copies)": 4 * chains * sizes.flat, "draws": 2 * kept * sizes.flat}
-        together = min(32, kept)
+        block = min(32, kept)
         step = chains * ((9 if sizes.compiled else 6) * sizes.flat + 2 * sizes.batch * sizes.datum)
-        at_end = 0 if sizes.streamed else together * (2 * sizes.flat + sizes.num_data * sizes.datum)
+        at_end = 0 if sizes.streamed else block * (2 * sizes.flat + sizes.num_data * sizes.datum)
         return Need(resident, {"a step": step, "log joint of the draws": at_end})
 
     def _start(self, z: Tensor) -> State:

@@ -26,7 +26,7 @@ from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_opt
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_notes import elbo_notes
-from pyrobnn.inference.vi.evidence import draws_together, evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.evidence import draws_per_block, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.local_noise import Estimator
@@ -242,8 +242,8 @@ class SVI(Method):
         # run eagerly, every operation of the update and of the KL has a result of its own
         copies = 7 * guide + 4 * sizes.flat if sizes.compiled else 6 * guide + 12 * sizes.flat
         step = copies + self.num_particles * 2 * sizes.batch * sizes.datum
-        together = draws_together(sizes.weights)  # sites and flat vectors
-        evaluation = 2 * together * sizes.flat + sizes.one_pass(together)
+        block = draws_per_block(sizes.weights)  # sites and flat vectors
+        evaluation = 2 * block * sizes.flat + sizes.one_pass(block)
         return Need(resident, {"a step": step, "the final ELBO": evaluation})
 
 

@@ -68,7 +68,7 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
     memory.require(need, problem.device, what, ", or ".join(options))
 
 
-def run_name(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool) -> str:
+def fingerprint(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool) -> str:
     """Fingerprint of everything that the draws depend on."""
     parts = {"x": problem.x, "y": problem.y, "start": z}
     tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}

@@ -10,7 +10,7 @@ from pyrobnn.gradient import Gradient
 _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
-def chains_together(gradient: Gradient, z: Tensor) -> int:
+def chains_per_call(gradient: Gradient, z: Tensor) -> int:
     """How many of the chains at ``z`` one call should take: as many as leave their activations in the CPU's cache.
 
     Matrix products read and write memory; past the cache a gradient costs up to three times as much per chain.

@@ -47,7 +47,7 @@ class Run:
         step_size: the first one; None finds it.
         compile: compile the step.
         every: steps between looks.
-        together: chains in one call of the compiled step, a divisor of the machine's; None for all of them.
+        chains_per_call: of the compiled step, a divisor of the machine's; None for all of them.
         file: where the draws go, block by block, instead of staying in the machine's buffers.
     """
 
@@ -64,11 +64,11 @@ class Run:
         step_size: float | None = None,
         compile: bool = True,
         every: int = 16,
-        together: int | None = None,
+        chains_per_call: int | None = None,
         file: DrawFile | None = None,
     ) -> None:
         self.machine, self.dense, self.every = machine, dense, every
-        self.together = together or machine.num_chains
+        self.chains_per_call = chains_per_call or machine.num_chains
         self.keys = rng.key(
             torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
         )
@@ -205,9 +205,11 @@ class Run:
         if self._advance is not None:
             return
         kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
-        starts = range(0, self.machine.num_chains, self.together)
-        parts = [slice(start, start + self.together) for start in starts]
-        machine = replace(self.machine, num_chains=self.together, pooled_chains=self.machine.num_chains)
+        starts = range(0, self.machine.num_chains, self.chains_per_call)
+        parts = [slice(start, start + self.chains_per_call) for start in starts]
+        machine = replace(
+            self.machine, num_chains=self.chains_per_call, pooled_chains=self.machine.num_chains
+        )
         example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
         step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):

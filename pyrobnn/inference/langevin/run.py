@@ -150,7 +150,7 @@ def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: 
         wrong = (~torch.isfinite(z[chain])).nonzero()
         where = f", site {density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
         raise FloatingPointError(
-            f"chain {chain} is no longer finite at step {step + 1} (log joint {float(lp[chain]):g}{where}): "
+            f"chain {chain} is no longer finite by step {step + 1} (log joint {float(lp[chain]):g}{where}): "
             f"reduce step_size (now {step_size:g})"
         )
 

@@ -135,12 +135,12 @@ class StepSize:
 
             return torch.func.grad(slope)(z)
 
-        together = torch.func.vmap(product, in_dims=(0, 0, dim), randomness="different")
+        batched = torch.func.vmap(product, in_dims=(0, 0, dim), randomness="different")
         num_steps = NUM_POWER if self.vector is None else NUM_MORE
         vector = torch.randn_like(z) if self.vector is None else self.vector
         for _ in range(num_steps):
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            vector = root * together(z, root * vector, rows)
+            vector = root * batched(z, root * vector, rows)
         size = vector.norm(dim=1)
         self.vector = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
         return float(size.max())

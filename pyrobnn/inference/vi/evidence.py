@@ -17,7 +17,7 @@ from pyrobnn.posterior.approximation import Approximation
 _ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
 
 
-def draws_together(num_weights: int) -> int:
+def draws_per_block(num_weights: int) -> int:
     """Draws that are held and evaluated at once: 64, fewer of a large net (2^26 numbers)."""
     return max(1, min(64, 2**26 // num_weights))
 
@@ -37,7 +37,7 @@ def evaluate_elbo(
     terms: list[Tensor] = []
     kl = float(elbo.parts(theta)[1]) if exact else 0.0
     while sum(map(len, terms)) < most:
-        z = layout.unconstrain(approximation.sample(draws_together(layout.dim)))
+        z = layout.unconstrain(approximation.sample(draws_per_block(layout.dim)))
         value = log_likelihoods(problem, layout, z)
         if not exact:
             value = value + _log_priors(layout, z) - approximation.log_prob(layout.constrain(z)).double()
@@ -88,6 +88,6 @@ def importance_stats(
     """log p and log q of the draws in constrained space, both (1, draw)."""
     z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
     log_p = log_likelihoods(problem, layout, z[0]) + torch.cat(
-        [_log_priors(layout, part) for part in z[0].split(draws_together(layout.dim))]
+        [_log_priors(layout, part) for part in z[0].split(draws_per_block(layout.dim))]
     )
     return {"log_p": log_p[None], "log_q": approximation.log_prob(draws).double()}
