@@ -274,10 +274,12 @@ class NUTS(Method):
         uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
         with seeded(seed, problem.device):
             scale = None
-            if init is None:
-                z = _drawn(density, count, uniform)
-            else:
-                z = start_chains(problem.model, density, init, count)
+            fresh = init is None
+            z = (
+                _drawn(density, count, uniform)
+                if fresh
+                else start_chains(problem.model, density, init, count)
+            )
             if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
                 flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
                 scale = flat.std(0).clamp(min=1e-6)
