@@ -274,12 +274,8 @@ class NUTS(Method):
         uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
         with seeded(seed, problem.device):
             scale = None
-            fresh = init is None
-            z = (
-                _drawn(density, count, uniform)
-                if fresh
-                else start_chains(problem.model, density, init, count)
-            )
+            own = init is None
+            z = _drawn(density, count, uniform) if own else start_chains(problem.model, density, init, count)
             if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
                 flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
                 scale = flat.std(0).clamp(min=1e-6)
