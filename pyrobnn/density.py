@@ -26,6 +26,7 @@ from pyrobnn.compile.trees import leaves_of
 from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
+from pyrobnn.sites.derived import Derived
 from pyrobnn.sites.nodes import (
     Node,
     datum_terms,
@@ -78,7 +79,8 @@ class Density:
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
     ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names of those whose support depends on
     other sites, as that of ``Uniform(0, 1 - a)``: their ``transform`` is one of many), ``plate_sizes`` (of the plates
-    that draw a subsample, by name), ``initial_points`` and ``constraints`` (of the point parameters, by name).
+    that draw a subsample, by name), ``derived`` (what the program says beside its density), ``initial_points`` and
+    ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
@@ -123,6 +125,7 @@ class Density:
         latent = [node["value"] for node in nodes.values() if node["name"] in {s.name for s in self.sites}]
         self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
         self.device = latent[0].device
+        self.derived = Derived.of(nodes)
         self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
         self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
         self._by_name = {site.name: site for site in self.sites}
@@ -256,11 +259,13 @@ class Density:
         the data that are masked. The sum is the log likelihood of :meth:`log_parts` where no row is left out and no
         ``pyro.factor`` stands outside of the plates.
         """
-        parts = []
-        for node in self.trace(self.constrain(z), args).values():
-            if is_datum(node):
-                parts.append(datum_terms(node))
-        return torch.cat(parts) if parts else z.new_zeros(0)
+        parts = self.data_terms(z, *args).values()
+        return torch.cat([*parts]) if parts else z.new_zeros(0)
+
+    def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
+        """As :meth:`log_likelihood`, by the name of the observed site, each (data,)."""
+        nodes = self.trace(self.constrain(z), args)
+        return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
 
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""

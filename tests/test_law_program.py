@@ -380,7 +380,7 @@ def test_trees_of_programs_hold_the_data_that_count():
     posterior = pb.SVI(num_steps=20, compile=False).fit(mask_over_nan, X, Y, num_draws=100)
     tree = posterior.to_datatree(X, Y)
     assert tree["log_likelihood"]["y"].shape == (1, 100, KEPT)
-    joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("obs")
+    joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("y_dim_0")
     torch.testing.assert_close(torch.tensor(joint.values), posterior.sample_stats["log_p"])
     assert pb.diagnose(tree).status in ("pass", "warn", "fail")
 
@@ -388,7 +388,7 @@ def test_trees_of_programs_hold_the_data_that_count():
 def test_a_factor_outside_of_the_plates_is_in_the_log_prior_of_the_tree():
     posterior = pb.SVI(num_steps=20, compile=False).fit(factor, X, Y, num_draws=100)
     tree = posterior.to_datatree(X, Y)
-    joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("obs")
+    joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("data")
     torch.testing.assert_close(torch.tensor(joint.values), posterior.sample_stats["log_p"])
 
 

@@ -90,7 +90,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
 
 def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
-    sites = [name for name in evidence.names(POSTERIOR) if not name.startswith(WEIGHTS)]
+    sites = [n for n in evidence.names(POSTERIOR) if not n.startswith(WEIGHTS) or n in evidence.computed]
     stored = {name: draws for name in sites if (draws := evidence.draws(POSTERIOR, name)) is not None}
     columns = {name: flattened(draws, 2) for name, draws in stored.items()}
     found = {}

@@ -146,6 +146,12 @@ class Evidence:
         return self.text("method") or "unknown"
 
     @property
+    def computed(self) -> list[str]:
+        """Sites that a program computes from its latent ones (``pyro.deterministic``)."""
+        found = self.json("deterministic_sites")
+        return [str(name) for name in found] if isinstance(found, list) else []
+
+    @property
     def likelihood(self) -> str:
         """Kind of the likelihood, empty where the tree does not say."""
         return self.text("likelihood")

@@ -48,11 +48,12 @@ def hopeless(evidence: Evidence) -> Check | None:
         return Check(
             "num_draws", "fail", 0.0, "≥ 1 draw", "numerical", "There are no draws.", "Fit again, for longer."
         )
+    # what a program computes from its draws is read by no other check, and the fit has told of it
     bad = {
         (group, name): count
         for group in _DRAWS
         for name, count in _not_finite(evidence, group).items()
-        if set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
+        if name not in evidence.computed and set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
     }
     if not bad:
         return None

@@ -232,8 +232,12 @@ def check_prior_predictive(evidence: Evidence) -> Check | None:
 
 
 def _random_sites(evidence: Evidence) -> list[str]:
-    """The sites that an approximation with a density q treats as random; none for other trees."""
-    if evidence.variable(SAMPLE_STATS, "log_q") is None:
+    """The sites that an approximation with a density q treats as random; none for other trees, and of programs.
+
+    A site of a plain program may rightly keep its prior, as a non-centred one does that few data touch, and its prior
+    may be as wide as its author likes.
+    """
+    if evidence.variable(SAMPLE_STATS, "log_q") is None or "deterministic_sites" in evidence.tree.attrs:
         return []
     points = evidence.json("point_sites")
     fixed = set(points) if isinstance(points, list) else set()

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from arviz_base import dict_to_dataset
 from torch import Tensor
 
-from pyrobnn.density import Density
 from pyrobnn.groups import (
     CONSTANT_DATA,
     FUNCTION,
@@ -38,6 +36,15 @@ from pyrobnn.groups import (
 )
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.program_groups import (
+    Coords,
+    Dims,
+    density_of,
+    draws_dataset,
+    log_densities_by_site,
+    program_groups,
+    relabelled,
+)
 from pyrobnn.posterior.stein import stein_statistics
 from pyrobnn.seeding import generator, seeded
 
@@ -60,6 +67,8 @@ def to_datatree(
     true_function: Callable[[Tensor], Tensor] | None = None,
     num_prior_draws: int = 200,
     label: str | None = None,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
     seed: int = 0,
 ) -> xr.DataTree:
     """An ArviZ DataTree of a posterior.
@@ -67,7 +76,8 @@ def to_datatree(
     Args:
         posterior: of a BNN or a plain Pyro program.
         x, y: the training data, (N, …) and (N, out) or labels (N,): adds log_likelihood, log_prior, function, stein,
-            posterior_predictive, observed_data and constant_data.
+            posterior_predictive, observed_data and constant_data. A plain program that was fitted without any, having
+            its own, needs none here.
         probe_x: inputs (probe, feature) where functions are compared; default a spread of train points, points in the
             gaps between them, and points outside.
         test: held-out (x, y): adds predictions and predictions_constant_data.
@@ -75,21 +85,30 @@ def to_datatree(
         true_function: x → the true mean, evaluated on the grid, where the data are synthetic.
         num_prior_draws: draws for the groups prior and prior_predictive; 0 leaves them out.
         label: name in reports; default the method's.
+        coords: dimension → labels of its values, as ArviZ's converters take them.
+        dims: variable → names of its dimensions but chain and draw, likewise; of a program's sites, plates name them
+            (``pyro.plate("school", 8)``), and ``<site>_dim_0`` those that belong to no plate.
         seed: of the predictive draws.
 
     Returns:
         A tree with the group posterior and those groups that the arguments allow; provenance in the root's attributes.
 
     Raises:
-        TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`.
+        TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`; ``coords`` or ``dims`` that fit nothing.
     """
-    groups = {POSTERIOR: _dataset(posterior.draws)}
+    axes = posterior.meta.get("axes", {})
+    groups = {POSTERIOR: draws_dataset(posterior.draws, axes)}
     if posterior.sample_stats:
-        groups[SAMPLE_STATS] = _dataset(posterior.sample_stats)
+        groups[SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
     if posterior.history:
         groups[HISTORY] = xr.Dataset({n: ((f"step_{n}",), _array(v)) for n, v in posterior.history.items()})
-    if x is not None and y is not None:
+    has_data = [x is not None, y is not None] == posterior.meta.get("data_given", [True, True])
+    if not isinstance(posterior.model, BNN):
+        if has_data:
+            groups |= program_groups(posterior, x, y, MAX_PAIRS, num_prior_draws, seed)
+    elif x is not None and y is not None:
         groups |= _data_groups(posterior, x, y, seed)
+    if has_data:
         stein = stein_statistics(posterior, x, y)
         if stein is not None:
             groups[STEIN] = stein
@@ -99,27 +118,28 @@ def to_datatree(
             groups |= _grid_group(posterior, x, grid, true_function)
         if test is not None:
             groups |= _test_groups(posterior, *test, seed=seed)
-    tree = xr.DataTree.from_dict(groups)
+    tree = xr.DataTree.from_dict(relabelled(groups, coords or {}, dims or {}))
     tree.attrs.update(_attributes(posterior, label))
     return tree
 
 
 def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[str, xr.Dataset]:
-    few = posterior.thin(max(1, MAX_PAIRS // max(len(y) * posterior.num_chains, 1)))
+    few = _thinned(posterior, len(y))
     log_prior, log_likelihood = log_densities(few, x, y)
     shared = ("chain", "draw")
-    groups = {
+    x = torch.as_tensor(x)
+    return {
         LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),
         OBSERVED_DATA: xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
+        LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
+        CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))}),
+        POSTERIOR_PREDICTIVE: xr.Dataset({"y": _targets(few.predict(x).sample(seed=seed), *shared, "obs")}),
     }
-    if log_likelihood.shape[-1]:  # a program may hold its data in factors that cannot be told apart
-        groups[LOG_LIKELIHOOD] = xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))})
-    x = torch.as_tensor(x)
-    groups[CONSTANT_DATA] = xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))})
-    if isinstance(posterior.model, BNN):
-        draws = few.predict(x).sample(seed=seed)
-        groups[POSTERIOR_PREDICTIVE] = xr.Dataset({"y": _targets(draws, *shared, "obs")})
-    return groups
+
+
+def _thinned(posterior: Posterior, num_points: int) -> Posterior:
+    """Few enough draws to hold one value for each and every point."""
+    return posterior.thin(max(1, MAX_PAIRS // max(num_points * posterior.num_chains, 1)))
 
 
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,12 +149,9 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
-        density = Density(posterior.model, (x, y), points="held", values=_fixed(posterior))
-        z = density.unconstrain(posterior.draws)
-        flat = z.reshape(-1, density.dim)
-        prior = torch.cat([torch.func.vmap(density.log_base)(part) for part in flat.split(64)])
-        data = torch.cat([torch.func.vmap(density.log_likelihood)(part) for part in flat.split(64)])
-        return prior.reshape(z.shape[:-1]), data.reshape(*z.shape[:-1], -1)
+        log_prior, terms = log_densities_by_site(posterior, density_of(posterior, x, y))
+        flat = [value.flatten(2) for value in terms.values()]
+        return log_prior, torch.cat([log_prior.new_zeros(*log_prior.shape, 0), *flat], -1)
     model = posterior.model
     prior = sum(site.log_prob(posterior.draws[name]) for name, site in model.priors.items())
     x = torch.as_tensor(x)
@@ -172,7 +189,7 @@ def _function_groups(
     groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
     if num_prior_draws:
         prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
-        groups[PRIOR] = _dataset(prior.draws)
+        groups[PRIOR] = draws_dataset(prior.draws, {})
         f = _array(prior.function(probe_x))
         groups[PRIOR_PREDICTIVE] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
     return groups
@@ -219,7 +236,7 @@ def _grid_group(
 
 def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
     x, y = torch.as_tensor(x), torch.as_tensor(y)
-    few = posterior.thin(max(1, MAX_PAIRS // max(len(x) * posterior.num_chains, 1)))
+    few = _thinned(posterior, len(x))
     prediction = few.predict(x)
     shared, point = ("chain", "draw"), ("pred_point", "output")
     variables = {
@@ -302,17 +319,6 @@ def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
     if y.dim() > len(dims) and y.shape[-1] == 1:
         y = y.squeeze(-1)
     return (*dims, *(["output"] if y.dim() > len(dims) else [])), _array(y)
-
-
-def _fixed(posterior: Posterior) -> dict[str, Tensor]:
-    return {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-
-
-def _dataset(values: Mapping[str, Tensor]) -> xr.Dataset:
-    arrays = {name: _array(value) for name, value in values.items()}
-    return dict_to_dataset(
-        arrays, check_conventions=False
-    )  # an interrupted run may have more chains than draws
 
 
 def _array(value: Tensor) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ class Posterior:
 
     Attributes:
         model: the :class:`pyrobnn.BNN` or the plain Pyro program.
-        draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws.
+        draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws, and the
+            ``pyro.deterministic`` sites of a plain program.
         sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps,
             acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q.
         log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats, of the targets in the units
@@ -111,9 +112,11 @@ class Posterior:
         """Draws with chains joined, site → (chain·draw, \\*shape), as ``pyro.infer.Predictive`` takes them.
 
         A BNN takes its point parameters and batch statistics from them too. A plain program reads ``pyro.param`` from
-        Pyro's store: hand it those with ``pyro.poutine.substitute(program, data=...)``.
+        Pyro's store: hand it those with ``pyro.poutine.substitute(program, data=...)``. Its ``pyro.deterministic``
+        sites are not among them: Pyro computes them again, also for other data.
         """
-        return {name: value.flatten(0, 1) for name, value in self.draws.items()}
+        computed = self.meta.get("deterministic_sites", ())
+        return {name: value.flatten(0, 1) for name, value in self.draws.items() if name not in computed}
 
     def thin(self, num_draws: int) -> Posterior:
         """This posterior with at most ``num_draws`` evenly spaced draws of each chain."""
@@ -197,12 +200,23 @@ class Posterior:
         grid: Tensor | None = None,
         true_function: Callable[[Tensor], Tensor] | None = None,
         label: str | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str | None]] | None = None,
     ) -> DataTree:
         """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.posterior.datatree.to_datatree`."""
         from pyrobnn.posterior.datatree import to_datatree
 
         return to_datatree(
-            self, x, y, probe_x=probe_x, test=test, grid=grid, true_function=true_function, label=label
+            self,
+            x,
+            y,
+            probe_x=probe_x,
+            test=test,
+            grid=grid,
+            true_function=true_function,
+            label=label,
+            coords=coords,
+            dims=dims,
         )
 
     def save(self, path: str | Path) -> Path:

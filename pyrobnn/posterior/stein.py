@@ -28,7 +28,7 @@ _MAX_WORK = 1e12
 _CHUNK = 2**28
 
 
-def stein_statistics(posterior: Posterior, x: Tensor, y: Tensor) -> xr.Dataset | None:
+def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
     r"""Virial and score of at most 200 thinned draws, by site, in unconstrained space.
 
     .. math:: E[-(z - a) \cdot \nabla \log p(z)] = d, \qquad E[\nabla \log p(z)] = 0
@@ -38,7 +38,7 @@ def stein_statistics(posterior: Posterior, x: Tensor, y: Tensor) -> xr.Dataset |
 
     Args:
         posterior: of a BNN or a plain program.
-        x, y: the data that it was fitted to.
+        x, y: the data that it was fitted to; None for a program that was given none.
 
     Returns:
         Dataset with ``virial`` (chain, draw, site), ``score`` (chain, draw, site, direction), the gradient along random
@@ -55,7 +55,7 @@ def stein_statistics(posterior: Posterior, x: Tensor, y: Tensor) -> xr.Dataset |
     if isinstance(model, BNN):
         x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
     density = Density(model, (x, y), points="held", values=fixed)
-    work = density.dim * max(len(y), 1)
+    work = density.dim * max(len(y) if y is not None and y.dim() else 1, 1)
     few = posterior.thin(max(1, int(min(NUM_DRAWS, _MAX_WORK // work)) // posterior.num_chains))
     if few.num_chains * few.num_draws < _FEWEST:
         return None

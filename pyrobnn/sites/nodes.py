@@ -29,10 +29,14 @@ def is_datum(node: Node) -> bool:
     A factor does inside a plate, one term per index (how a censored datum is written); outside it belongs to all data
     or to none.
     """
-    # pyro.deterministic records its value as an observed site of density one
-    if not is_observed(node) or node["infer"].get("_deterministic", False):
+    if not is_observed(node) or is_deterministic(node):
         return False
     return not isinstance(node["fn"], dist.Unit) or bool(node["cond_indep_stack"])
+
+
+def is_deterministic(node: Node) -> bool:
+    """Whether the site is a ``pyro.deterministic``, which Pyro records as an observed site of density one."""
+    return is_observed(node) and bool(node["infer"].get("_deterministic", False))
 
 
 def is_subsample(node: Node) -> bool:

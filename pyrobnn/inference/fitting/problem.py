@@ -20,7 +20,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.memory import require
-from pyrobnn.inference.fitting.program import check_gaps
+from pyrobnn.inference.fitting.program import check_gaps, what_program_says
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, log_importance
@@ -216,6 +216,12 @@ def make_posterior(
             )
         if interrupted:
             notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
+    told: dict[str, Any] = {}
+    if not problem.is_bnn:
+        with full_float32(problem.device):
+            values, told, remarks = what_program_says(problem.density, draws, fixed)
+        draws |= values
+        notes += remarks
     if getattr(method, "compile", True) is False:
         notes += launches(problem.device, "compile=False")
     notes = [note for note in dict.fromkeys(notes) if note not in problem.notes]
@@ -238,6 +244,7 @@ def make_posterior(
         "warnings": [*problem.notes, *notes, *(meta or {}).get("warnings", ())],
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
+        **told,
     }
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=4)

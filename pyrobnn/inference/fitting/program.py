@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch.distributions import transforms
 from pyrobnn.checks import Refused, check_finite
 from pyrobnn.density import Density
 from pyrobnn.seeding import seeded
+from pyrobnn.sites import derived
+
+#: bytes of all deterministic sites' draws together, above which they are left out
+_MAX_DERIVED = 2**30
 
 
 def check_gaps(density: Density, data: dict[str, Any]) -> None:
@@ -101,6 +106,58 @@ def refuse_subsampling(density: Density, method: str) -> None:
             f"the plate {density.stochastic!r} subsamples, so the density is another one at every step and {method} "
             "is not defined: take out subsample_size, or use SVI, SGLD, SGHMC, MAP or Laplace(curvature='hessian')"
         )
+
+
+def what_program_says(
+    density: Density, draws: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    """What a posterior keeps of its program beside the draws of its latent sites.
+
+    Args:
+        density: what was fitted.
+        draws: site → (chain, draw, \\*shape).
+        fixed: values of its point parameters.
+
+    Returns:
+        Draws of the ``pyro.deterministic`` sites, likewise shaped; entries of ``meta``; what must be said of them.
+    """
+    held = Density(density.program, density.args, points="held", values=fixed)
+    values, notes = _deterministic_draws(held, draws)
+    said = {
+        "deterministic_sites": list(values),
+        "axes": dict(held.derived.axes),
+        "data_given": [value is not None for value in density.args],
+    }
+    return values, said, notes
+
+
+def _deterministic_draws(
+    density: Density, draws: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    found = density.derived.deterministic
+    chains, num = next(iter(draws.values())).shape[:2]
+    names = ", ".join(map(repr, found))
+    size = chains * num * sum(found.values()) * density.dtype.itemsize
+    if size > _MAX_DERIVED:
+        advice = (
+            "pyro.infer.Predictive(program, posterior_samples=posterior.stacked()) computes them in parts"
+        )
+        return {}, [f"the deterministic {names} would take {size / 2**30:.1f} GiB and are left out: {advice}"]
+    try:
+        values = derived.deterministic(density, draws)
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return {}, [
+            f"the deterministic {names} could not be computed at every draw ({reason}) and are left out"
+        ]
+    return values, [note for name, value in values.items() for note in _gaps(name, value)]
+
+
+def _gaps(name: str, values: Tensor) -> list[str]:
+    """What is not finite in every draw is so by the data; in some draws, it is by the parameters."""
+    bad = ~torch.isfinite(values).reshape(values.shape[0] * values.shape[1], -1)
+    count = int((bad & ~bad.all(0)).any(1).sum())
+    return [f"the deterministic {name!r} is NaN or infinite in {count} of {len(bad)} draws"] if count else []
 
 
 def _is_unbounded(transform: Any) -> bool:

@@ -1,0 +1,234 @@
+"""Programs in their trees: deterministic sites, plates as dimensions, replicates before and after the data."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+
+import pyrobnn as pb
+from pyrobnn.density import Density
+from pyrobnn.sites import derived
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+
+def schools(errors, effects):
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = pyro.sample("tau", dist.HalfNormal(5.0))
+    with pyro.plate("school", 8):
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        theta = pyro.deterministic("theta", mu + tau * eta)
+        pyro.sample("effect", dist.Normal(theta, errors), obs=effects)
+
+
+def closed(x=None, y=None):
+    schools(ERRORS, EFFECTS)
+
+
+SHORT = {
+    "NUTS": pb.NUTS(num_chains=2, num_warmup=20, compile=False),
+    "SVI": pb.SVI(num_steps=5, compile=False),
+    "MAP": pb.MAP(num_steps=5, compile=False),
+    "SGLD": pb.SGLD(num_chains=2, num_warmup=20, compile=False),
+}
+
+
+def fitted(program=schools, *args, num_draws=100):
+    args = args or (ERRORS, EFFECTS)
+    return pb.SVI(num_steps=20, compile=False).fit(program, *args, num_draws=num_draws)
+
+
+@pytest.mark.parametrize("method", SHORT)
+def test_deterministic_sites_are_in_the_draws_whatever_the_method(method):
+    posterior = SHORT[method].fit(schools, ERRORS, EFFECTS, num_draws=1 if method == "MAP" else 20)
+    draws = posterior.draws
+    expected = draws["mu"][..., None] + draws["tau"][..., None] * draws["eta"]
+    torch.testing.assert_close(draws["theta"], expected)
+    assert posterior.meta["deterministic_sites"] == ["theta"] and "theta" not in posterior.stacked()
+    tree = posterior.to_datatree(ERRORS, EFFECTS)
+    assert tree["posterior"]["theta"].dims == ("chain", "draw", "school")
+    for group in ("log_likelihood", "posterior_predictive", "prior_predictive"):
+        assert tree[group]["effect"].dims == ("chain", "draw", "school"), group
+    assert tree["observed_data"]["effect"].dims == ("school",)
+    assert tree["constant_data"]["x"].dims == ("school", "feature")
+    assert set(tree["prior"].data_vars) == {"mu", "tau", "eta", "theta"}
+
+
+def test_a_program_with_data_of_its_own_has_all_groups_without_being_given_any():
+    posterior = fitted(closed, None, None)
+    tree = posterior.to_datatree()
+    assert {"log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"} <= set(
+        tree.children
+    )
+    np.testing.assert_array_equal(tree["observed_data"]["effect"], EFFECTS)
+    assert "posterior_predictive" not in fitted().to_datatree().children  # its data are not at hand
+
+
+def test_replicates_have_the_moments_of_the_program():
+    posterior = fitted(num_draws=2000)
+    values = posterior.to_datatree(ERRORS, EFFECTS)["posterior_predictive"]["effect"].values[0]
+    theta = posterior.draws["theta"][0].double().numpy()
+    expected = np.sqrt(theta.var(0) + ERRORS.numpy() ** 2)
+    error = expected / math.sqrt(len(values))
+    assert (np.abs(values.mean(0) - theta.mean(0)) < 5 * error).all()
+    assert (np.abs(values.std(0) / expected - 1) < 5 / math.sqrt(2 * len(values))).all()
+
+
+def test_prior_replicates_have_the_moments_of_the_prior():
+    density = Density(schools, (ERRORS, EFFECTS))
+    sites, data = derived.prior(density, 2000, seed=1)
+    expected = torch.sqrt(25.0 + 25.0 + ERRORS**2)  # mu, tau (whose second moment is 25) times eta, noise
+    ratio = data["effect"][0].double().std(0) / expected
+    assert bool(((ratio - 1).abs() < 0.12).all())
+    torch.testing.assert_close(
+        sites["theta"], sites["mu"][..., None] + sites["tau"][..., None] * sites["eta"]
+    )
+
+
+def counts(x, y):
+    """Likelihoods whose samplers torch.func.vmap does not take, and data that depend on data."""
+    a = pyro.sample("a", dist.Gamma(2.0, 1.0))
+    with pyro.plate("row", 4):
+        first = pyro.sample("first", dist.StudentT(5.0, a, 1.0), obs=None if y is None else y[:, 0])
+        pyro.sample("second", dist.Normal(100.0 * first, 0.01), obs=None if y is None else y[:, 1])
+
+
+def test_replicates_of_later_data_follow_the_replicates_of_earlier_ones():
+    y = torch.arange(8.0).reshape(4, 2)
+    tree = fitted(counts, torch.zeros(4), y).to_datatree(torch.zeros(4), y)
+    first, second = (tree["posterior_predictive"][name].values for name in ("first", "second"))
+    np.testing.assert_allclose(second, 100.0 * first, atol=0.2)
+    assert first.std() > 0.5 and len(np.unique(first)) == first.size
+
+
+def test_events_axes_outside_of_plates_and_deterministic_events_are_named_as_arviz_names_them():
+    def program(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("group", 2, dim=-2), pyro.plate("row", 4, dim=-1):
+            v = pyro.sample("v", dist.Normal(torch.zeros(2, 4, 3), 1.0).to_event(1))
+            pyro.deterministic("pair", v[..., :2] * w[:2], event_dim=1)
+            pyro.sample("y", dist.Normal(v * w, 1.0).to_event(1), obs=y)
+        pyro.deterministic("total", v.sum((0, 1)))
+
+    y = torch.zeros(2, 4, 3)
+    tree = fitted(program, torch.zeros(2), y).to_datatree(torch.zeros(2), y)
+    dims = {name: values.dims[2:] for name, values in tree["posterior"].data_vars.items()}
+    assert dims == {
+        "w": ("w_dim_0",),
+        "v": ("group", "row", "v_dim_0"),
+        "pair": ("group", "row", "pair_dim_0"),
+        "total": ("total_dim_0",),
+    }
+    assert tree["log_likelihood"]["y"].dims[2:] == ("group", "row")
+    assert tree["posterior_predictive"]["y"].dims[2:] == ("group", "row", "y_dim_0")
+
+
+def test_coords_and_dims_are_those_of_arviz():
+    posterior = fitted()
+    names = list("ABCDEFGH")
+    tree = posterior.to_datatree(
+        ERRORS, EFFECTS, coords={"school": names}, dims={"eta": ["place"], "effect": ["pupil"]}
+    )
+    assert list(tree["posterior"]["theta"].sel(school="C").dims) == ["chain", "draw"]
+    assert tree["posterior"]["eta"].dims == ("chain", "draw", "place")
+    for group in ("log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"):
+        assert tree[group]["effect"].dims[-1] == "pupil", group
+    for wrong, message in (
+        ({"coords": {"scool": names}}, "scool"),
+        ({"coords": {"school": names[:3]}}, "3 values"),
+        ({"dims": {"thetta": ["place"]}}, "thetta"),
+        ({"dims": {"theta": ["a", "b"]}}, "theta"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            posterior.to_datatree(ERRORS, EFFECTS, **wrong)
+
+
+def test_a_posterior_that_was_saved_gives_the_same_tree(tmp_path):
+    posterior = fitted()
+    loaded = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), schools)
+    before, after = (each.to_datatree(ERRORS, EFFECTS) for each in (posterior, loaded))
+    for group in ("posterior", "posterior_predictive", "prior", "log_likelihood", "observed_data"):
+        assert before[group].to_dataset().equals(after[group].to_dataset()), group
+
+
+def test_a_posterior_of_an_earlier_version_names_its_dimensions_by_number():
+    posterior = fitted()
+    for name in ("axes", "deterministic_sites", "data_given"):
+        del posterior.meta[name]
+    del posterior.draws["theta"]
+    tree = posterior.to_datatree(ERRORS, EFFECTS)
+    assert tree["posterior"]["eta"].dims == ("chain", "draw", "eta_dim_0")
+
+
+def test_the_verdict_judges_deterministic_sites():
+    def program(x, y):
+        mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))
+        pyro.deterministic("net.sign", (mu > 0).float())  # not a net's weight, whatever it is called
+        pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = torch.tensor(0.0)
+    posterior = pb.NUTS(num_chains=2, num_warmup=100, compile=False).fit(program, None, y, num_draws=100)
+    with seeded(0):
+        posterior.draws["net.sign"] = torch.randn(2, 100) + torch.tensor([[0.0], [5.0]])
+    verdict = pb.diagnose(posterior.to_datatree(None, y))
+    rhat = next(check for check in verdict.checks if check.name.startswith("rhat"))
+    assert rhat.status != "pass" and "net.sign" in rhat.evidence
+
+
+def test_gaps_of_the_data_in_a_deterministic_site_are_no_fault_and_others_are_told():
+    x = torch.tensor([1.0, math.nan])
+
+    def program(x, y):
+        a = pyro.sample("a", dist.Normal(torch.zeros(()), 1.0))
+        pyro.deterministic("mean", a * x)
+        pyro.deterministic("root", a.sqrt())
+        pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    posterior = fitted(program, torch.zeros(2), torch.zeros(()))
+    assert any("'root' is NaN or infinite" in note for note in posterior.meta["warnings"])
+    posterior = fitted(lambda _, y: program(x, y), torch.zeros(2), torch.zeros(()))
+    assert not any("'mean'" in note for note in posterior.meta["warnings"])
+    verdict = pb.diagnose(posterior.to_datatree())
+    assert not any(check.name == "finite" and check.status == "fail" for check in verdict.checks)
+
+
+def test_deterministic_sites_that_do_not_fit_or_change_shape_are_left_out_with_a_word(monkeypatch):
+    from pyrobnn.inference.fitting import program as module
+
+    def shapes(x, y):
+        a = pyro.sample("a", dist.Normal(torch.zeros(()), 1.0))
+        pyro.deterministic("many", a.expand(2 if a > 0 else 1))
+        pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    posterior = pb.MAP(num_steps=5, compile=False).fit(shapes, None, torch.zeros(()))
+    assert posterior.draws["many"].shape[:2] == (1, 1)
+    with seeded(0):
+        draws = {"a": torch.randn(1, 50)}
+    density = Density(shapes, (None, torch.zeros(())))
+    values, _, notes = module.what_program_says(density, draws, {})
+    assert values == {} and "could not be computed" in notes[0]
+    monkeypatch.setattr(module, "_MAX_DERIVED", 100)
+    large = fitted()
+    assert "theta" not in large.draws and any("'theta' would take" in w for w in large.meta["warnings"])
+    assert json.loads(large.to_datatree().attrs["deterministic_sites"]) == []
+
+
+def test_an_improper_prior_has_no_predictive():
+    def program(x, y):
+        a = pyro.sample("a", dist.ImproperUniform(dist.constraints.real, (), ()))
+        pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    y = torch.zeros(3).sum()
+    posterior = pb.MAP(num_steps=5, compile=False).fit(program, None, y)
+    tree = posterior.to_datatree(None, y)
+    assert "posterior_predictive" in tree.children and "prior_predictive" not in tree.children
