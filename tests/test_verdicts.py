@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import arviz_stats
 import numpy as np
@@ -11,6 +14,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import xarray as xr
+from helpers import seeded
 from known_posteriors import (
     SAMPLE,
     exact_tree,
@@ -34,6 +38,8 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, best_labels, compare_rows
 from pyrobnn.report.conclusion import recommended
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
 def find(verdict, name):
@@ -436,3 +442,16 @@ def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
     assert find(diagnose(tree), "khat").value < 0.5 and loo(tree) is not None
     log_p, log_q = (tree["sample_stats"][name].values for name in ("log_p", "log_q"))
     assert np.ptp(log_p - log_q) > 100.0
+
+
+def test_the_study_of_verdicts_runs_and_knows_healthy_from_sick():
+    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "benchmark_verdicts.py")
+    study = importlib.util.module_from_spec(spec)
+    sys.modules["benchmark_verdicts"] = study
+    with seeded(0):
+        spec.loader.exec_module(study)
+        healthy = study.run("independent chains", study.HEALTHY["independent chains"], "4x200", 0)
+        sick = study.run("sd x 0.5", study.SICK["sd x 0.5"], "4x200", 0)
+    del sys.modules["benchmark_verdicts"]
+    assert healthy["status"] == "pass" and sick["status"] == "fail" and sick["checks"]["virial"][0] == "fail"
+    assert len(study.SICK) >= 15

@@ -56,7 +56,7 @@ def check_pit(evidence: Evidence) -> Check | None:
     found = _held_out(evidence)
     if found is None or len(found) < _MIN_DATA:
         return None
-    return _uniform_check("pit", found, thresholds.PIT_SOURCE, "held-out")
+    return _uniform_check("pit", found, thresholds.PIT_SOURCE, "held-out", _dependence(evidence)[0])
 
 
 def check_loo_pit(evidence: Evidence) -> Check | None:
@@ -67,10 +67,29 @@ def check_loo_pit(evidence: Evidence) -> Check | None:
     return _uniform_check("loo_pit", found[1], thresholds.LOO_PIT_SOURCE, "left-out")
 
 
-def _uniform_check(name: str, values: np.ndarray, source: str, which: str) -> Check:
+@statistic
+def _dependence(evidence: Evidence) -> tuple[float, float]:
+    """By what factor the errors of PIT distance and coverage exceed those of independent data, at the least 1.
+
+    All held-out predictions share the one function, whose error is common to them: replicates of all points by one draw
+    say by how much, being outcomes of the model itself.
+    """
+    draws = predictive_draws(evidence)
+    points = np.unique(np.linspace(0, draws.shape[1] - 1, min(draws.shape[1], _MAX_DATA)).astype(int))
+    chosen = draws[np.linspace(0, len(draws) - 1, min(len(draws), _NUM_SIMULATED)).astype(int)][:, points]
+    u = (chosen.argsort(axis=0).argsort(axis=0) + 0.5) / len(chosen)
+    flat = u.reshape(len(u), -1)
+    size = flat.shape[1]
+    distance = np.median([stats.kstest(row, "uniform").statistic for row in flat])
+    share = (np.abs(flat - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
+    independent = np.sqrt(_LEVEL * (1.0 - _LEVEL) / size)
+    return max(1.0, float(distance / stats.kstwo.median(size))), max(1.0, float(share.std() / independent))
+
+
+def _uniform_check(name: str, values: np.ndarray, source: str, which: str, dependence: float = 1.0) -> Check:
     u = values.ravel()
-    test = stats.kstest(u, "uniform")
-    distance, p = float(test.statistic), float(test.pvalue)
+    distance = float(stats.kstest(u, "uniform").statistic)
+    p = float(stats.kstwo.sf(distance / dependence, u.size))
     fails = p < thresholds.PIT_FAIL and distance > thresholds.PIT_DISTANCE_FAIL
     warns = p < thresholds.PIT_WARN and distance > thresholds.PIT_DISTANCE_WARN
     status: Status = "fail" if fails else "warn" if warns else "pass"
@@ -111,7 +130,8 @@ def check_coverage(evidence: Evidence) -> Check | None:
     if held_out is None or len(held_out) < _MIN_DATA or "coverage_90" not in scores:
         return None
     found = scores["coverage_90"]
-    error = np.hypot(np.sqrt(_LEVEL * (1 - _LEVEL) / scores.num_data), found.mc_se or 0.0)
+    error = np.sqrt(_LEVEL * (1 - _LEVEL) / scores.num_data) * _dependence(evidence)[1]
+    error = np.hypot(error, found.mc_se or 0.0)
     gap = abs(found.value - _LEVEL)
     z = gap / float(error)
     fails = z > thresholds.COVERAGE_SIGMAS_FAIL and gap > thresholds.COVERAGE_GAP_FAIL

@@ -120,7 +120,7 @@ def check_prior_sensitivity(evidence: Evidence) -> Check | None:
     status: Status = (
         "fail"
         if dominated > thresholds.PSENSE_SHARE
-        else "warn"
+        else "info"
         if conflict + weak > thresholds.PSENSE_SHARE
         else "pass"
     )
