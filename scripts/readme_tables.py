@@ -13,6 +13,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -58,6 +59,61 @@ def uci_targets() -> str:
         if t not in floor or not t.met
     ]
     return "\n".join(["| data | claim | holds | numbers |", "|---|---|---|---|", *rows])
+
+
+def verdict_rows() -> list[dict]:
+    """Cases of the verdicts' own study."""
+    return read_records(HERE / "results" / "verdicts.jsonl")
+
+
+def verdict_table() -> str:
+    """How verdicts end on healthy and on spoilt posteriors, by kind, and which check saw most of them."""
+    lines = ["| | kind | cases | pass | warn | fail | seen by |", "|---|---|---|---|---|---|---|"]
+    rows = verdict_rows()
+    for healthy in (True, False):
+        for kind in dict.fromkeys(row["kind"] for row in rows if row["healthy"] == healthy):
+            cases = [row for row in rows if row["kind"] == kind]
+            share = [fmean(row["status"] == status for row in cases) for status in ("pass", "warn", "fail")]
+            seen = Counter(
+                name
+                for row in cases
+                for name, (status, _) in row["checks"].items()
+                if status in ("warn", "fail")
+            )
+            by = ", ".join(f"`{name}` {count / len(cases):.0%}" for name, count in seen.most_common(2))
+            numbers = " | ".join(f"{each:.1%}" for each in share)
+            lines.append(
+                f"| {'healthy' if healthy else 'spoilt'} | {kind} | {len(cases)} | {numbers} | {by} |"
+            )
+    return "\n".join(lines)
+
+
+def check_table() -> str:
+    """Of each check that ever spoke: how often on healthy posteriors, and of which spoilt kinds it sees most."""
+    rows = verdict_rows()
+    names = sorted({name for row in rows for name in row["checks"]})
+    lines = [
+        "| check | healthy: warns | fails | kinds that it sees in half of the cases |",
+        "|---|---|---|---|",
+    ]
+    for name in names:
+        judged = [row for row in rows if row["healthy"] and name in row["checks"]]
+        kinds = [
+            kind
+            for kind in dict.fromkeys(row["kind"] for row in rows if not row["healthy"])
+            if fmean(_spoke(row, name) for row in rows if row["kind"] == kind) >= 0.5
+        ]
+        rates = [
+            fmean(row["checks"][name][0] == status for row in judged) if judged else 0.0
+            for status in ("warn", "fail")
+        ]
+        if kinds or any(rates):
+            lines.append(f"| `{name}` | {rates[0]:.1%} | {rates[1]:.1%} | {', '.join(kinds)} |")
+    return "\n".join(lines)
+
+
+def _spoke(row: dict, name: str) -> bool:
+    return row["checks"].get(name, ["pass"])[0] in ("warn", "fail")
 
 
 def scale_table() -> str:
@@ -162,6 +218,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-coverage": lambda: uci_table("coverage", published=False),
     "uci-seconds": lambda: uci_table("cpu_seconds", published=False),
     "uci-targets": uci_targets,
+    "verdicts": verdict_table,
+    "verdict-checks": check_table,
     "scale": scale_table,
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,
