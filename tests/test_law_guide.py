@@ -64,11 +64,16 @@ WITH_POINTS = ("learned", "hidden", "standardizer")
 @functools.cache
 def fit(name: str, kind: str, draws: int = 6) -> pb.Posterior:
     model, y = LAW_MODELS[kind]()
-    method = (METHODS | GUIDED)[name]
+    return _short_fit(
+        (METHODS | GUIDED)[name], model, X, y, **({"num_draws": draws} if num_draws(name) else {})
+    )
+
+
+def _short_fit(method, model, *data, **options) -> pb.Posterior:
     with warnings.catch_warnings():
         if said := SHORT.get(type(method)):
             warnings.filterwarnings("ignore", said)
-        return method.fit(model, X, y, seed=3, **({"num_draws": draws} if num_draws(name) else {}))
+        return method.fit(model, *data, seed=3, **options)
 
 
 def _standard(model: pb.BNN) -> torch.Tensor:
@@ -202,7 +207,7 @@ def test_a_plain_program_reads_its_point_parameters_from_the_store(guide):
             return pyro.sample("y", dist.Normal(slope * x + shift, noise), obs=y)
 
     method = pb.SVI(guide=guide, num_steps=300, lr=0.05, compile=False)
-    posterior = method.fit(program, x, y, num_draws=800)
+    posterior = _short_fit(method, program, x, y, num_draws=800)
     assert not list(pyro.get_param_store())
     points = {name: posterior.draws[name][0, 0] for name in ("shift", "noise")}
     with seeded(0), pyro.get_param_store().scope():
@@ -226,7 +231,7 @@ def test_batch_statistics_come_with_the_draws_and_not_with_a_guide():
         )
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian("learned"))
     method = pb.SWAG(rank=3, num_steps=60, init_steps=60, batch_size=10, compile=False)
-    posterior = method.fit(model, X, Y, num_draws=800)
+    posterior = _short_fit(method, model, X, Y, num_draws=800)
     with pytest.raises(pb.Refused, match="training mode.*stacked"):
         posterior.guide(X)
     theirs = _predictive(posterior, 0, posterior_samples=posterior.stacked())
@@ -262,7 +267,7 @@ def test_what_another_model_left_in_the_store_is_not_this_ones(name):
     with pyro.get_param_store().scope():
         _foreign_store()
         draws = {"num_draws": 6} if num_draws(name) else {}
-        posterior = METHODS[name].fit(model, X, y, seed=3, **draws)
+        posterior = _short_fit(METHODS[name], model, X, y, **draws)
     for site, value in expected.draws.items():
         assert torch.equal(posterior.draws[site], value), site
 
@@ -270,7 +275,7 @@ def test_what_another_model_left_in_the_store_is_not_this_ones(name):
 def test_the_guide_of_a_streamed_fit_leaves_the_store_alone():
     model, y = LAW_MODELS["hidden"]()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
-    posterior = METHODS["SVI"].fit(model, loader, seed=3, num_draws=6)
+    posterior = _short_fit(METHODS["SVI"], model, loader, num_draws=6)
     with seeded(1):
         trace = pyro.poutine.trace(posterior.guide).get_trace(X)
     assert torch.equal(trace.nodes["net.2.bias"]["value"], posterior.draws["net.2.bias"][0, 0])

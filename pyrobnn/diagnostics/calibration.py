@@ -75,6 +75,8 @@ def _dependence(evidence: Evidence) -> tuple[float, float]:
     say by how much, being outcomes of the model itself.
     """
     draws = predictive_draws(evidence)
+    if draws is None:
+        return 1.0, 1.0
     points = np.unique(np.linspace(0, draws.shape[1] - 1, min(draws.shape[1], _MAX_DATA)).astype(int))
     chosen = draws[np.linspace(0, len(draws) - 1, min(len(draws), _NUM_SIMULATED)).astype(int)][:, points]
     u = (chosen.argsort(axis=0).argsort(axis=0) + 0.5) / len(chosen)
