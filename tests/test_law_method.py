@@ -179,7 +179,7 @@ def test_the_verdict_on_a_twelfth_method_gives_its_own_remedy(student):
     model, y = contract.MODELS["fixed"]()
     posterior = student(width=0.02, num_steps=50, compile=False).fit(model, contract.X, y, num_draws=100)
     verdict = pb.diagnose(posterior.to_datatree(contract.X, y))
-    assert student.remedy in {check.action for check in verdict.checks if check.status == "fail"}
+    assert student.remedy in {check.action for check in verdict.checks if check.status in ("warn", "fail")}
 
 
 def test_a_file_whose_family_nobody_has_registered_is_loaded_and_says_so(student, monkeypatch, tmp_path):
