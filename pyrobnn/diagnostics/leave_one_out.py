@@ -146,6 +146,7 @@ def usable(evidence: Evidence) -> np.ndarray | None:
 
 
 def is_large(pointwise: np.ndarray) -> bool:
+    """Whether a log likelihood (chain, draw, datum) is so large that LOO takes a subsample of the data."""
     return pointwise.shape[2] >= thresholds.LOO_SUBSAMPLE_FROM or pointwise.size > _MAX_ELEMENTS
 
 

@@ -89,6 +89,8 @@ class Step(abc.ABC):
 
 
 class AdamStep(Step):
+    """Adam, its moments and its schedule inside the compiled graph; the state is written in place."""
+
     def prepare(self, optimizer: str | OptimizerFactory, lr: float, lr_schedule: Schedule) -> None:
         zeros = torch.zeros_like(self.theta)
         moving = (self.theta, zeros, zeros.clone(), self.mean, self.step)
