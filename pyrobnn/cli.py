@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status 0 done, 1 a method or verdict failed, 2 bad input, 130 stopped."""
     arguments = _parser().parse_args(argv)
+    arguments.command = shlex.join(["pyrobnn", *(sys.argv[1:] if argv is None else argv)])
     with _printable():
         try:
             return arguments.run(arguments)
@@ -152,6 +154,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             progress=not arguments.no_progress,
             announce=_say,
+            command=arguments.command,
         ):
             if isinstance(found, DataTree):
                 trees[name] = found

@@ -51,6 +51,11 @@ def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
     assert cli.main([*argv, *FAST]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["methods"]) == {"map", "ensemble"}
+    facts = summary["facts"]
+    assert facts["inputs"] == "2: a, <script>b</script>" and facts["target"].startswith("price, mean")
+    assert facts["net"] == "2-5-1, Tanh, 21 weights" and "HalfNormal(scale=1)" in facts["likelihood"]
+    assert facts["seed"] == "0" and facts["command"].startswith("pyrobnn compare --data ")
+    assert summary["baselines"]["linear model"]["scores"]["r2"] > 0.9
     # in units of the price, not of its standard deviation
     assert 0.3 < summary["methods"]["map"]["scores"]["rmse"] < 10
     assert (out / "map.nc").is_file() and (out / "ensemble.nc").is_file()

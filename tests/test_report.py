@@ -16,7 +16,7 @@ from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import compare_rows
+from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
 
 ATTACK = '<script>alert("x")</script>'
@@ -260,3 +260,98 @@ def test_names_keep_their_capitals_inside_a_sentence(one_dimensional: dict[str, 
     verdicts = {"good": judged("good", "pass"), "bad": Verdict.from_checks("SVI", "bad", [check])}
     second = conclude(trees, compare_rows(trees, verdicts), verdicts)[1]
     assert second == "Do not rely on bad: Pareto k-hat is 4.6."
+
+
+def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
+    tree = factory.regression_nd()
+    train = tree["constant_data"].to_dataset()
+    x = np.random.default_rng(0).normal(size=(train.sizes["obs"], 5))
+    tree["constant_data"] = xr.Dataset({"x": (("obs", "feature"), x)}).assign_coords(
+        feature=["age", "sex", "bmi", "bp", ATTACK]
+    )
+    tree["observed_data"]["y"].attrs["units"] = "mmHg"
+    tree.attrs |= {
+        "data": "ward",
+        "target": "pressure",
+        "command": "pyrobnn compare --data ward",
+        "model": json.dumps(
+            {"net": "5-20-1, Tanh", "prior": "FanInNormal(scale=1)", "likelihood": "Gaussian"}
+        ),
+    }
+    page = Page(write_report({"nuts": tree}, tmp_path / "report.html").read_text(encoding="utf-8"))
+    y = tree["observed_data"]["y"].values
+    for words in (
+        "ward: 80 training and 90 held-out points",
+        f"5: age, sex, bmi, bp, {ATTACK}",
+        f"sd {y.std():.3g} mmHg",
+        "5-20-1, Tanh",
+        "FanInNormal(scale=1)",
+        "pyrobnn compare --data ward",
+    ):
+        assert words in page.text
+    summary = json.loads(write_summary({"nuts": tree}, None, tmp_path / "s.json").read_text(encoding="utf-8"))
+    assert {"data", "inputs", "target", "net", "prior", "likelihood", "command", "seed"} == set(
+        summary["facts"]
+    )
+
+
+def linear_tree(slope: float, seed: int = 0) -> xr.DataTree:
+    """A tree whose method predicts `slope` times the first of three inputs, on data whose slope is 1."""
+    rng = np.random.default_rng(seed)
+    x, x_new = rng.normal(size=(200, 3)), rng.normal(size=(100, 3))
+    y, y_new = (10 + each[:, 0] + 0.5 * rng.normal(size=len(each)) for each in (x, x_new))
+    mean = 10 + slope * x_new[:, 0]
+    draws = mean + 0.5 * rng.normal(size=(1, 200, 100))
+    point = ("pred_point",)
+    log_prob = -0.5 * ((y_new - mean) / 0.5) ** 2 - np.log(0.5 * np.sqrt(2 * np.pi))
+    groups = {
+        "posterior": xr.Dataset({"w": (("chain", "draw"), rng.normal(size=(1, 200)))}),
+        "observed_data": xr.Dataset({"y": (("obs",), y)}),
+        "constant_data": xr.Dataset({"x": (("obs", "feature"), x)}),
+        "predictions": xr.Dataset(
+            {
+                "y": (("chain", "draw", *point), draws),
+                "mean": ((*point, "output"), mean[:, None]),
+                "log_prob": (point, log_prob),
+            }
+        ),
+        "predictions_constant_data": xr.Dataset({"x": ((*point, "feature"), x_new), "y": (point, y_new)}),
+    }
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = {"method": "SVI", "iid": 1, "likelihood": "gaussian"}
+    return tree
+
+
+def test_baselines_see_the_same_rows_as_the_methods() -> None:
+    tree = linear_tree(1.0)
+    mean, linear = (row.values for row in baseline_rows({"it": tree}))
+    (own,) = (row.values for row in compare_rows({"it": tree}, judge_all({"it": tree})))
+    train, test = (tree[g]["y"].values for g in ("observed_data", "predictions_constant_data"))
+    assert mean["rmse"] == pytest.approx(np.sqrt(((test - train.mean()) ** 2).mean()))
+    assert mean["r2"] == pytest.approx(0.0, abs=1e-12)
+    # the truth is linear: least squares is at its noise, and no method can be far below
+    assert linear["rmse"] == pytest.approx(own["rmse"], rel=0.05) and 0.7 < linear["r2"] < 0.9
+    assert linear["coverage_90"] == pytest.approx(0.9, abs=0.08)
+    assert linear["crps"] < 0.6 * mean["crps"] and linear["log_prob"] > mean["log_prob"] + 0.5
+
+
+def test_baselines_of_classes() -> None:
+    tree = factory.classification()
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 300)
+    tree["observed_data"] = xr.Dataset({"y": (("obs",), labels)})
+    x_new = tree["predictions_constant_data"]["x"].values
+    tree["constant_data"] = xr.Dataset({"x": (("obs", "feature"), rng.uniform(0, 16, (300, 64)))})
+    rows = {row.label: row.values for row in baseline_rows({"it": tree})}
+    y = tree["predictions_constant_data"]["y"].values
+    assert set(rows) == {"class shares", "logistic regression"} and len(x_new) == len(y)
+    assert rows["class shares"]["accuracy"] == np.mean(y == np.bincount(labels).argmax())
+
+
+def test_bold_is_within_two_standard_errors_of_the_best() -> None:
+    trees = {"right": linear_tree(1.0), "close": linear_tree(0.97), "wrong": linear_tree(0.5)}
+    rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(trees)]
+    for key in ("rmse", "r2", "log_prob", "crps"):
+        (column,) = (column for column in COLUMNS if column.key == key)
+        best = best_labels(rows, column)
+        assert {"right", "close"} <= best and best.isdisjoint({"wrong", "predict the mean"}), key

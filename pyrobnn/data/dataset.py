@@ -33,6 +33,7 @@ class Dataset:
         true_f: the true function at ``x``, (N, output), where known.
         true_noise: the true standard deviation of the noise at ``x``, (N, output), where known.
         true_function: the true function of any inputs (M, feature) → (M, output), where known.
+        target_unit: unit of the target, where known.
 
     Raises:
         ValueError: empty data, NaN or infinity, shapes that disagree, labels out of range.
@@ -49,6 +50,7 @@ class Dataset:
     true_f: Tensor | None = None
     true_noise: Tensor | None = None
     true_function: Callable[[Tensor], Tensor] | None = None
+    target_unit: str = ""
 
     def __post_init__(self) -> None:
         if self.task not in ("regression", "classification"):

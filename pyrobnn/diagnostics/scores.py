@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ class Score:
         mc_se: Standard error from the finite number of draws (batch means, which respect autocorrelation); None
             where the tree does not hold what it takes.
         better: ``"higher"``, ``"lower"``, or ``"nominal"`` for coverage.
+        points: What it is the mean of, (point,), for paired differences between methods (of the RMSE the squared
+            errors); None where it is no mean.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Score:
     data_se: float | None
     mc_se: float | None
     better: str
+    points: np.ndarray | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def expected_calibration_error(
 def _mean_score(name: str, values: np.ndarray, mc_se: float | None, better: str) -> Score:
     flat = np.asarray(values, dtype=np.float64).ravel()
     data_se = float(flat.std(ddof=1) / math.sqrt(flat.size)) if flat.size > 1 else None
-    return Score(name, float(flat.mean()), data_se, mc_se, better)
+    return Score(name, float(flat.mean()), data_se, mc_se, better, flat)
 
 
 def _batches(num_draws: int) -> list[slice]:
@@ -211,7 +214,7 @@ def _scores_of(
         if f is not None:
             errors = [np.sqrt(((f[part].mean(axis=0) - y) ** 2).mean(axis=0)) for part in _batches(len(f))]
             mc_se = _batch_se([float(error.mean()) for error in errors])
-        found.append(Score(f"rmse{suffix}", float(each.mean()), data_se, mc_se, "lower"))
+        found.append(Score(f"rmse{suffix}", float(each.mean()), data_se, mc_se, "lower", square.mean(axis=1)))
     if draws is None or len(draws) < 2:
         return found
     batches = _batches(len(draws))

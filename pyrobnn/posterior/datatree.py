@@ -36,6 +36,7 @@ from pyrobnn.groups import (
 )
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.description import describe_model
 from pyrobnn.posterior.program_groups import (
     Coords,
     Dims,
@@ -331,6 +332,7 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
         "method": meta.get("method", "unknown"),
         "label": label or str(meta.get("method", "unknown")).lower(),
         "iid": int(bool(meta.get("iid", False))),
+        "model": json.dumps(describe_model(posterior.model), ensure_ascii=False),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if posterior.log_evidence is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import xarray as xr
@@ -17,6 +17,8 @@ from pyrobnn.diagnostics.judge import reference_label
 from pyrobnn.diagnostics.points import class_points, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
+from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.report.baselines import baselines
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Column:
 COLUMNS = (
     Column("rmse", "RMSE", "", "lower"),
     Column("rmse_standardized", "RMSE / sd", "mean of outputs", "lower"),
+    Column("r2", "R²", "held-out", "higher"),
     Column("accuracy", "accuracy", "", "higher"),
     Column("log_prob", "log density", "per point ± SE", "higher"),
     Column("crps", "CRPS", "", "lower"),
@@ -71,6 +74,7 @@ class Row:
         errors: column key → standard error over the held-out data.
         not_finite: column keys whose number came out NaN or infinite.
         lost: what could not be computed, each with the reason, in a sentence.
+        points: column key → what the number is the mean of, (point,), for paired differences.
         ranked: whether all runs are of one data set, so that a number of one is better or worse than another's.
     """
 
@@ -79,6 +83,7 @@ class Row:
     errors: dict[str, float]
     not_finite: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    points: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     ranked: bool = True
 
 
@@ -98,17 +103,28 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
     return [replace(row, ranked=ranked) for row in rows]
 
 
+def baseline_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
+    """One `Row` of the same scores per baseline (`pyrobnn.report.baselines`); none where runs are of different data."""
+    evidence = [Evidence.of(tree) for tree in trees.values()]
+    if not same_data(evidence):
+        return []
+    return [_row(label, each, None, None) for label, each in baselines(evidence).items()]
+
+
 def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evidence | None) -> Row:
     """The numbers of one tree; what raises is left out and said, so that no tree loses the others' row."""
     errors: dict[str, float] = {}
+    points: dict[str, np.ndarray] = {}
 
     def scores() -> dict[str, float]:
         found = score(evidence).scores
+        points.update({each.name: each.points for each in found if each.points is not None})
         errors.update({each.name: each.data_se for each in found if each.data_se is not None})
         return {each.name: each.value for each in found}
 
     sources: dict[str, Callable[[], dict[str, float]]] = {
         "scores": scores,
+        "R²": lambda: _explained(evidence),
         "uncertainties": lambda: _uncertainties(evidence),
         "gap": lambda: _gap(evidence),
         "evidence": lambda: {} if verdict is None else _evidence(evidence, verdict),
@@ -126,7 +142,23 @@ def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evi
             lost.append(f"{label}: no {what} ({said(error)})")
     finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
     not_finite = tuple(name for name in values if name not in finite)
-    return Row(label, finite, {k: v for k, v in errors.items() if np.isfinite(v)}, not_finite, tuple(lost))
+    errors = {name: error for name, error in errors.items() if np.isfinite(error)}
+    for name in {"rmse", "rmse_standardized"} & points.keys():
+        points["r2"] = points[name]
+    return Row(label, finite, errors, not_finite, tuple(lost), points)
+
+
+def _explained(evidence: Evidence) -> dict[str, float]:
+    """Share of the held-out squared error of the training mean that is gone, averaged over outputs."""
+    y, train, mean = (
+        evidence.values(*each) for each in ((HELD_OUT, "y"), (OBSERVED_DATA, "y"), (PREDICTIONS, "mean"))
+    )
+    if y is None or train is None or mean is None or len(y) == 0:
+        return {}
+    y, train = (each.astype(np.float64).reshape(len(each), -1) for each in (y, train))
+    floor = ((y - train.mean(0)) ** 2).sum(0)
+    left = ((y - mean.reshape(len(y), -1)) ** 2).sum(0)
+    return {"r2": float((1.0 - left / floor).mean())} if (floor > 0).all() else {}
 
 
 def _gap(evidence: Evidence) -> dict[str, float]:
@@ -180,17 +212,21 @@ def _evidence(evidence: Evidence, verdict: Verdict) -> dict[str, float]:
 
 
 def best_labels(rows: list[Row], column: Column) -> set[str]:
-    """The methods whose value is best in this column; none where a column has no best or a single value."""
-    have = {row.label: row.values[column.key] for row in rows if column.key in row.values}
-    if (
-        column.better not in ("lower", "higher", "nominal")
-        or len(have) < 2
-        or not all(row.ranked for row in rows)
-        or column.key in ("rhat", "ess", "khat")
-    ):
+    """The rows within two standard errors of the best of this column; none where a column has no error to tell by.
+
+    The error is that of the paired difference from the best row, point by point of the held-out data.
+    """
+    have = {row.label: row for row in rows if column.key in row.values and column.key in row.points}
+    if len(have) < 2 or not all(row.ranked for row in rows):
         return set()
-    if column.better == "nominal":
-        level = float(column.key.rsplit("_", 1)[1]) / 100
-        have = {label: abs(value - level) for label, value in have.items()}
-    best = max(have.values()) if column.better == "higher" else min(have.values())
-    return {label for label, value in have.items() if value == best}
+    sign = -1.0 if column.better == "higher" and column.key != "r2" else 1.0
+    best = min(have.values(), key=lambda row: sign * float(row.points[column.key].mean()))
+    return {label for label, row in have.items() if _is_close(row, best, column.key, sign)}
+
+
+def _is_close(row: Row, best: Row, key: str, sign: float) -> bool:
+    ours, theirs = row.points[key], best.points[key]
+    if ours.shape != theirs.shape or len(ours) < 2:
+        return row is best
+    difference = sign * (ours - theirs)
+    return bool(difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)))

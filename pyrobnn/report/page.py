@@ -18,8 +18,9 @@ from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.scores import LEVELS
 from pyrobnn.groups import POSTERIOR
-from pyrobnn.report.comparison import COLUMNS, Column, Row, best_labels, compare_rows
+from pyrobnn.report.comparison import COLUMNS, Column, Row, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.facts import facts
 from pyrobnn.report.numbers import significant, with_error
 from pyrobnn.report.sections import Section, build_sections
 
@@ -83,6 +84,7 @@ def write_report(
     trees = gather(trees)
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
+    floor = baseline_rows(trees)
     best = recommended(rows, verdicts)
     columns = [
         column
@@ -96,13 +98,15 @@ def write_report(
     html = template.render(
         title=title or "Can these posteriors be believed?",
         subtitle=_subtitle(trees),
+        facts=facts(trees),
         conclusion=conclude(trees, rows, verdicts),
         tone="warn" if best is None else verdicts[best].status,
         css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         verdicts=[_verdict_row(label, verdicts[label]) for label in trees],
         left_out=dict(left_out or {}),
         columns=columns,
-        rows=_cells(rows, columns),
+        rows=_cells([*rows, *floor], columns),
+        num_methods=len(rows),
         table_note=_table_note(trees, columns),
         lost=[sentence for row in rows for sentence in row.lost],
         sections=[_marked(section) for section in build_sections(trees)],
@@ -130,17 +134,11 @@ def check_verdicts(trees: Mapping[str, Evidence], verdicts: Mapping[str, Verdict
 
 
 def _subtitle(trees: Mapping[str, Evidence]) -> str:
-    parts = [f"{len(trees)} method{'s' if len(trees) > 1 else ''}"]
-    for name, words in (("num_data", "training data"), ("likelihood", "likelihood")):
-        found = {str(each.tree.attrs[name]) for each in trees.values() if name in each.tree.attrs}
-        if len(found) == 1:
-            parts.append(f"{found.pop()} {words}")
+    found = [f"{len(trees)} method{'s' if len(trees) > 1 else ''}"]
     dates = sorted(
         str(each.tree.attrs["created_at"])[:10] for each in trees.values() if "created_at" in each.tree.attrs
     )
-    if dates:
-        parts.append(dates[-1])
-    return " · ".join(parts)
+    return " · ".join([*found, *dates[-1:]])
 
 
 def _verdict_row(label: str, verdict: Verdict) -> dict[str, object]:
@@ -228,9 +226,14 @@ def format_number(value: float | None, key: str) -> str:
 def _table_note(trees: Mapping[str, Evidence], columns: list[Column]) -> str:
     keys = {column.key for column in columns}
     notes = [
-        "On held-out data. Bold: best of the column, whatever the error bars say; "
+        "On held-out data. Bold: within two standard errors of the best of its column, by paired differences; "
         "– : does not apply, or is not in the tree."
     ]
+    if "r2" in keys:
+        notes.append(
+            "R²: share of the squared error of predicting the training mean that is gone. The linear model is least "
+            "squares with its residual sd."
+        )
     if "rhat" in keys or "khat" in keys:
         notes.append(
             "R-hat and ESS judge chains, k-hat judges approximations; independent draws have no R-hat."

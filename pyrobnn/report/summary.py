@@ -12,8 +12,9 @@ import xarray as xr
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all, reference_label
-from pyrobnn.report.comparison import compare_rows
+from pyrobnn.report.comparison import baseline_rows, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.facts import facts
 from pyrobnn.report.page import check_verdicts
 
 
@@ -26,11 +27,12 @@ def write_summary(
 ) -> Path:
     """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
 
-    Keys: ``recommended`` (null where the runs are of different data), ``conclusion`` (two sentences), ``reference``,
-    ``not_finite`` (how many numbers of the table are null because they came out NaN or infinite), ``left_out`` (method
-    → why it has no draws), and ``methods``: label → ``status``, ``scores`` (the table's numbers; a missing key does not
-    apply), ``standard_errors`` over the held-out data, ``lost`` (what could not be computed, and why), and ``verdict``
-    with every check.
+    Keys: ``facts`` (data, inputs, target, net, prior, likelihood, command, seed, in words), ``recommended`` (null where
+    the runs are of different data), ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of
+    the table are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), ``methods``:
+    label → ``status``, ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the
+    held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check; and ``baselines``:
+    label → ``scores`` and ``standard_errors`` of the mean and of a linear model.
 
     Args:
         trees: label → DataTree, or its `Evidence`.
@@ -49,6 +51,7 @@ def write_summary(
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
     content = {
+        "facts": facts(trees),
         "recommended": recommended(rows, verdicts),
         "conclusion": " ".join(sentence for sentence in conclude(trees, rows, verdicts) if sentence),
         "reference": reference_label(trees),
@@ -63,6 +66,9 @@ def write_summary(
                 "verdict": verdicts[row.label].to_dict(),
             }
             for row in rows
+        },
+        "baselines": {
+            row.label: {"scores": row.values, "standard_errors": row.errors} for row in baseline_rows(trees)
         },
     }
     path = Path(path)

@@ -14,7 +14,9 @@ from typing import Any
 from xarray import DataTree
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_device
+from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
+from pyrobnn.groups import OBSERVED_DATA
 from pyrobnn.inference.fitting.memory import NotEnoughMemory
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.posterior import Posterior
@@ -52,6 +54,7 @@ def run_study(
     seed: int = 0,
     progress: bool = True,
     announce: Callable[[str], None] = lambda text: None,
+    command: str = "",
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -70,6 +73,7 @@ def run_study(
             check_memory(method, study, arguments, device)
             posterior = _fitted(name, method, study, announce, arguments, seed, device, progress)
             tree = to_tree(posterior, study, name)
+            tree.attrs["command"] = command
             write_atomically(tree, out / f"{name}.nc")
         except Refused as error:
             announce(f"{name} is left out: {error}")
@@ -139,8 +143,22 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
         test=(study.test.x, study.test.y),
         true_function=study.train.true_function,
         label=label,
+        coords=names(study.train),
     )
+    if OBSERVED_DATA in tree.children and study.train.target_unit:
+        tree[OBSERVED_DATA]["y"].attrs["units"] = study.train.target_unit
     tree.attrs["data"] = study.train.name
     tree.attrs["target"] = study.train.target_name
     tree.attrs["study"] = json.dumps(study.settings)
     return attach(posterior, tree)
+
+
+def names(dataset: Dataset) -> dict[str, list[str]]:
+    """The data set's names of features, outputs and classes, as coordinates of a tree."""
+    found = {"feature": list(dataset.feature_names)} if dataset.feature_names and dataset.x.ndim == 2 else {}
+    if dataset.task == "regression":
+        count, target = dataset.num_outputs, dataset.target_name
+        return found | {"output": [target] if count == 1 else [f"{target}[{i}]" for i in range(count)]}
+    if dataset.class_names:
+        found |= {"class": list(dataset.class_names)}
+    return found

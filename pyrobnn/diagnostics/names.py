@@ -1,0 +1,47 @@
+"""The user's names of features, outputs and classes, as a tree's coordinates hold them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+
+
+def feature_names(evidence: Evidence, count: int) -> list[str]:
+    """Names of the features: ``x``, or ``x[0]`` …, where the tree has none."""
+    unnamed = ["x"] if count == 1 else [f"x[{index}]" for index in range(count)]
+    return _labels(evidence, (CONSTANT_DATA, HELD_OUT), "x", "feature", count) or unnamed
+
+
+def class_names(evidence: Evidence, count: int) -> list[str]:
+    """Names of the classes: their numbers where the tree has none."""
+    return _labels(evidence, (PREDICTIONS,), "probs", "class", count) or [str(i) for i in range(count)]
+
+
+def output_names(evidence: Evidence, count: int) -> list[str]:
+    """Names of the outputs: that of the target, or ``y``, numbered where there are several and none has a name."""
+    found = _labels(evidence, (PREDICTIONS,), "mean", "output", count)
+    found = found or _labels(evidence, (OBSERVED_DATA, HELD_OUT), "y", "output", count)
+    target = evidence.text("target") or "y"
+    return found or ([target] if count == 1 else [f"{target}[{index}]" for index in range(count)])
+
+
+def unit(evidence: Evidence) -> str:
+    """Unit of the outcome, where the tree says it (the attribute ``units`` of the observed y); else empty."""
+    y = evidence.variable(OBSERVED_DATA, "y")
+    return "" if y is None else str(y.attrs.get("units", ""))
+
+
+def _labels(
+    evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
+) -> list[str] | None:
+    """The labels of a dimension; None where it has none, or only numbers."""
+    for group in groups:
+        array = evidence.variable(group, variable)
+        if array is None or dim not in array.coords or array.sizes.get(dim) != count:
+            continue
+        values = np.asarray(array.coords[dim].values)
+        if values.dtype.kind in "USO":
+            return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    return None

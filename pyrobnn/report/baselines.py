@@ -1,0 +1,127 @@
+"""What a method has to beat: the mean, and a linear model with its noise, scored on the same held-out rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import numpy as np
+import xarray as xr
+from scipy import stats
+
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.points import CLASSES, NUM_QUANTILES, is_classification
+from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+
+MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
+#: training inputs × outputs above which no model is fitted: a baseline must not cost what the methods do
+_MOST = 20_000_000
+
+Dims = tuple[str, ...]
+Arrays = dict[str, tuple[Dims, np.ndarray]]
+
+
+def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
+    """Baselines of the first tree that holds training and held-out outcomes, as trees of predictions.
+
+    Of a regression the training mean with the training sd, and least squares with its residual sd (the predictive
+    variance includes that of the coefficients); of classes their shares, and scikit-learn's logistic regression (C = 1)
+    on standardised inputs. They are fitted to the training rows alone.
+    """
+    for evidence in trees:
+        y, y_new = evidence.values(OBSERVED_DATA, "y"), evidence.values(HELD_OUT, "y")
+        if y is None or y_new is None or min(y.ndim, y_new.ndim) == 0 or len(y) < 3 or len(y_new) == 0:
+            continue
+        pair = _inputs(evidence, y, y_new)
+        if is_classification(evidence) or evidence.likelihood in CLASSES:
+            found = _of_classes(y.reshape(-1).astype(int), len(y_new), _width(evidence), pair)
+        else:
+            y, y_new = (each.astype(np.float64).reshape(len(each), -1) for each in (y, y_new))
+            found = _of_regression(y, y_new, pair)
+        return {label: _evidence(evidence, predictions) for label, predictions in found.items()}
+    return {}
+
+
+def _inputs(evidence: Evidence, y: np.ndarray, y_new: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Standardised inputs (N, feature) of the training and the held-out data; None where missing or too many."""
+    x, x_new = evidence.values(CONSTANT_DATA, "x"), evidence.values(HELD_OUT, "x")
+    if x is None or x_new is None or x.ndim != 2 or x_new.ndim != 2 or x.shape[1] != x_new.shape[1]:
+        return None
+    if (len(x), len(x_new)) != (len(y), len(y_new)) or x.size * _width(evidence) > _MOST:
+        return None
+    x, x_new = x.astype(np.float64), x_new.astype(np.float64)
+    if not (np.isfinite(x).all() and np.isfinite(x_new).all()):
+        return None
+    mean, sd = x.mean(0), x.std(0)
+    sd[sd == 0.0] = 1.0
+    return (x - mean) / sd, (x_new - mean) / sd
+
+
+def _width(evidence: Evidence) -> int:
+    """Number of classes, at least two."""
+    probs = evidence.values(PREDICTIONS, "probs")
+    return 2 if probs is None or probs.ndim < 2 else max(2, probs.shape[1])
+
+
+def _of_regression(
+    y: np.ndarray, y_new: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None
+) -> dict[str, Arrays]:
+    num_data, num_new = len(y), len(y_new)
+    ones, ones_new = np.ones((num_data, 1)), np.ones((num_new, 1))
+    designs = {MEAN: (ones, ones_new)}
+    if pair is not None:
+        designs[LINEAR] = (np.hstack([ones, pair[0]]), np.hstack([ones_new, pair[1]]))
+    found = {}
+    for label, (design, new) in designs.items():
+        coefficients, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
+        if num_data <= rank + 1:
+            continue
+        noise = ((y - design @ coefficients) ** 2).sum(0) / (num_data - rank)
+        leverage = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)
+        found[label] = _normal(new @ coefficients, noise, leverage[:, None] * noise, y_new)
+    return found
+
+
+def _normal(mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray, y: np.ndarray) -> Arrays:
+    """Normal predictions (point, output): noise variance (output,), and that of the mean (point, output)."""
+    sd = np.sqrt(noise + doubt)
+    levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    sample = mean + sd * stats.norm.ppf(levels)[:, None, None]
+    point = ("pred_point", "output")
+    return {
+        "mean": (point, mean),
+        "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
+        "epistemic_var": (point, doubt),
+        "y_sample": (("sample", *point), sample),
+        "log_prob": (point[:1], stats.norm.logpdf(y, mean, sd).sum(1)),
+    }
+
+
+def _of_classes(
+    labels: np.ndarray, num_new: int, width: int, pair: tuple[np.ndarray, np.ndarray] | None
+) -> dict[str, Arrays]:
+    counts = (
+        np.bincount(labels, minlength=width) + 1.0
+    )  # Laplace's rule: a class without data is not impossible
+    found = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
+    present = np.unique(labels)
+    if pair is not None and len(present) > 1:
+        from sklearn.linear_model import LogisticRegression
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a baseline that has all but converged is one
+            fitted = LogisticRegression(max_iter=500).fit(pair[0], labels)
+        probs = np.full((num_new, len(counts)), 1e-12)
+        probs[:, present] = fitted.predict_proba(pair[1])
+        found[LOGISTIC] = probs / probs.sum(1, keepdims=True)
+    return {label: {"probs": (("pred_point", "class"), probs)} for label, probs in found.items()}
+
+
+def _evidence(evidence: Evidence, predictions: Arrays) -> Evidence:
+    """A tree of predictions beside the outcomes of `evidence`."""
+    if "probs" in predictions:
+        labels = np.asarray(evidence.values(HELD_OUT, "y")).reshape(-1).astype(int)
+        probs = predictions["probs"][1]
+        predictions["log_prob"] = (("pred_point",), np.log(probs[np.arange(len(labels)), labels]))
+    data = {group: evidence.tree[group].to_dataset() for group in (OBSERVED_DATA, HELD_OUT)}
+    return Evidence(xr.DataTree.from_dict(data | {PREDICTIONS: xr.Dataset(predictions)}))
