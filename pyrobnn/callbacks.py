@@ -41,6 +41,8 @@ _ENDINGS = {
     "plateau": "stopped early: the loss no longer falls",
     "callback": "stopped early by a callback",
     "until_ess": "stopped early: enough effective draws",
+    "converged": "stopped early: converged",
+    "max_seconds": "stopped early: max_seconds are spent",
     "interrupt": "interrupted",
     "error": "ended by an error",
 }

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.density import Density
 from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.float64 import log_joint_float64
@@ -33,32 +32,29 @@ from pyrobnn.inference.hmc.checks import (
     check_memory,
     disagreement,
     fingerprint,
-    movable,
     needed_bytes,
     num_slots,
     verdicts,
 )
+from pyrobnn.inference.hmc.converged import check_until, ended
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws
 from pyrobnn.inference.hmc.gradient import chains_per_call
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.run import Run
+from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
-from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import OPTIONAL, Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.point import common_start, start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.supply import RADIUS
 
 #: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
 DEFAULT_WARMUP = 200
 #: up to which the default warm-up goes on where it is not finished: the length of Stan's
 MOST_WARMUP = 1000
-_TRIES = 100  # draws of a start, before there is none
 
 
 @register("nuts", standard=True, quick={"num_warmup": 200, "num_draws": 200, "max_tree_depth": 8})
@@ -87,6 +83,11 @@ class NUTS(Method):
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
         compile: compile the step; False gives the same draws within float tolerance, slower.
         checkpoint_every: seconds between checkpoints.
+        until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
+            values, sites, log density) and their effective sample size is ``min_ess``; num_draws is then the most that
+            are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
+        min_ess: the smallest effective sample size, bulk and tail, that it waits for.
+        max_seconds: and the most seconds that it waits, warm-up included; None for no bound.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -120,6 +121,9 @@ class NUTS(Method):
     engine: Literal["compiled", "pyro"] = "compiled"
     compile: bool = True
     checkpoint_every: float = 60.0
+    until: Literal["converged"] | None = None
+    min_ess: float = 400.0
+    max_seconds: float | None = None
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "exact"
@@ -140,6 +144,7 @@ class NUTS(Method):
             check_count("trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
         check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
+        check_until(self)
 
     def fit(
         self,
@@ -162,7 +167,7 @@ class NUTS(Method):
         Args:
             model: a BNN, or a Pyro program ``fn(x, y)``.
             x, y: the data; or ``x`` a DataLoader, whose batches are gathered.
-            num_draws: draws per chain; default 1000.
+            num_draws: draws per chain; default 1000; with ``until`` the most, default 10,000.
             seed: of starts and of all randomness.
             init: where the chains start: draws of an earlier posterior (its spread is the first mass matrix), or a net.
             device: where to compute; default where ``x`` is.
@@ -190,6 +195,8 @@ class NUTS(Method):
         )
         if until_ess is not None:
             check_number("until_ess", until_ess, above=0.0)
+            if self.until is not None:
+                raise ValueError("'until_ess' has no use beside until='converged': set its min_ess")
         asked = (checkpoint, until_ess, stream_to, *callbacks)
         if self.engine == "pyro" and any(option is not None for option in asked):
             raise ValueError(
@@ -200,7 +207,8 @@ class NUTS(Method):
         check_memory(problem, self, num_draws, num_warmup, stream_to is not None)
         started = time.perf_counter()
         with full_float32(problem.device):
-            z, scale = self._starts(problem, init, seed)
+            uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
+            z, scale = starts(problem, init, seed, self.num_chains, uniform)
             if self.engine == "pyro":
                 result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
                 stopped = "interrupt" if result.interrupted else "num_draws"
@@ -212,6 +220,7 @@ class NUTS(Method):
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
             notes += launches(problem.device, "the step could not be compiled")
         draws = by_site(problem, file, result)
+        stopped, end, remarks = ended(self, problem, draws, result, stopped)
         return make_posterior(
             problem if file is None else _on_cpu(problem),
             self,
@@ -225,10 +234,11 @@ class NUTS(Method):
                 "num_warmup": result.num_warmup or num_warmup,
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
+                **end,
                 "common_start": common_start(init),
                 **({"float64": result.wide} if result.wide else {}),
             },
-            notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result),
+            notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result) + remarks,
             interrupted=result.interrupted,
         )
 
@@ -268,24 +278,6 @@ class NUTS(Method):
             problem.note(note)
         return problem, init
 
-    def _starts(self, problem: Problem, init: Any, seed: int) -> tuple[Tensor, Tensor | None]:
-        """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
-        density, count = problem.density, self.num_chains
-        uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
-        with seeded(seed, problem.device):
-            scale = None
-            own = init is None
-            z = _drawn(density, count, uniform) if own else start_chains(problem.model, density, init, count)
-            if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
-                flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
-                scale = flat.std(0).clamp(min=1e-6)
-            elif init is not None:  # around one point: apart, so that R-hat has something to judge
-                z = z + 0.1 * torch.randn_like(z)
-            # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
-            tries = (_drawn(density, count, uniform != bool(i % 2), 0.9**i) for i in range(_TRIES))
-            z = movable(problem, z, tries)
-        return z.detach().contiguous(), scale
-
     def _machine(
         self, problem: Problem, z: Tensor, scale: Tensor | None, num_draws: int, num_warmup: int, seed: int,
         watch: tuple[float | None, Sequence[Callback], bool], checkpoint: str | Path | None,
@@ -299,7 +291,7 @@ class NUTS(Method):
             if stream_to is not None:
                 sizes = self.num_chains, num_draws
                 file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
-        hooks = Hooks(problem, file, *watch, num_draws, num_warmup)
+        hooks = Hooks(problem, file, *watch, num_draws, num_warmup, self)
         # a run that went on in float64 is resumed in it
         wide = "as before" if earlier is not None and earlier["vectors"].dtype != z.dtype else ""
         spent, seconds = 0, 0.0
@@ -379,12 +371,6 @@ class NUTS(Method):
             progress=progress,
         )
         return Draws(draws, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
-
-
-def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Tensor:
-    """Starts (num, dim) from the box or from the prior, by torch's present random state."""
-    seed = int(torch.randint(2**31, ()))
-    return density.sample_box(num, seed, shrink * RADIUS) if uniform else density.sample_prior(num, seed)
 
 
 def _on_cpu(what: Any) -> Any:

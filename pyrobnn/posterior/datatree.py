@@ -182,7 +182,7 @@ def _function_groups(
     if LOG_LIKELIHOOD in known and known[LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
         variables["log_likelihood"] = known[LOG_LIKELIHOOD]["y"].sum("obs")
         variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
-    norms = _layer_norms(posterior.draws)
+    norms = layer_norms(posterior.draws)
     variables["layer_norm"] = ((*shared, "layer"), _array(torch.stack(list(norms.values()), -1)))
     if posterior.bnn.likelihood.priors:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
@@ -306,7 +306,7 @@ def _along_spread(x: Tensor) -> Tensor:
     return (centered @ direction).argsort()
 
 
-def _layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     squares: dict[str, Tensor] = {}
     for name, value in draws.items():
         if name.startswith(NET) and value.is_floating_point():

@@ -74,7 +74,8 @@ def fingerprint(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Te
     tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
     sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
     plan = {**settings(config), "num_draws": num_draws, "seed": seed, "sites": sites, "streamed": streamed}
-    del plan["checkpoint_every"]
+    for name in ("checkpoint_every", "until", "min_ess", "max_seconds"):  # no draw depends on them
+        del plan[name]
     return checkpoints.fingerprint(plan, tensors)
 
 

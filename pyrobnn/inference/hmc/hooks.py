@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,12 @@ from torch import Tensor
 from pyrobnn.callbacks import ProgressBar
 from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Callback, Problem, notify
+from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Look
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.nuts import NUTS
 
 _NUM_PROBES = 16
 
@@ -30,14 +35,17 @@ class Hooks:
         progress: bool,
         num_draws: int,
         num_warmup: int,
+        config: NUTS,
     ) -> None:
         self._problem, self._file, self._callbacks = problem, file, tuple(callbacks)
         self._until = math.inf if until_ess is None else until_ess
         self._bar = ProgressBar(num_draws + num_warmup, "NUTS") if progress else None
         self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
         self._stopped = "num_draws"
-        self.enough: Callable[[Draws], bool] | None = None if until_ess is None else self._enough
-        self.look = self._look if self._bar or self._callbacks else None
+        self._config, self._started = config, time.monotonic()
+        waits = until_ess is not None or config.until is not None
+        self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
+        self.look = self._look if self._bar or self._callbacks or config.max_seconds else None
 
     def __enter__(self) -> Hooks:
         if self._bar is not None:
@@ -57,6 +65,15 @@ class Hooks:
         return stopped
 
     def _look(self, look: Look) -> bool:
+        if self._tell(look):
+            return True
+        limit = self._config.max_seconds
+        if limit is None or look.phase == "warm-up" or time.monotonic() - self._started < limit:
+            return False
+        self._stopped = "max_seconds"
+        return True
+
+    def _tell(self, look: Look) -> bool:
         # a warm-up that goes on stands at its planned end
         done = min(look.draws, self._num_warmup) if look.phase == "warm-up" else look.draws + self._num_warmup
         if done <= self._told:
@@ -79,8 +96,12 @@ class Hooks:
         return stop
 
     def _enough(self, draws: Draws) -> bool:
-        enough = slowest_ess(self._problem, by_site(self._problem, self._file, draws)) >= self._until
-        self._stopped = "until_ess" if enough else self._stopped
+        found = by_site(self._problem, self._file, draws)
+        if self._config.until is not None:
+            enough, why = reached(self._problem, found, draws.stats).enough(self._config.min_ess), "converged"
+        else:
+            enough, why = slowest_ess(self._problem, found) >= self._until, "until_ess"
+        self._stopped = why if enough else self._stopped
         return enough
 
 

@@ -1,0 +1,186 @@
+"""Whether a run may end: R-hat and effective sample size of all that is identified, over the draws so far.
+
+*Rank-normalization, folding, and localization: an improved R-hat* (Vehtari et al., 2021),
+https://doi.org/10.1214/20-BA1221
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import check_choice, check_number
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.model import NET
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.hmc.draws import Draws
+    from pyrobnn.inference.nuts import NUTS
+
+#: R-hat that every judged quantity of converged chains has at most
+RHAT = 1.01
+#: draws per chain up to which a run that waits for convergence goes on
+MOST_DRAWS = 10_000
+_VALUES = 256  # of all sites together, or of the function, that are judged
+_MIX = (
+    "Allow more num_draws; where R-hat stays, scale the inputs or reparameterise the model: chains in modes of their "
+    "own never agree"
+)
+_BLOCK = 256  # draws whose function values are computed at once
+
+
+class Reached(NamedTuple):
+    """How far a run has come: the worst R-hat and the smallest ESS with the names of their quantities."""
+
+    draws: int
+    rhat: float
+    worst: str
+    ess: float
+    slowest: str
+
+    def enough(self, min_ess: float) -> bool:
+        """Whether that is convergence."""
+        return self.rhat <= RHAT and self.ess >= min_ess
+
+    def __str__(self) -> str:
+        return (
+            f"after {self.draws} draws of each chain the largest R-hat is {self.rhat:.3f} ({self.worst}), the smallest "
+            f"effective sample size {self.ess:.0f} ({self.slowest})"
+        )
+
+
+def reached(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Reached:
+    """How far the chains have converged.
+
+    Args:
+        problem: what is fitted.
+        draws: site → (chain, draw, …), at least two chains.
+        stats: their statistics (chain, draw, 7).
+
+    Returns:
+        With an infinite R-hat where nothing moves, a value is not finite, or there are fewer than four draws.
+    """
+    from arviz_stats.base import array_stats
+
+    num = stats.shape[1]
+    found = {name: values for name, values in judged(problem, draws, stats).items() if np.ptp(values) != 0}
+    for name, values in found.items():
+        if not np.isfinite(values).all():
+            return Reached(num, np.inf, name, 0.0, name)
+    if not found or num < 4:
+        return Reached(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
+    names, stacked = list(found), np.stack(list(found.values()), -1)
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    rhat = np.nan_to_num(array_stats.rhat(stacked, method="rank", **axes), nan=np.inf, posinf=np.inf)
+    bulk = array_stats.ess(stacked, method="bulk", **axes)
+    tail = array_stats.ess(stacked, method="tail", prob=(0.05, 0.95), **axes)
+    ess = np.nan_to_num(np.minimum(bulk, tail), nan=0.0)
+    worst, slowest = int(rhat.argmax()), int(ess.argmin())
+    return Reached(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
+
+
+def check_until(config: NUTS) -> None:
+    """The options of a run that waits for convergence; its default number of draws is the most it makes.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+    """
+    check_number("min_ess", config.min_ess, above=0.0)
+    if config.max_seconds is not None:
+        check_number("max_seconds", config.max_seconds, above=0.0)
+        if config.until is None:
+            raise ValueError(
+                "'max_seconds' bounds a run with until='converged': set it, or leave out max_seconds"
+            )
+    if config.until is None:
+        return
+    check_choice("until", config.until, ("converged",))
+    if config.engine == "pyro":
+        raise ValueError("until='converged' needs engine='compiled': leave out engine")
+    if config.num_chains < 2:
+        raise ValueError("until='converged' compares chains, got num_chains=1: use at least 2, better 4")
+    object.__setattr__(config, "default_draws", MOST_DRAWS)
+
+
+def ended(
+    config: NUTS, problem: Problem, draws: Mapping[str, Tensor], result: Draws, stopped: str
+) -> tuple[str, dict[str, Any], list[str]]:
+    """What is said of the end of a run that waited for convergence.
+
+    Returns:
+        Why it stopped, entries of ``meta``, and what the user must be told: nothing, where it has converged.
+    """
+    if config.until is None:
+        return stopped, {}, []
+    found = reached(problem, draws, result.stats)
+    if found.enough(config.min_ess):
+        return ("converged" if stopped == "num_draws" else stopped), {"until": f"converged: {found}"}, []
+    spent = {
+        "num_draws": f"its {found.draws} draws of each chain are spent",
+        "max_seconds": f"its {config.max_seconds:g} seconds are spent" if config.max_seconds else "",
+        "callback": "a callback stopped it",
+        "interrupt": "Ctrl-C stopped it",
+    }[stopped]
+    said = f"NUTS(until='converged') has not converged and {spent}: {found}"
+    remedy = f"R-hat is wanted at most {RHAT}, the effective sample size at least {config.min_ess:g}. " + (
+        _MIX if found.rhat > RHAT else "Allow more num_draws"
+    )
+    return stopped, {"until": said}, [f"{said}. {remedy}"]
+
+
+def judged(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> dict[str, np.ndarray]:
+    """What is identified, name → (chain, draw): as the diagnosis of the finished run judges it.
+
+    The log density and every site but the weights of a net; of a net the function at the probes, the log prior, the log
+    likelihood and the norm of each layer.
+    """
+    lp = stats[..., STATS.index("lp")].cpu().double()
+    found = {"the log density": lp}
+    sites = {name: value for name, value in draws.items() if not (problem.is_bnn and name.startswith(NET))}
+    if problem.is_bnn:
+        found |= _of_net(problem, draws)
+        found["the log likelihood"] = lp - found["the log prior"]
+    for name, value in sites.items():
+        found |= _columns(name, value, max(1, _VALUES // len(sites)))
+    return {name: value.detach().cpu().double().numpy() for name, value in found.items()}
+
+
+def _columns(name: str, values: Tensor, most: int) -> dict[str, Tensor]:
+    """At most ``most`` elements of (chain, draw, …), evenly spread, by name."""
+    shape = values.shape[2:]
+    if not shape:
+        return {name: values}
+    flat = values.reshape(*values.shape[:2], -1)
+    picked = torch.linspace(0, flat.shape[2] - 1, min(most, flat.shape[2])).round().long().tolist()
+    return {f"{name}[{', '.join(str(k) for k in np.unravel_index(i, shape))}]": flat[..., i] for i in picked}
+
+
+def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Function values, log prior and layer norms, each (chain, draw); of a block of draws at a time."""
+    from pyrobnn.posterior.datatree import layer_norms, probes
+
+    model = problem.bnn
+    x = probes(problem.x.cpu())[0].to(problem.device)
+    function = torch.func.vmap(lambda params: model.forward(params, x))
+    num_chains, num_draws = next(iter(draws.values())).shape[:2]
+    blocks: dict[str, list[Tensor]] = {}
+    for chain in range(num_chains):
+        for start in range(0, num_draws, _BLOCK):
+            rows = {n: v[chain : chain + 1, start : start + _BLOCK].to(x.device) for n, v in draws.items()}
+            f = function({name: value[0] for name, value in rows.items()}).unsqueeze(0)
+            if (
+                model.likelihood.task == "categorical"
+            ):  # a shift of all scores leaves the probabilities as they are
+                f = f - f.mean(-1, keepdim=True)
+            log_prior = torch.stack([prior.log_prob(rows[name]) for name, prior in model.priors.items()]).sum(
+                0
+            )
+            norms = {f"the norm of layer {layer}": norm for layer, norm in layer_norms(rows).items()}
+            for name, value in (_columns("f", f, _VALUES) | {"the log prior": log_prior} | norms).items():
+                blocks.setdefault(name, []).append(value[0].double().cpu())
+    return {name: torch.cat(values).reshape(num_chains, num_draws) for name, values in blocks.items()}

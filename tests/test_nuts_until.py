@@ -1,0 +1,128 @@
+"""A run of NUTS that waits for convergence: it ends when the chains agree, or says in words that they do not."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from models import toy, toy_model
+
+import pyrobnn as pb
+from pyrobnn.inference.hmc.converged import MOST_DRAWS, reached
+
+#: two leapfrogs a draw: the machine is Python here
+UNTIL = {"num_chains": 4, "num_warmup": 30, "trajectory": 2, "until": "converged", "compile": False}
+
+
+def easy(x, y):
+    pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    pyro.sample("scale", dist.Gamma(4.0, 1.0))
+
+
+def two_modes(x, y):
+    modes = dist.Normal(torch.tensor([-9.0, 9.0]), 0.5)
+    pyro.sample("where", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), modes))
+
+
+def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(tmp_path):
+    config = pb.NUTS(**UNTIL)
+    assert config.default_draws == MOST_DRAWS and pickle.loads(pickle.dumps(config)) == config
+    posterior = config.fit(easy, seed=1)
+    assert posterior.meta["stopped"] == "converged" and not posterior.meta["warnings"]
+    assert 100 <= posterior.num_draws < MOST_DRAWS // 4
+    assert posterior.meta["until"].startswith(f"converged: after {posterior.num_draws} draws of each chain")
+    plain = pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=posterior.num_draws)
+    assert all(torch.equal(plain.draws[site], posterior.draws[site]) for site in plain.draws)
+    again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), easy)
+    assert again.meta == posterior.meta and again.num_chains == 4
+
+
+def test_chains_in_two_modes_spend_the_budget_and_say_so():
+    with pytest.warns(UserWarning) as told:
+        posterior = pb.NUTS(**UNTIL).fit(two_modes, seed=0, num_draws=120)
+    assert any(
+        "has not converged and its 120 draws of each chain are spent" in str(one.message) for one in told
+    )
+    assert posterior.meta["stopped"] == "num_draws" and posterior.num_draws == 120
+    assert "the largest R-hat is" in posterior.meta["until"] and "'where'" in " ".join(
+        posterior.meta["warnings"]
+    )
+
+
+def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
+    with pytest.warns(UserWarning, match="not converged and its 1e-06 seconds are spent"):
+        short = pb.NUTS(**UNTIL, max_seconds=1e-6).fit(easy)
+    assert short.meta["stopped"] == "max_seconds" and short.num_draws < 100
+    seen = []
+
+    def stop(step, metrics):
+        seen.append(metrics["draws"])
+        return metrics["phase"] == "sampling" and metrics["draws"] >= 20
+
+    with pytest.warns(UserWarning, match="not converged and a callback stopped it"):
+        assert pb.NUTS(**UNTIL).fit(easy, callbacks=[stop]).meta["stopped"] == "callback"
+    assert seen[-1] >= 20
+
+
+def test_a_net_waits_for_its_function_and_not_for_its_weights(tmp_path):
+    x, y = toy(20)
+    config = pb.NUTS(**UNTIL | {"num_chains": 2, "num_warmup": 10}, min_ess=20.0)
+    options = {"num_draws": 40, "seed": 0}
+    with pytest.warns(UserWarning, match="has not converged"):
+        posterior = config.fit(toy_model(), x, y, **options)
+    with pytest.warns(UserWarning, match="has not converged"):
+        streamed = config.fit(toy_model(), x, y, stream_to=tmp_path / "draws", **options)
+    assert streamed.meta["until"] == posterior.meta["until"]
+    said = posterior.meta["until"]
+    assert "net." not in said and any(name in said for name in ("(f[", "(the log", "(the norm of layer"))
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
+    config = pb.NUTS(**UNTIL, checkpoint_every=0.0)
+    options = {"seed": 1, "num_draws": 60}
+    with pytest.warns(UserWarning, match="its 60 draws of each chain are spent"):
+        whole = config.fit(easy, **options)
+    with pytest.warns(UserWarning, match="a callback stopped it"):
+        config.fit(easy, checkpoint=tmp_path / "run", **options,
+                   callbacks=[lambda _, seen: seen["phase"] == "sampling" and seen["draws"] > 20])  # fmt: skip
+    with pytest.warns(UserWarning, match="its 60 draws of each chain are spent"):
+        again = config.fit(easy, checkpoint=tmp_path / "run", **options)
+    assert all(torch.equal(again.draws[site], whole.draws[site]) for site in whole.draws)
+
+
+def test_what_does_not_move_has_not_converged():
+    problem = type("Problem", (), {"is_bnn": False})()
+    stats = torch.zeros(4, 500, 7, dtype=torch.float64)
+    still = {"a": torch.zeros(4, 500)}
+    assert reached(problem, still, stats).rhat == float("inf")
+    apart = {"a": torch.arange(4.0)[:, None].expand(4, 500)}
+    assert reached(problem, apart, stats).rhat > 1e6
+    draws = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
+    assert reached(problem, {"a": draws}, stats).enough(400.0)
+    draws = draws.clone()
+    draws[0, 3] = torch.nan
+    assert not reached(problem, {"a": draws}, stats).enough(1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"until": "soon"}, "'until' must be one of 'converged'"),
+        ({"until": "converged", "num_chains": 1}, "compares chains, got num_chains=1: use at least 2"),
+        ({"until": "converged", "engine": "pyro"}, "needs engine='compiled'"),
+        ({"until": "converged", "min_ess": 0.0}, "'min_ess' must be > 0"),
+        ({"until": "converged", "max_seconds": -1.0}, "'max_seconds' must be > 0"),
+        ({"max_seconds": 5.0}, "'max_seconds' bounds a run with until='converged'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pb.NUTS(**options)
+
+
+def test_until_ess_has_no_use_beside_it():
+    with pytest.raises(ValueError, match="set its min_ess"):
+        pb.NUTS(**UNTIL).fit(easy, until_ess=100)
