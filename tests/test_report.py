@@ -13,11 +13,14 @@ import trees as factory
 import xarray as xr
 
 from pyrobnn.diagnostics import Check, Verdict
+from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report import write_report, write_summary
+from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.ranking import rankings
 
 ATTACK = '<script>alert("x")</script>'
 
@@ -324,7 +327,7 @@ def linear_tree(slope: float, seed: int = 0) -> xr.DataTree:
 
 def test_baselines_see_the_same_rows_as_the_methods() -> None:
     tree = linear_tree(1.0)
-    mean, linear = (row.values for row in baseline_rows({"it": tree}))
+    mean, linear = (row.values for row in baseline_rows(baselines([Evidence(tree)])))
     (own,) = (row.values for row in compare_rows({"it": tree}, judge_all({"it": tree})))
     train, test = (tree[g]["y"].values for g in ("observed_data", "predictions_constant_data"))
     assert mean["rmse"] == pytest.approx(np.sqrt(((test - train.mean()) ** 2).mean()))
@@ -342,7 +345,7 @@ def test_baselines_of_classes() -> None:
     tree["observed_data"] = xr.Dataset({"y": (("obs",), labels)})
     x_new = tree["predictions_constant_data"]["x"].values
     tree["constant_data"] = xr.Dataset({"x": (("obs", "feature"), rng.uniform(0, 16, (300, 64)))})
-    rows = {row.label: row.values for row in baseline_rows({"it": tree})}
+    rows = {row.label: row.values for row in baseline_rows(baselines([Evidence(tree)]))}
     y = tree["predictions_constant_data"]["y"].values
     assert set(rows) == {"class shares", "logistic regression"} and len(x_new) == len(y)
     assert rows["class shares"]["accuracy"] == np.mean(y == np.bincount(labels).argmax())
@@ -350,8 +353,39 @@ def test_baselines_of_classes() -> None:
 
 def test_bold_is_within_two_standard_errors_of_the_best() -> None:
     trees = {"right": linear_tree(1.0), "close": linear_tree(0.97), "wrong": linear_tree(0.5)}
-    rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(trees)]
+    rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(baselines(gather(trees).values()))]
     for key in ("rmse", "r2", "log_prob", "crps"):
         (column,) = (column for column in COLUMNS if column.key == key)
         best = best_labels(rows, column)
         assert {"right", "close"} <= best and best.isdisjoint({"wrong", "predict the mean"}), key
+
+
+def test_rankings_are_paired_and_weighted(tmp_path: Path) -> None:
+    trees = {"right": linear_tree(1.0), "close": linear_tree(0.97), "wrong": linear_tree(0.5)}
+    gathered = gather(trees)
+    ranking = rankings(gathered, baselines(gathered.values()))["held_out"]
+    rows = {row.label: row for row in ranking.rows}
+    difference = (
+        trees["wrong"]["predictions"]["log_prob"] - trees[ranking.rows[0].label]["predictions"]["log_prob"]
+    )
+    assert rows["wrong"].below == pytest.approx(-float(difference.sum()))
+    assert rows["wrong"].below_se == pytest.approx(10 * float(difference.std()), rel=0.02)
+    assert rows["right"].close and rows["close"].close and not rows["wrong"].close
+    assert sum(row.weight or 0 for row in ranking.rows) == pytest.approx(1.0, abs=1e-3)
+    assert rows["predict the mean"].below > rows["wrong"].below > 0
+    text = Page(write_report(trees, tmp_path / "r.html").read_text(encoding="utf-8")).text
+    assert "Which predicts best" in text and f"{rows['wrong'].weight:.2f}" in text
+
+
+def test_leave_one_out_ranks_only_what_it_can_estimate(one_dimensional: dict[str, xr.DataTree]) -> None:
+    good = one_dimensional["nuts"]
+    poor = factory.regression_1d("SVI", iid=True)
+    stats = poor["sample_stats"].to_dataset()
+    # log q far from log p: a few draws carry all weights, and the estimate flatters
+    stats["log_q"] = stats["log_p"] + 20 * np.random.default_rng(0).standard_normal(stats["log_p"].shape)
+    poor["sample_stats"] = stats
+    ranking = rankings(gather({"a": good, "b": factory.regression_1d(seed=1), "poor": poor}), {})[
+        "leave_one_out"
+    ]
+    assert {row.label for row in ranking.rows} == {"a", "b"}
+    assert len(ranking.refused) == 1 and ranking.refused[0].startswith("poor is not ranked")

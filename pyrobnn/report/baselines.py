@@ -10,7 +10,7 @@ import xarray as xr
 from scipy import stats
 
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import CLASSES, NUM_QUANTILES, is_classification
+from pyrobnn.diagnostics.points import CLASSES, NUM_QUANTILES, is_classification, same_data
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
@@ -26,9 +26,10 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
 
     Of a regression the training mean with the training sd, and least squares with its residual sd (the predictive
     variance includes that of the coefficients); of classes their shares, and scikit-learn's logistic regression (C = 1)
-    on standardised inputs. They are fitted to the training rows alone.
+    on standardised inputs. They are fitted to the training rows alone. None where the trees are of different data.
     """
-    for evidence in trees:
+    trees = list(trees)
+    for evidence in trees if same_data(trees) else []:
         y, y_new = evidence.values(OBSERVED_DATA, "y"), evidence.values(HELD_OUT, "y")
         if y is None or y_new is None or min(y.ndim, y_new.ndim) == 0 or len(y) < 3 or len(y_new) == 0:
             continue

@@ -18,7 +18,6 @@ from pyrobnn.diagnostics.points import class_points, regression_points, same_dat
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
-from pyrobnn.report.baselines import baselines
 
 
 @dataclass(frozen=True)
@@ -103,12 +102,9 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
     return [replace(row, ranked=ranked) for row in rows]
 
 
-def baseline_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
-    """One `Row` of the same scores per baseline (`pyrobnn.report.baselines`); none where runs are of different data."""
-    evidence = [Evidence.of(tree) for tree in trees.values()]
-    if not same_data(evidence):
-        return []
-    return [_row(label, each, None, None) for label, each in baselines(evidence).items()]
+def baseline_rows(floor: Mapping[str, Evidence]) -> list[Row]:
+    """One `Row` of the same scores per baseline (`pyrobnn.report.baselines`)."""
+    return [_row(label, each, None, None) for label, each in floor.items()]
 
 
 def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evidence | None) -> Row:

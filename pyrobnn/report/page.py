@@ -18,10 +18,12 @@ from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.scores import LEVELS
 from pyrobnn.groups import POSTERIOR
+from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import COLUMNS, Column, Row, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.facts import facts
 from pyrobnn.report.numbers import significant, with_error
+from pyrobnn.report.ranking import Ranking, rankings
 from pyrobnn.report.sections import Section, build_sections
 
 # what the page merges into one column; summary.json keeps the keys apart
@@ -38,7 +40,7 @@ SHOWN = tuple(
 )
 #: attributes that a saved run is rebuilt from; what they say stands in the others
 REBUILDS = ("format", "format_version", "meta", "family", "study")
-DECIMALS = {"ess": 0, "rhat": 3, "khat": 2}
+DECIMALS = {"ess": 0, "rhat": 3, "khat": 2, "r2": 2}
 
 
 def write_report(
@@ -84,7 +86,8 @@ def write_report(
     trees = gather(trees)
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
-    floor = baseline_rows(trees)
+    baseline = baselines(trees.values())
+    floor = baseline_rows(baseline)
     best = recommended(rows, verdicts)
     columns = [
         column
@@ -108,6 +111,7 @@ def write_report(
         rows=_cells([*rows, *floor], columns),
         num_methods=len(rows),
         table_note=_table_note(trees, columns),
+        rankings=[_ranking(each, baseline) for each in rankings(trees, baseline).values()],
         lost=[sentence for row in rows for sentence in row.lost],
         sections=[_marked(section) for section in build_sections(trees)],
         runs=[_run(label, evidence) for label, evidence in trees.items()],
@@ -215,7 +219,7 @@ def format_number(value: float | None, key: str) -> str:
     if key == "gap_ratio":
         return f"× {value:.1f}"
     if key in DECIMALS:
-        return f"{value:.{DECIMALS[key]}f}"
+        return f"{round(value, DECIMALS[key]) + 0.0:.{DECIMALS[key]}f}".replace("-", "−")
     if key.endswith("_seconds"):
         if value < 0.01:
             return "<0.01"
@@ -243,6 +247,23 @@ def _table_note(trees: Mapping[str, Evidence], columns: list[Column]) -> str:
             "Distance: mean 1-Wasserstein distance of the predictive from that of NUTS, in the outcome's units."
         )
     return " ".join(notes)
+
+
+def _ranking(ranking: Ranking, floor: Mapping[str, Evidence]) -> dict[str, object]:
+    rows = []
+    for row in ranking.rows:
+        elpd, se = with_error(row.elpd, row.se)
+        below, below_se = ("0", "") if row is ranking.rows[0] else with_error(-row.below, row.below_se)
+        weight = "–" if row.weight is None else f"{row.weight:.2f}"
+        rows.append(
+            {
+                "label": row.label,
+                "cells": ((elpd, se), (below, below_se), (weight, "")),
+                "close": row.close,
+                "floor": row.label in floor,
+            }
+        )
+    return {"title": ranking.title, "num_data": ranking.num_data, "rows": rows, "refused": ranking.refused}
 
 
 def _marked(section: Section) -> Section:

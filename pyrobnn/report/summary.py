@@ -12,10 +12,12 @@ import xarray as xr
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all, reference_label
+from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import baseline_rows, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.facts import facts
 from pyrobnn.report.page import check_verdicts
+from pyrobnn.report.ranking import rankings
 
 
 def write_summary(
@@ -31,8 +33,9 @@ def write_summary(
     the runs are of different data), ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of
     the table are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), ``methods``:
     label → ``status``, ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the
-    held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check; and ``baselines``:
-    label → ``scores`` and ``standard_errors`` of the mean and of a linear model.
+    held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check; ``baselines``:
+    label → ``scores`` and ``standard_errors`` of the mean and of a linear model; and ``rankings``: ``held_out`` and
+    ``leave_one_out`` → log predictive densities, paired differences from the best, stacking weights.
 
     Args:
         trees: label → DataTree, or its `Evidence`.
@@ -50,6 +53,7 @@ def write_summary(
     trees = gather(trees)
     verdicts = judge_all(trees) if verdicts is None else check_verdicts(trees, verdicts)
     rows = compare_rows(trees, verdicts)
+    floor = baselines(trees.values())
     content = {
         "facts": facts(trees),
         "recommended": recommended(rows, verdicts),
@@ -68,8 +72,9 @@ def write_summary(
             for row in rows
         },
         "baselines": {
-            row.label: {"scores": row.values, "standard_errors": row.errors} for row in baseline_rows(trees)
+            row.label: {"scores": row.values, "standard_errors": row.errors} for row in baseline_rows(floor)
         },
+        "rankings": {name: ranking.to_dict() for name, ranking in rankings(trees, floor).items()},
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
