@@ -10,6 +10,8 @@ from models import toy_model
 from test_contract import METHODS, X, Y, num_draws
 from test_law_interrupt import EARLY
 
+from pyrobnn.inference.hmc.draws import Look
+from pyrobnn.inference.hmc.hooks import Hooks
 from pyrobnn.inference.optim.minimize import minimize
 
 pytestmark = pytest.mark.filterwarnings(
@@ -24,6 +26,7 @@ class Bar:
 
     def __init__(self, total=None, desc=None, **options):
         self.total, self.desc, self.n, self.closed, self.said = total, desc, 0, 0, ""
+        self.told, self.lines = [], []
         Bar.made.append(self)
 
     def update(self, n=1):
@@ -37,7 +40,15 @@ class Bar:
         assert not self.closed
         self.said = text
 
-    def set_description(self, *args, **kwargs): ...
+    def set_description(self, text=None, refresh=True):
+        assert not self.closed
+        self.told.append(text)
+
+    def refresh(self):
+        assert not self.closed
+
+    def write(self, text, file=None):
+        self.lines.append(text)
 
     def close(self):
         self.closed += 1
@@ -91,3 +102,40 @@ def test_plateaus_and_enough_draws_are_said(bars):
         "stopped early: enough effective draws",
     ]
     assert all(0 < bar.n < bar.total and bar.closed == 1 for bar in bars)
+
+
+def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
+    reasons = ["the log density was still rising"]
+    monkeypatch.setattr("pyrobnn.inference.nuts.DEFAULT_WARMUP", 30)
+    monkeypatch.setattr("pyrobnn.inference.hmc.run.judge", lambda *rest: reasons.pop() if reasons else "")
+    posterior = replace(METHODS["NUTS"], num_warmup=None).fit(toy_model(), X, Y, progress=True, num_draws=5)
+    [bar] = bars
+    warmup = posterior.meta["num_warmup"]
+    assert warmup > 30 and (bar.n, bar.total) == (warmup + 5, warmup + 5)
+    assert bar.lines == [
+        f"NUTS: the warm-up goes on to {warmup} transitions: the log density was still rising"
+    ]
+    assert any(f" of {warmup}, about " in told and "warm-up " in told for told in bar.told)
+
+
+@pytest.mark.parametrize("name", ["MAP", "NUTS", "SGLD"])
+def test_a_bar_says_at_once_what_is_done_and_soon_how_long_it_takes(name, bars, monkeypatch):
+    monkeypatch.setattr("pyrobnn.compile._checked", lambda fn, *rest: (fn, "inductor"))
+    method = replace(METHODS[name], compile=True, **({"num_steps": 300} if name == "MAP" else {}))
+    method.fit(toy_model(), X, Y, progress=True, **num_draws(name))
+    [bar] = bars
+    assert "tracing and compiling" in bar.told[0]
+    assert any(" left" in told for told in bar.told) and bar.told[-1] == bar.desc
+
+
+def test_before_the_first_transition_the_bar_knows_what_it_takes_at_least(bars):
+    with Hooks(None, None, None, (), True, 100, 50, METHODS["NUTS"]) as hooks:
+        for steps in (0, 16, 32):
+            hooks.look(Look("warm-up", 0, 50, 0.1, 0.0, 0, steps, ""))
+        hooks.look(Look("warm-up", 1, 50, 0.1, 5.0, 0, 48, ""))
+    [bar] = bars
+    assert bar.told[1:3] == [
+        "NUTS: warm-up 0 of 50",
+        "NUTS: warm-up 0 of 50, 16 leapfrogs without a transition: at least 1 s left at this rate",
+    ]
+    assert bar.n == 1

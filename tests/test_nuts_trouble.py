@@ -12,6 +12,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from models import toy, toy_model
 
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.hmc.checks import verdicts
@@ -96,6 +97,16 @@ def test_an_acceptance_rate_far_from_its_target_is_said():
     stats = fine_stats(100)
     stats[..., STATS.index("acceptance_rate")] = 0.3
     assert verdicts(stats, NUTS())[0].startswith("the acceptance rate is 0.30, far below the 0.8 aimed at")
+
+
+def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():
+    config = NUTS(num_chains=2, num_warmup=40, max_tree_depth=1, compile=False)
+    with pytest.warns(UserWarning) as caught:
+        posterior = config.fit(toy_model(), *toy(), num_draws=5)
+    told = "the warm-up was not finished after 40 transitions: the log density was still rising"
+    assert posterior.meta["num_warmup"] == 40
+    assert any(str(each.message).startswith(told) for each in caught)
+    assert any(note.startswith(told) for note in posterior.meta["warnings"])
 
 
 def test_saturation_is_said_from_a_tenth_on():

@@ -69,8 +69,8 @@ class NUTS(Method):
 
     Args:
         num_chains: chains; they share each gradient call, so more cost less than proportionally.
-        num_warmup: transitions of warm-up, on average over chains; None takes 200, and up to 1000 where the last window
-            says that it is not finished (chains that stand still or disagree, a density that rises).
+        num_warmup: transitions of warm-up, on average over chains. None takes 200, and up to 1000 where it is not
+            finished (chains that stand still or disagree, a density that rises); a number is kept to, with a warning.
         step_size: the first step size; None finds one.
         target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.

@@ -216,6 +216,8 @@ class _StochasticGradientMCMC(Method):
     ) -> Run:
         run, num_steps = Run(state.z), len(plan.controls)
         bar = ProgressBar(num_steps, type(self).__name__) if progress else None
+        if bar is not None and self.compile:
+            bar.say("tracing and compiling")
         started = time.perf_counter()
         try:
             self._walk(problem, state, plan, (*callbacks, bar) if bar else tuple(callbacks), run)

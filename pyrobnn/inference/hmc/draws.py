@@ -36,12 +36,13 @@ class Draws(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the host sees between steps."""
+    """What the host sees before the first step and between steps."""
 
     phase: str
     draws: int  # of the slowest chain in this phase
-    wanted: int
+    wanted: int  # of the whole warm-up, which may have become longer, or of the sampling
     step_size: float
     tree_depth: float
     divergences: int
     steps: int
+    unfinished: str  # why the warm-up was not finished when it was last judged

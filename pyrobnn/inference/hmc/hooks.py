@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyrobnn.callbacks import ProgressBar
+from pyrobnn.callbacks import ProgressBar, duration
 from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Callback, Problem, notify
 from pyrobnn.inference.hmc.converged import reached
@@ -39,8 +39,11 @@ class Hooks:
     ) -> None:
         self._problem, self._file, self._callbacks = problem, file, tuple(callbacks)
         self._until = math.inf if until_ess is None else until_ess
-        self._bar = ProgressBar(num_draws + num_warmup, "NUTS") if progress else None
+        shown = ("step_size", "tree_depth", "divergences")
+        self._bar = ProgressBar(num_draws + num_warmup, "NUTS", metrics=shown) if progress else None
+        self._starting = "tracing and compiling" if config.compile else "looking for a step size"
         self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
+        self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped = "num_draws"
         self._config, self._started = config, time.monotonic()
         waits = until_ess is not None or config.until is not None
@@ -50,6 +53,7 @@ class Hooks:
     def __enter__(self) -> Hooks:
         if self._bar is not None:
             self._bar.__enter__()
+            self._bar.say(self._starting)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -74,8 +78,21 @@ class Hooks:
         return True
 
     def _tell(self, look: Look) -> bool:
-        # a warm-up that goes on stands at its planned end
-        done = min(look.draws, self._num_warmup) if look.phase == "warm-up" else look.draws + self._num_warmup
+        warming = look.phase == "warm-up"
+        if warming and look.wanted > self._num_warmup:
+            self._num_warmup = look.wanted
+            if self._bar is not None:
+                self._bar.extend(
+                    self._num_draws + look.wanted,
+                    f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}",
+                )
+        done = look.draws if warming else look.draws + self._num_warmup
+        if self._began is None or look.steps < self._began[1]:
+            self._began = time.monotonic(), look.steps
+            self._say(look, done)
+            return False
+        if done == 0:
+            self._say(look, done)
         if done <= self._told:
             return False
         self._told = done
@@ -85,8 +102,8 @@ class Hooks:
             "divergences": look.divergences,
             "draws": look.draws,
         }
-        if self._bar is not None:
-            self._bar(done, metrics)
+        if self._bar is not None and done:
+            self._bar(done, metrics | {"phase": self._phase(look)})
         stop = notify(self._callbacks, look.steps, metrics | {"phase": look.phase})
         if stop and not (look.phase == "sampling" and look.draws):
             raise ValueError(
@@ -94,6 +111,25 @@ class Hooks:
             )
         self._stopped = "callback" if stop else self._stopped
         return stop
+
+    def _phase(self, look: Look) -> str:
+        if look.phase == "warm-up":
+            return f"warm-up {look.draws} of {look.wanted}"
+        return "sampling until enough, or the end" if self.enough else "sampling"
+
+    def _say(self, look: Look, done: int) -> None:
+        """What is being done before the first transition; from the first leapfrogs on how long it takes at least."""
+        if self._bar is None or self._began is None:
+            return
+        began, before = self._began
+        least = ""
+        if (steps := look.steps - before) > 0:
+            # the chains have made less than one transition each, on average
+            seconds = (time.monotonic() - began) * (self._num_draws + self._num_warmup - done)
+            least = (
+                f", {steps} leapfrogs without a transition: at least {duration(seconds)} left at this rate"
+            )
+        self._bar.say(self._phase(look) + least)
 
     def _enough(self, draws: Draws) -> bool:
         found = by_site(self._problem, self._file, draws)

@@ -74,7 +74,7 @@ class Run:
         )
         self.plan = planned(num_warmup)
         self.most, self.names, self.inspect = most, names, inspect
-        self.unfinished = ""  # why the warm-up was not finished where it ended
+        self.unfinished = ""  # why the warm-up was not finished when it was last judged
         self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
         self.phase = self.steps = self.total_steps = 0
@@ -168,6 +168,8 @@ class Run:
         save: tuple[str | Path, str, float] | None,
     ) -> Draws:  # fmt: skip
         written, next_check = time.monotonic(), 100
+        if look is not None:
+            look(self._look(self.phase < len(self.plan), self.ready, num_draws))
         while True:
             warming = self.phase < len(self.plan)
             wanted = self.plan[self.phase][0] if warming else num_draws
@@ -310,7 +312,7 @@ class Run:
         if any(mass for _, mass, _ in self.plan[self.phase + 1 :]):
             if self.most is not None and self.names is not None and not self.plan[self.phase][1]:
                 reason = underway(stats, counts, self.machine.dim)
-                self.plan = lengthened(self.plan, self.phase, self.most // 3, reason)
+                self.plan, self.unfinished = lengthened(self.plan, self.phase, self.most // 3, reason), reason
             return
         window = self._unwhiten(self.buffers.draws[:, : self.kept])
         if self.inspect is not None:
@@ -319,11 +321,10 @@ class Run:
             steps = self.state.dual[1].median().exp() * scale
             if reason := self.inspect(window[best, : int(counts[best])], steps):
                 raise TooCoarse(reason, self._unwhiten(self.state.vectors[_PROPOSAL]))
-        if self.most is None:
-            return
         mass = self.plan[self.phase][1]
         reason = judge(window, stats, counts, self.machine.target_accept, self.names, mass)
-        self.plan, self.unfinished = extended(self.plan, self.phase, self.most, reason, self.unfinished)
+        most = self.most or 0
+        self.plan, self.unfinished = extended(self.plan, self.phase, most, reason, self.unfinished)
 
     def _spill(self, file: DrawFile, num_draws: int) -> None:
         """Move the block of draws to the file; every chain begins an empty block."""
@@ -356,6 +357,7 @@ class Run:
             float(latest[:, STATS.index("tree_depth")].mean()),
             0 if warming else diverging,
             self.total_steps,
+            self.unfinished,
         )
 
     def _finish(self, count: int, num_draws: int) -> Draws:

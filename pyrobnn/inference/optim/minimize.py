@@ -241,6 +241,8 @@ class _Log:
     def __enter__(self) -> _Log:
         if self.bar is not None:
             self.bar.__enter__()
+            if self.stepper.compile:
+                self.bar.say("tracing and compiling")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
