@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from pyrobnn import plots
     from pyrobnn import report as report
     from pyrobnn.diagnostics import Verdict, diagnose
+    from pyrobnn.estimators import BNNClassifier, BNNRegressor
     from pyrobnn.posterior.datatree import to_datatree
     from pyrobnn.report import write_report, write_summary
 else:
-    # a fit needs neither ArviZ nor matplotlib: they cost as much time to import as torch and Pyro
+    # a fit needs neither ArviZ nor matplotlib nor scikit-learn: they cost as much time to import as torch and Pyro
     __getattr__, __dir__ = late_names(
         __name__,
         {
+            "BNNClassifier": "pyrobnn.estimators",
+            "BNNRegressor": "pyrobnn.estimators",
             "Verdict": "pyrobnn.diagnostics",
             "diagnose": "pyrobnn.diagnostics",
             "diagnostics": "pyrobnn.diagnostics",
@@ -40,6 +43,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BNN",
+    "BNNClassifier",
+    "BNNRegressor",
     "Density",
     "Posterior",
     "Prediction",

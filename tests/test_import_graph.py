@@ -27,12 +27,12 @@ CIRCLES = [
 ]
 #: wing → those that it must not know
 ABOVE = {
-    "pyrobnn.data": ("inference", "posterior", "diagnostics", "plots", "report", "studies"),
-    "pyrobnn.posterior": ("inference", "diagnostics", "plots", "report", "studies"),
-    "pyrobnn.inference": ("diagnostics", "plots", "report", "studies", "cli"),
-    "pyrobnn.diagnostics": ("inference", "plots", "report", "studies", "cli"),
-    "pyrobnn.plots": ("inference", "report", "studies", "cli"),
-    "pyrobnn.report": ("inference", "studies", "cli"),
+    "pyrobnn.data": ("inference", "posterior", "diagnostics", "plots", "report", "studies", "estimators"),
+    "pyrobnn.posterior": ("inference", "diagnostics", "plots", "report", "studies", "estimators"),
+    "pyrobnn.inference": ("diagnostics", "plots", "report", "studies", "estimators", "cli"),
+    "pyrobnn.diagnostics": ("inference", "plots", "report", "studies", "estimators", "cli"),
+    "pyrobnn.plots": ("inference", "report", "studies", "estimators", "cli"),
+    "pyrobnn.report": ("inference", "studies", "estimators", "cli"),
 }
 
 

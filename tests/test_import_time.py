@@ -92,6 +92,8 @@ def test_time_beside_torch_and_pyro():
 
 LATE = {
     "pyrobnn": (
+        "BNNClassifier",
+        "BNNRegressor",
         "plots",
         "report",
         "diagnostics",

@@ -1,0 +1,255 @@
+"""What the regressor and the classifier share: data in, a model, a fit, and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from numbers import Integral
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from pyrobnn import networks, priors
+from pyrobnn.checks import check_choice, check_count
+from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.data.dataset import Task
+from pyrobnn.diagnostics import Verdict
+from pyrobnn.estimators.auto import choose
+from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
+from pyrobnn.inference.method import METHODS, Method
+from pyrobnn.likelihoods import Likelihood
+from pyrobnn.model import BNN
+from pyrobnn.posterior.predict import Prediction
+from pyrobnn.seeding import seeded
+
+#: scalars (draw × point × output) that a prediction holds at once
+MOST_SCALARS = 2**24
+
+
+class Estimator(BaseEstimator):
+    """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier."""
+
+    task: Task
+    #: what the likelihood of this estimator may be
+    likelihood_tasks: tuple[str, ...]
+
+    def __init__(
+        self,
+        method: Any = "auto",
+        *,
+        hidden: Any = (50,),
+        activation: Any = "tanh",
+        net: Any = None,
+        prior: Any = None,
+        likelihood: Any = None,
+        standardize: bool = True,
+        num_draws: int | None = None,
+        compile: bool = True,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.net = net
+        self.prior = prior
+        self.likelihood = likelihood
+        self.standardize = standardize
+        self.num_draws = num_draws
+        self.compile = compile
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- fit --------------------------------------------------------------------------------------------------------
+
+    def _fit(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None, width: int) -> None:
+        """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
+        self.__dict__.pop("verdict_", None)
+        seed = self._seed()
+        self._weighted = weights is not None
+        x, y, fractions = _canonical(x, y, weights)
+        self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
+        units = self._units(fractions)
+        likelihood = self._checked_likelihood(units, width)
+        self._width = likelihood.heads * width
+        net = self._net(x.shape[1], self._width, seed)
+        prior = priors.FanInNormal() if self.prior is None else self.prior
+        model = BNN(net, prior, likelihood, standardizer=units)
+        self.method_, self.method_reason_, options = self._method(model, width, fractions is not None)
+        if self.verbose:
+            print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
+        options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
+        if fractions is None:
+            self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
+        else:
+            self.posterior_ = fit_weighted(self.method_, model, self._x, self._y, fractions, options)
+
+    def _seed(self) -> int:
+        """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _checked_weights(self, x: np.ndarray, sample_weight: Any) -> np.ndarray | None:
+        if sample_weight is None:
+            return None
+        checked = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        return cast(np.ndarray, checked)
+
+    def _units(self, weights: Tensor | None) -> Standardizer | None:
+        if not self.standardize:
+            return None
+        if weights is None:
+            return Standardizer.fit(Dataset(self._x, self._y, "train", self.task))
+        return weighted_units(self._x, self._y if self.task == "regression" else None, weights)
+
+    def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
+        if self.net is None:
+            if isinstance(self.hidden, Integral):
+                raise TypeError(
+                    f"'hidden' must be a tuple of widths, got {self.hidden!r}: write hidden=({self.hidden},)"
+                )
+            net = networks.mlp(num_inputs, tuple(self.hidden), width, activation=self.activation, seed=seed)
+            return net.double()  # what scikit-learn computes in
+        if isinstance(self.net, nn.Module):
+            return self.net
+        if not callable(self.net):
+            raise TypeError(
+                f"'net' must be an nn.Module or a function (num_inputs, num_outputs) -> nn.Module, got {self.net!r}"
+            )
+        with seeded(seed):
+            return cast(nn.Module, self.net(num_inputs, width))
+
+    def _checked_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
+        if self.likelihood is None:
+            return self._default_likelihood(units, width)
+        task = getattr(self.likelihood, "task", None)
+        if task not in self.likelihood_tasks:
+            raise TypeError(
+                f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {self.likelihood!r}"
+            )
+        return cast(Likelihood, self.likelihood)
+
+    def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
+        raise NotImplementedError
+
+    def _method(self, model: BNN, width: int, weighted: bool) -> tuple[Any, str, dict[str, Any]]:
+        """The method, why it, and the options of its ``fit``."""
+        options = {} if self.num_draws is None else {"num_draws": self.num_draws}
+        if not isinstance(self.method, str):
+            if isinstance(self.method, type) or not isinstance(self.method, Method):
+                raise TypeError(
+                    "'method' must be 'auto', the name of a method or a method such as pyrobnn.Laplace(), got "
+                    f"{self.method!r}"
+                )
+            return self.method, f"{type(self.method).__name__}, as it was given", options
+        check_choice("method", self.method, ("auto", *METHODS))
+        if self.method == "auto":
+            rows = len(self._x)
+            chosen = choose(rows, model.num_weights, width, weighted=weighted, compile=self.compile)
+            return *chosen, options
+        known = METHODS[self.method]
+        settings = dict(known.full)
+        if "num_draws" in settings:
+            options = {"num_draws": settings.pop("num_draws")} | options
+        if not self.compile:
+            settings["compile"] = False
+        return known.cls(**settings), f"{known.cls.__name__}, as it was asked for by name", options
+
+    # -- prediction -------------------------------------------------------------------------------------------------
+
+    def _inputs(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
+        """Parts of the prediction, each with the rows first; computed block by block."""
+        x, posterior = self._inputs(X), self.posterior_
+        size = max(1, MOST_SCALARS // (posterior.num_chains * posterior.num_draws * self._width))
+        found: list[list[Tensor]] = [[] for _ in parts]
+        for rows in x.split(size):
+            prediction = posterior.predict(rows)
+            for values, part in zip(found, parts):
+                values.append(part(prediction).detach().cpu())
+        return [torch.cat(values).numpy() for values in found]
+
+    def _functions(self, X: Any, num_draws: int | None, part: Callable[[Prediction], Tensor]) -> np.ndarray:
+        """``part`` (chain, draw, point, width) of so many draws, evenly spaced over chains: (draw, point, width)."""
+        check_is_fitted(self)
+        total = self.posterior_.num_chains * self.posterior_.num_draws
+        count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
+        keep = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
+        found = self._predict(X, lambda p: part(p).flatten(0, 1)[keep.to(p.f.device)].movedim(0, 1))[0]
+        return np.moveaxis(found, 0, 1)
+
+    # -- judgement --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def verdict_(self) -> Verdict:
+        """The verdict on the fit, by its training data; computed when it is first asked for, and then kept."""
+        from pyrobnn.diagnostics import diagnose
+
+        return diagnose(self._tree())
+
+    def _tree(self, test: tuple[Tensor, Tensor] | None = None) -> Any:
+        check_is_fitted(self)
+        # of weighted rows the likelihood is none of data: to leave one out, or to draw it anew, has no meaning
+        y = None if self._weighted else self._y
+        return self.posterior_.to_datatree(self._x, y, test=test)
+
+    def report(self, path: str | Path, X: Any = None, y: Any = None) -> Path:
+        """Write the page that judges the fit.
+
+        Args:
+            path: of the HTML file.
+            X, y: held-out rows, on which the predictions are then scored.
+
+        Returns:
+            The file.
+        """
+        from pyrobnn.report import write_report
+
+        check_is_fitted(self)
+        if (X is None) != (y is None):
+            raise ValueError("'X' and 'y' are the held-out rows together: pass both, or neither")
+        tree = self._tree(None if X is None else (self._inputs(X), self._targets(y)))
+        return Path(write_report({str(tree.attrs["label"]): tree}, Path(path)))
+
+    def _targets(self, y: Any) -> Tensor:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if state.get("prior") is not None and "posterior_" in state:
+            # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
+            state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
+        return state
+
+
+def _canonical(
+    x: np.ndarray, y: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
+    """Rows in an order of their own, so that data in another order give the same numbers, and their weights.
+
+    Rows of weight zero are left out. Whole weights become that many rows: there are none left then.
+    """
+    if weights is not None:
+        rows = as_rows(weights)
+        if rows is None:
+            rows = np.flatnonzero(weights)
+            weights = weights[rows]
+        else:
+            weights = None
+        x, y = x[rows], y[rows]
+    columns = [x, y[:, None] if y.ndim == 1 else y] + ([] if weights is None else [weights[:, None]])
+    order = np.lexsort(np.concatenate(columns, axis=1).T)
+    fractions = None if weights is None else torch.from_numpy(weights[order])
+    return np.ascontiguousarray(x[order]), np.ascontiguousarray(y[order]), fractions

@@ -1,0 +1,101 @@
+"""Classification for scikit-learn: probabilities that know what the data don't tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from pyrobnn.data import Standardizer
+from pyrobnn.data.dataset import Task
+from pyrobnn.estimators.base import Estimator
+from pyrobnn.likelihoods import Categorical, Likelihood
+
+
+class BNNClassifier(ClassifierMixin, Estimator):
+    r"""A Bayesian neural network that predicts classes, as an estimator of scikit-learn.
+
+    .. math:: y \sim \mathrm{Categorical}(\mathrm{softmax} f_\theta(x)), \qquad \theta \sim p(\theta)
+
+    Args: as of :class:`pyrobnn.BNNRegressor`, without ``noise``; ``net`` gives one logit per class.
+
+    Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
+
+    Raises:
+        TypeError, ValueError: naming the argument, before anything is computed.
+
+    Example:
+        >>> import numpy as np, pyrobnn as pb
+        >>> X = np.linspace(-1, 1, 30)[:, None]
+        >>> y = np.where(X[:, 0] > 0, "hot", "cold")
+        >>> model = pb.BNNClassifier("map", hidden=(), compile=False, random_state=0).fit(X, y)
+        >>> model.predict([[-0.5], [0.5]])
+        array(['cold', 'hot'], dtype='<U4')
+    """
+
+    task: Task = "classification"
+    likelihood_tasks = ("categorical",)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BNNClassifier:
+        """Infer the posterior.
+
+        Args:
+            X: inputs (n, feature), an array or a DataFrame.
+            y: labels (n,), of any type that can be sorted.
+            sample_weight: (n,), as of :meth:`pyrobnn.BNNRegressor.fit`; classes whose rows all have weight zero are
+                not known.
+
+        Returns:
+            Itself.
+
+        Raises:
+            TypeError, ValueError: naming the argument; labels of a single class.
+
+        Warns:
+            UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
+        """
+        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        weights = self._checked_weights(x, sample_weight)
+        if weights is not None:
+            x, y, weights = x[weights > 0], y[weights > 0], weights[weights > 0]
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"'y' holds a single class, {str(self.classes_[0])!r}: two are needed")
+        self._fit(x, labels.astype(np.int64), weights, len(self.classes_))
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, (n, class) in the order of ``classes_``, averaged over the posterior."""
+        return self._predict(X, lambda p: p.probs)[0]
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row, (n,)."""
+        probs = self.predict_proba(X)
+        return np.asarray(self.classes_[probs.argmax(1)])
+
+    def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
+        """Class probabilities of functions drawn from the posterior, (draw, n, class).
+
+        Args:
+            X: inputs (n, feature).
+            num_draws: how many of the draws, evenly spaced over all chains; default all.
+        """
+        return self._functions(X, num_draws, lambda p: p.likelihood.probs(p.f))
+
+    def _targets(self, y: Any) -> Tensor:
+        check_is_fitted(self)
+        y = column_or_1d(y)
+        unknown = sorted(set(np.unique(y)) - set(self.classes_))
+        if unknown:
+            raise ValueError(f"'y' holds the class {str(unknown[0])!r}, which the fit has not seen")
+        return torch.tensor(np.searchsorted(self.classes_, y))
+
+    def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
+        return Categorical()

@@ -1,0 +1,199 @@
+"""Regression for scikit-learn: numbers with their uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from pyrobnn.checks import check_number
+from pyrobnn.data import Standardizer
+from pyrobnn.data.dataset import Task
+from pyrobnn.estimators.base import Estimator
+from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
+
+
+class BNNRegressor(RegressorMixin, Estimator):
+    r"""A Bayesian neural network that predicts numbers, as an estimator of scikit-learn.
+
+    .. math:: y \sim N(f_\theta(x), \sigma^2), \qquad \theta \sim p(\theta)
+
+    Args:
+        method: how the posterior is inferred: ``"auto"`` chooses by the size of data and net and says why
+            (``method_reason_``); a name (``"nuts"``, ``"svi"``, ``"laplace"``, …) is the method as ``pyrobnn compare``
+            runs it; a method (``pb.Laplace(...)``) is taken as it is.
+        hidden: widths of the hidden layers, and ``activation`` between them; such a net computes in float64.
+        net: an ``nn.Module``, or a function (num_inputs, num_outputs) → module, instead of the two.
+        prior: of the weights, in standard units; default ``pb.priors.FanInNormal()``.
+        likelihood: a Gaussian one of ``pb.likelihoods``, in standard units, instead of ``noise``.
+        noise: its standard deviation: ``"inferred"`` (per output, under a HalfNormal(1) prior in standard units),
+            ``"learned"``, ``"heteroskedastic"`` (a function of the input), or a number in the units of y.
+        standardize: bring inputs and targets to mean 0 and standard deviation 1, and predictions back.
+        num_draws: of the posterior (per chain); default the method's own number.
+        compile: of a method that is chosen or named; False starts faster and runs slower.
+        device: where to compute, ``"cpu"`` or ``"cuda"``.
+        random_state: a whole number makes every fit the same; None takes NumPy's global generator.
+        verbose: 1 prints the choice of the method and shows a progress bar.
+
+    Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
+    when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
+
+    Raises:
+        TypeError, ValueError: naming the argument, before anything is computed.
+
+    Caveat: rows are sorted before the fit, so that their order does not matter: what the order says (time) is not seen.
+
+    Example:
+        >>> import numpy as np, pyrobnn as pb
+        >>> X = np.linspace(-1, 1, 30)[:, None]
+        >>> model = pb.BNNRegressor("map", hidden=(), compile=False, random_state=0).fit(X, 2 * X[:, 0])
+        >>> model.predict([[0.5]]).round(2)
+        array([1.])
+    """
+
+    task: Task = "regression"
+    likelihood_tasks = ("gaussian",)
+
+    def __init__(
+        self,
+        method: Any = "auto",
+        *,
+        hidden: Any = (50,),
+        activation: Any = "tanh",
+        net: Any = None,
+        prior: Any = None,
+        likelihood: Any = None,
+        noise: Any = "inferred",
+        standardize: bool = True,
+        num_draws: int | None = None,
+        compile: bool = True,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        super().__init__(
+            method,
+            hidden=hidden,
+            activation=activation,
+            net=net,
+            prior=prior,
+            likelihood=likelihood,
+            standardize=standardize,
+            num_draws=num_draws,
+            compile=compile,
+            device=device,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.noise = noise
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BNNRegressor:
+        """Infer the posterior.
+
+        Args:
+            X: inputs (n, feature), an array or a DataFrame.
+            y: targets (n,) or (n, output).
+            sample_weight: (n,), how often each row counts: its log likelihood is multiplied by it. Whole weights are
+                that many rows; with fractions, methods that need more of the likelihood than its density refuse.
+
+        Returns:
+            Itself.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+
+        Warns:
+            UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
+        """
+        x, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        y = np.asarray(y, dtype=np.float64)
+        weights = self._checked_weights(x, sample_weight)
+        self._flat = y.ndim == 1
+        y = y.reshape(len(y), -1)
+        self.n_outputs_ = y.shape[1]
+        self._fit(x, y, weights, self.n_outputs_)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean.
+
+        Args:
+            X: inputs (n, feature).
+            return_std: also return the standard deviation of a new observation, noise and ignorance together.
+
+        Returns:
+            Mean (n,) or (n, output); with ``return_std`` a tuple of it and the standard deviation.
+        """
+        if not return_std:
+            return self._shaped(self._predict(X, lambda p: p.mean)[0])
+        mean, scale = self._predict(X, lambda p: p.mean, lambda p: p.var.sqrt())
+        return self._shaped(mean), self._shaped(scale)
+
+    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Quantiles of a new observation, (n, quantile) or (n, output, quantile).
+
+        Raises:
+            ValueError: a level outside (0, 1).
+        """
+        levels = [check_number("quantiles", level, above=0, below=1) for level in quantiles]
+        q = torch.tensor(levels, dtype=torch.float64)
+        found = self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0]
+        return self._shaped(found)
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """The central interval that holds a new observation with probability ``level``.
+
+        Returns:
+            (n, 2) or (n, output, 2): its lower and its upper end.
+        """
+        tail = (1 - check_number("level", level, above=0, below=1)) / 2
+        return self.predict_quantiles(X, (tail, 1 - tail))
+
+    def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
+        """Functions drawn from the posterior, at ``X``: each is coherent over its points, and without noise.
+
+        Args:
+            X: inputs (n, feature).
+            num_draws: how many of the draws, evenly spaced over all chains; default all.
+
+        Returns:
+            (draw, n) or (draw, n, output).
+        """
+        found = self._functions(X, num_draws, lambda p: p.f)
+        return found[:, :, 0] if self._flat else found
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[:, 0] if self._flat else values
+
+    def _targets(self, y: Any) -> Tensor:
+        check_is_fitted(self)
+        return torch.tensor(np.asarray(y, dtype=np.float64)).reshape(-1, self.n_outputs_)
+
+    def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
+        if self.noise == "heteroskedastic":
+            return HeteroskedasticGaussian()
+        if self.noise in ("inferred", "learned"):
+            one = torch.ones(() if width == 1 else width, dtype=torch.float64)
+            return HomoskedasticGaussian(
+                dist.HalfNormal(one) if self.noise == "inferred" else torch.nn.Parameter(one)
+            )
+        if isinstance(self.noise, str):
+            kinds = "'inferred', 'learned', 'heteroskedastic' or a number in the units of y"
+            raise ValueError(f"'noise' must be {kinds}, got {self.noise!r}")
+        scale = torch.tensor(check_number("noise", self.noise, above=0), dtype=torch.float64)
+        if units is not None:
+            scale = scale / (units.y_scale if width > 1 else units.y_scale[0])
+        return HomoskedasticGaussian(scale)

@@ -1,0 +1,281 @@
+"""The estimators: scikit-learn's own checks, and what a user of scikit-learn does with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import make_friedman1
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import pyrobnn as pb
+from pyrobnn.estimators.auto import choose
+
+#: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
+SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
+CHECKED = [
+    pb.BNNRegressor(SHORT, hidden=(3,), random_state=0),
+    pb.BNNClassifier(SHORT, hidden=(3,), random_state=0),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks(CHECKED)
+def test_scikit_learns_own_checks(estimator, check):
+    state = np.random.get_state()  # some of the checks draw from NumPy's global generator themselves
+    check(estimator)
+    np.random.set_state(state)
+
+
+LAPLACE = pb.Laplace(map=pb.MAP(num_steps=40, lr=0.1, polish_steps=20, compile=False), importance=False)
+QUICK = pytest.mark.filterwarnings("ignore:the centre is not a mode")
+
+
+@pytest.fixture(scope="module")
+def table():
+    generator = np.random.default_rng(0)
+    x = pd.DataFrame({"a": generator.normal(1e6, 3, 60), "b": generator.uniform(size=60)})
+    y = 50 + 4 * (x["a"] - 1e6) - 20 * x["b"] ** 2 + generator.normal(size=60)
+    return x, y
+
+
+def regressor(method=LAPLACE, **options):
+    options = {"num_draws": None if method is SHORT else 40} | options
+    return pb.BNNRegressor(method, **{"hidden": (4,), "random_state": 0, **options})
+
+
+@pytest.fixture(scope="module")
+def fitted(table):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the centre is not a mode")
+        return regressor().fit(*table)
+
+
+def test_a_data_frame_and_all_that_is_predicted(table, fitted):
+    (x, y), model = table, fitted
+    assert list(model.feature_names_in_) == ["a", "b"] and model.n_features_in_ == 2
+    mean, scale = model.predict(x, return_std=True)
+    assert mean.shape == scale.shape == (60,) and (scale > 0.3).all()
+    np.testing.assert_array_equal(model.predict(x), mean)
+    assert model.score(x, y) > 0.95
+    quantiles = model.predict_quantiles(x, (0.1, 0.5, 0.9))
+    assert quantiles.shape == (60, 3) and (np.diff(quantiles) > 0).all()
+    interval = model.predict_interval(x, level=0.8)
+    np.testing.assert_allclose(interval, quantiles[:, [0, 2]])
+    functions = model.sample_functions(x)
+    assert functions.shape == (40, 60) and model.sample_functions(x, num_draws=7).shape == (7, 60)
+    expected = model.posterior_.predict(torch.tensor(x.to_numpy())).f[0, :, :, 0]
+    np.testing.assert_allclose(functions, expected, rtol=1e-9)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        model.predict(x.to_numpy())
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(x.rename(columns={"a": "c"}))
+
+
+def test_a_fit_is_repeated_by_its_random_state_in_any_order_of_the_rows(table):
+    x, y = table
+    first = regressor(SHORT).fit(x, y).predict(x)
+    order = np.random.default_rng(1).permutation(60)
+    np.testing.assert_array_equal(regressor(SHORT).fit(x.iloc[order], y.iloc[order]).predict(x), first)
+    assert (regressor(SHORT, random_state=1).fit(x, y).predict(x) != first).any()
+    seeds = regressor(SHORT, random_state=np.random.RandomState(0))
+    assert (seeds.fit(x, y).predict(x) != seeds.fit(x, y).predict(x)).any()
+
+
+@QUICK
+def test_several_outputs_keep_their_units_and_their_noise(table):
+    x, y = table
+    both = np.column_stack([y, 1e5 + 10 * np.random.default_rng(2).normal(size=60)])
+    model = regressor().fit(x, both)
+    mean, scale = model.predict(x, return_std=True)
+    assert mean.shape == scale.shape == (60, 2) and model.predict_interval(x).shape == (60, 2, 2)
+    assert model.sample_functions(x, num_draws=3).shape == (3, 60, 2)
+    assert scale[:, 1].min() > 5 and scale[:, 0].max() < 5
+    assert regressor(SHORT, noise=0.5).fit(x, y.to_numpy()[:, None]).predict(x).shape == (60, 1)
+
+
+@pytest.mark.parametrize("noise, expected", [(0.5, 0.5), ("learned", None), ("heteroskedastic", None)])
+@pytest.mark.filterwarnings("ignore:the weights use up", "ignore:left out of the fit")
+def test_noise_is_in_the_units_of_y(table, noise, expected):
+    x, y = table
+    _, scale = regressor(SHORT, noise=noise).fit(x, y).predict(x, return_std=True)
+    if expected:
+        np.testing.assert_allclose(scale, expected)
+    assert 0.1 < scale.mean() < 10
+
+
+def test_a_net_a_prior_and_a_likelihood_of_ones_own(table):
+    x, y = table
+    with pb.seeding.seeded(0):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+    before = [value.clone() for value in net.parameters()]
+    options = {"prior": pb.priors.IIDPrior(dist.Normal(0.0, 2.0)), "method": SHORT}
+    model = regressor(net=net, likelihood=pb.likelihoods.HomoskedasticGaussian(0.1), **options).fit(x, y)
+    assert all(map(torch.equal, before, net.parameters()))
+    made = []
+    factory = regressor(net=lambda *sizes: made.append(sizes) or torch.nn.Linear(*sizes), **options).fit(x, y)
+    assert made == [(2, 1)] and factory.posterior_.bnn.num_weights == 3
+    # a prior of TyXe is made of lambdas
+    assert (pickle.loads(pickle.dumps(model)).predict(x) == model.predict(x)).all()
+
+
+def test_pickle_joblib_and_clone(table, fitted, tmp_path):
+    x, expected = table[0], fitted.predict_interval(table[0])
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_interval(x), expected)
+    joblib.dump(fitted, tmp_path / "model.joblib")
+    np.testing.assert_array_equal(joblib.load(tmp_path / "model.joblib").predict_interval(x), expected)
+    with pytest.raises(NotFittedError):
+        clone(fitted).predict(x)
+
+
+def test_pipeline_search_and_cross_validation(table):
+    x, y = table
+    model = regressor(SHORT)
+    pipeline = make_pipeline(StandardScaler(), model)
+    search = GridSearchCV(pipeline, {"bnnregressor__hidden": [(), (5,)]}, cv=2).fit(x, y)
+    assert search.best_score_ > 0.9 and search.best_params_ == {"bnnregressor__hidden": (5,)}
+    assert np.corrcoef(cross_val_predict(model, x, y, cv=3), y)[0, 1] > 0.9
+
+
+@QUICK
+def test_the_verdict_and_the_report(table, tmp_path):
+    x, y = table
+    model = regressor(num_draws=10).fit(x, y)
+    assert isinstance(model.verdict_, pb.Verdict) and model.verdict_ is model.verdict_
+    path = model.report(tmp_path / "report.html", x[:20], y[:20])
+    assert "laplace" in path.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="pass both, or neither"):
+        model.report(path, x)
+    with pytest.raises(NotFittedError):
+        regressor().report(path)
+    verdict = model.verdict_
+    assert model.fit(x, y).verdict_ is not verdict
+
+
+def test_classes_of_any_kind(table, tmp_path):
+    x, y = table
+    labels = pd.cut(y, 3, labels=["low", "mid", "top"]).astype(str)
+    model = pb.BNNClassifier(LAPLACE, hidden=(4,), num_draws=40, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(x, labels)
+        assert list(model.classes_) == ["low", "mid", "top"] and model.score(x, labels) > 0.8
+        probs = model.predict_proba(x)
+        np.testing.assert_allclose(probs.sum(1), 1)
+        functions = model.sample_functions(x, num_draws=5)
+        assert functions.shape == (5, 60, 3)
+        assert model.report(tmp_path / "r.html", x, labels).exists()
+        with pytest.raises(ValueError, match="class 'huge', which the fit has not seen"):
+            model.report(tmp_path / "r.html", x, ["huge"] * 60)
+        expected = model.predict(x)
+        assert (pickle.loads(pickle.dumps(model)).predict(x) == expected).all()
+        assert set(np.unique(model.fit(x, labels == "top").predict(x))) <= {True, False}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [SHORT, pb.SVI(num_steps=30, compile=False), pb.NUTS(num_chains=1, num_warmup=5, compile=False)],
+    ids=["map", "svi", "nuts"],
+)
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+@pytest.mark.filterwarnings("ignore")
+def test_weights_multiply_the_log_likelihood(method, kind, table):
+    x, y = table
+    estimator = pb.BNNRegressor if kind == "regression" else pb.BNNClassifier
+    y = y if kind == "regression" else y > 50
+    options = {"hidden": (), "random_state": 0, "num_draws": None if method is SHORT else 20}
+    fractions = np.where(np.arange(60) % 2, 0.5, 1.5)
+    model = estimator(method, **options).fit(x, y, sample_weight=fractions)
+    values = {name: value[0, 0] for name, value in model.posterior_.draws.items()}
+    data = model._x, model._y
+    inside = model.posterior_.bnn
+    with torch.no_grad():
+        f = inside.forward(values, inside.standard_inputs(data[0]))
+        per_row = inside.likelihood.log_prob(f, inside.standard_targets(data[1]), values)
+    raised = pb.estimators.weights.Weighted(inside.likelihood)
+    weights = torch.where(torch.arange(60) % 2 == 0, 0.25, 4.0).double()
+    target = torch.cat([inside.standard_targets(data[1]).reshape(60, -1), weights[:, None]], 1)
+    torch.testing.assert_close(raised.log_prob(f, target, values), weights * per_row)
+    program = pb.BNN(inside.net, inside.prior, raised)
+    trace = pb.Density(program.pyro_model, (inside.standard_inputs(data[0]), target)).trace(values)
+    found = pb.sites.nodes.log_prob_sum(trace["likelihood.data"])
+    torch.testing.assert_close(found, (weights * per_row).sum())
+    assert model.predict(x).shape == (60,) and isinstance(model.verdict_, pb.Verdict)
+
+
+def test_weights_that_nothing_is_made_of(table):
+    x, y = table
+    with pytest.raises(pb.Refused, match="fractional weights is not known: use whole weights"):
+        regressor().fit(x, y, sample_weight=np.full(60, 0.5))
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        regressor().fit(x, y, sample_weight=np.zeros(60))
+    with pytest.raises(ValueError, match="Negative"):
+        regressor().fit(x, y, sample_weight=-np.ones(60))
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"method": "nutz"}, ValueError, "'method' must be one of 'auto', "),
+        ({"method": pb.Laplace}, TypeError, "'method' must be 'auto'"),
+        ({"hidden": 50}, TypeError, r"write hidden=\(50,\)"),
+        ({"net": "mlp"}, TypeError, "'net' must be an nn.Module or a function"),
+        ({"noise": "none"}, ValueError, "'noise' must be 'inferred'"),
+        ({"noise": -1.0}, ValueError, "'noise' must be > 0"),
+        ({"likelihood": pb.likelihoods.Categorical()}, TypeError, "for regression, got Categorical"),
+    ],
+)
+def test_options_that_are_wrong_are_named(options, error, message, table):
+    with pytest.raises(error, match=message):
+        regressor(**options).fit(*table)
+
+
+def test_a_method_is_chosen_by_size_and_the_choice_is_said(capsys, monkeypatch):
+    method, why = choose(100, 151, 1)
+    assert isinstance(method, pb.Laplace) and method.structure == "full" and "100 rows, 151 weights" in why
+    assert choose(100_000, 601, 1)[0].map.batch_size == 1000
+    assert choose(5000, 10**6, 1)[0].structure == "kron"
+    assert isinstance(choose(100, 151, 1, weighted=True)[0], pb.NUTS)
+    assert isinstance(choose(10_000, 151, 1, weighted=True)[0], pb.SVI)
+    shortened = dataclasses.replace(SHORT, num_steps=10)
+    monkeypatch.setattr(
+        "pyrobnn.estimators.base.choose", lambda *sizes, **facts: (shortened, f"because of {sizes}")
+    )
+    model = pb.BNNRegressor(hidden=(2,), random_state=0, verbose=1).fit(np.eye(3), np.arange(3.0))
+    assert model.method_reason_ == "because of (3, 11, 1)" and model.method_ is shortened
+    assert "BNNRegressor: because of (3, 11, 1)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_default_is_good_on_a_hundred_rows():
+    x, y = make_friedman1(400, noise=1.0, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = pb.BNNRegressor(random_state=0).fit(x[:100], y[:100])
+    interval = model.predict_interval(x[100:])
+    covered = ((y[100:] > interval[:, 0]) & (y[100:] < interval[:, 1])).mean()
+    assert model.score(x[100:], y[100:]) > 0.75 and 0.82 < covered < 0.97
+
+
+def test_mapies_conformal_regressors_take_it(table):
+    regression = pytest.importorskip("mapie.regression")
+    x, y = table[0].to_numpy(), table[1].to_numpy()
+    state = np.random.get_state()  # MAPIE draws from the global generator
+    split = regression.SplitConformalRegressor(regressor(SHORT), confidence_level=0.8, prefit=False)
+    split.fit(x[:40], y[:40]).conformalize(x[40:], y[40:])
+    assert split.predict_interval(x)[1].shape == (60, 2, 1)
+    cross = regression.CrossConformalRegressor(regressor(SHORT), cv=3, random_state=0)
+    assert cross.fit_conformalize(x, y).predict_interval(x)[1].shape == (60, 2, 1)
+    np.random.set_state(state)
