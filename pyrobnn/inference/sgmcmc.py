@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,34 +11,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.callbacks import ProgressBar
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.inference.fitting.batches import check_batch_size
-from pyrobnn.inference.fitting.problem import (
-    Callback,
-    Problem,
-    interruption,
-    make_posterior,
-    notify,
-    prepare,
-)
+from pyrobnn.inference.fitting.problem import Callback, Problem, interruption, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.langevin.checks import judge
 from pyrobnn.inference.langevin.linear_fit import LinearFit
-from pyrobnn.inference.langevin.plan import Plan, lay_out, start_chains
-from pyrobnn.inference.langevin.run import (
-    CHECK_EVERY,
-    Run,
-    Step,
-    batch_log_joint,
-    chain_batches,
-    check_chains,
-    full_log_joint,
-    metric_of,
-)
+from pyrobnn.inference.langevin.plan import lay_out, start_chains
+from pyrobnn.inference.langevin.run import Run, full_log_joint
 from pyrobnn.inference.langevin.start import find_modes
-from pyrobnn.inference.langevin.step import State, chooser_for
+from pyrobnn.inference.langevin.walk import run_chains
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.point import common_start, start_values
 from pyrobnn.model import BNN
@@ -169,9 +150,25 @@ class _StochasticGradientMCMC(Method):
             else:
                 z = start_chains(model, problem.density, init, self.num_chains)
             searching = time.perf_counter() - begun
-            run = self._run(problem, self._start(z), plan, callbacks, progress)
+            run = run_chains(self, problem, z, plan, callbacks, progress)
             notes: list[str] = []
-            meta = judge(self, problem, run, line, z, notes)
+            meta = {"common_start": common_start(init)} | judge(self, problem, run, line, z, notes)
+        return self._posterior(problem, run, num_draws, seed, searching, meta, notes)
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: all chains in a step, and a pass over the data at the end."""
+        chains, kept = self.num_chains, sizes.num_draws * self.num_chains
+        resident = {"chains (4 copies)": 4 * chains * sizes.flat, "draws": 2 * kept * sizes.flat}
+        block = min(32, kept)
+        step = chains * ((9 if sizes.compiled else 6) * sizes.flat + 2 * sizes.batch * sizes.datum)
+        at_end = 0 if sizes.streamed else block * (2 * sizes.flat + sizes.num_data * sizes.datum)
+        return Need(resident, {"a step": step, "log joint of the draws": at_end})
+
+    def _posterior(
+        self, problem: Problem, run: Run, num_draws: int, seed: int, searching: float, meta: dict[str, Any],
+        notes: list[str],
+    ) -> Posterior:  # fmt: skip
+        """The posterior of a run, with the log joint of its draws on all data where that is in memory."""
         lp, stopped = run.lp, run.stopped
         try:
             if stopped != "interrupt" and problem.loader is None:
@@ -191,131 +188,16 @@ class _StochasticGradientMCMC(Method):
             timings={"compile": run.compile_seconds, "fit": run.seconds, "start": searching},
             sample_stats={"lp": lp, "step_size": run.sizes.expand(self.num_chains, -1)},
             history={"loss": run.loss},
-            meta={"temperature": self.temperature, "stopped": stopped, "common_start": common_start(init)}
-            | meta,
+            meta={"temperature": self.temperature, "stopped": stopped} | meta,
             notes=notes,
             interrupted=stopped == "interrupt",
         )
 
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: all chains in a step, and a pass over the data at the end."""
-        chains, kept = self.num_chains, sizes.num_draws * self.num_chains
-        resident = {"chains (4 copies)": 4 * chains * sizes.flat, "draws": 2 * kept * sizes.flat}
-        block = min(32, kept)
-        step = chains * ((9 if sizes.compiled else 6) * sizes.flat + 2 * sizes.batch * sizes.datum)
-        at_end = 0 if sizes.streamed else block * (2 * sizes.flat + sizes.num_data * sizes.datum)
-        return Need(resident, {"a step": step, "log joint of the draws": at_end})
-
-    def _start(self, z: Tensor) -> State:
-        """The chains at rest in their places, with momenta of the right temperature."""
-        v = math.sqrt(self.temperature) * torch.randn_like(z)
-        return State(0, z, v, torch.zeros_like(z[0]))
-
-    def _run(
-        self, problem: Problem, state: State, plan: Plan, callbacks: Sequence[Callback], progress: bool
-    ) -> Run:
-        run, num_steps = Run(state.z), len(plan.controls)
-        bar = ProgressBar(num_steps, type(self).__name__) if progress else None
-        if bar is not None and self.compile:
-            bar.say("tracing and compiling")
-        started = time.perf_counter()
-        try:
-            self._walk(problem, state, plan, (*callbacks, bar) if bar else tuple(callbacks), run)
-        except KeyboardInterrupt:
-            run.stopped = "interrupt"
-            if not run.usable():
-                raise
-        finally:
-            if bar is not None:
-                bar.close(run.stopped)
-        run.finish(time.perf_counter() - started)
-        return run
-
-    def _walk(
-        self, problem: Problem, state: State, plan: Plan, callbacks: Sequence[Callback], run: Run
-    ) -> None:
-        """Take the steps of the plan and keep what it says."""
-        batches = chain_batches(problem, self.num_chains, self.batch_size)
-        control = plan.controls[0].to(state.z).clone()  # written at every step
-        step = Step(self, problem, control)
-        chooser = chooser_for(self, problem) if self.step_size is None else None
-        keep, num_steps = set(plan.keep.tolist()), len(plan.controls)
-        report_every = max(1, num_steps // 100)
-        while state.step < num_steps:
-            run.step = k = state.step
-            if chooser is not None and k in chooser.looks:
-                if not bool(torch.isfinite(state.z).all()) and (back := chooser.retreat()) is not None:
-                    state = back
-                    run.forget()
-                    continue
-                chooser.look(state, self._metric(state), batches, functools.partial(batch_log_joint, problem))
-            control.copy_(plan.controls[k])
-            if chooser is not None:
-                control[0] *= chooser.value
-            run.step_size = float(plan.controls[0, 0]) * (1.0 if chooser is None else chooser.value)
-            z, v, second, lp = step(next(batches), state.z, state.v, state.second)
-            run.compile_seconds = step.seconds
-            state = State(k + 1, z, v, second)
-            last = state.step == num_steps
-            if k % CHECK_EVERY == 0 or last:
-                strayed = chooser if chooser is not None and chooser.strayed(z, lp) else None
-                if strayed is not None and (back := strayed.retreat()) is not None:
-                    state = back
-                    run.forget()
-                    continue
-                check_chains(problem.density, z, lp, k, float(control[0]) * problem.num_rows)
-                if strayed is not None:
-                    raise FloatingPointError(strayed.lost(k, lp, problem.num_rows))
-            if k in keep:
-                run.keep(z, lp, control[0], v.square() / self.temperature)
-            if k % report_every == 0 or last:
-                run.losses.append(-lp.mean() / problem.num_rows)
-                if notify(callbacks, k + 1, {"loss": float(run.losses[-1])}) and not last:
-                    run.stopped = "callback"
-                    return
-        run.stopped = "num_draws"
-
-    def _move(
+    def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One step of all chains: position and momentum after it, gradient and log joint before it."""
         raise NotImplementedError
-
-    def _metric(self, state: State) -> Tensor:
-        """The preconditioner at ``state``; ones before it has seen a gradient."""
-        if self.preconditioner is None or not bool(state.second.any()):
-            return torch.ones_like(state.second)
-        return metric_of(state.second)
-
-    def _transition(self, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
-        """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""
-        num_data = problem.num_rows
-        precondition = self.preconditioner is not None
-        density = problem.density.subsampled()
-        # each chain draws a subsample of its own
-        randomness = "error" if density.stochastic is None else "different"
-
-        def transition(
-            z: Tensor, v: Tensor, second: Tensor, control: Tensor, rows: Tensor, *data: Tensor
-        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            epsilon, forget, heat = control[0], control[1], control[2]
-
-            def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
-                def log_joint(one: Tensor, index: Tensor) -> Tensor:
-                    batch = tuple(part[index] for part in data) if per_chain else data
-                    return density.log_joint(one, *batch)
-
-                in_dims = (0, 0 if per_chain else None)
-                slope = torch.func.grad_and_value(log_joint)
-                return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
-
-            metric = metric_of(second) if precondition else torch.ones_like(second)
-            z, v, grad, lp = self._move(z, v, gradient, epsilon, heat, metric)
-            if precondition:
-                second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
-            return z, v, second, lp
-
-        return transition
 
 
 @register("sgld", quick={"num_draws": 200})
@@ -371,7 +253,7 @@ class SGLD(_StochasticGradientMCMC):
     share: ClassVar[float] = 0.4
     heating: ClassVar[float] = 0.25
 
-    def _move(
+    def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
@@ -426,7 +308,7 @@ class SGHMC(_StochasticGradientMCMC):
         super().__post_init__()
         check_number("friction", self.friction, above=0, maximum=1)
 
-    def _move(
+    def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)

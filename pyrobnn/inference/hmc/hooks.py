@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyrobnn.callbacks import ProgressBar, duration
+from pyrobnn.callbacks import duration
 from pyrobnn.inference.fitting.float64 import float64
-from pyrobnn.inference.fitting.problem import Callback, Problem, notify
+from pyrobnn.inference.fitting.problem import Callback, Problem
+from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Look
@@ -37,36 +38,33 @@ class Hooks:
         num_warmup: int,
         config: NUTS,
     ) -> None:
-        self._problem, self._file, self._callbacks = problem, file, tuple(callbacks)
+        self._problem, self._file = problem, file
         self._until = math.inf if until_ess is None else until_ess
-        shown = ("step_size", "tree_depth", "divergences")
-        self._bar = ProgressBar(num_draws + num_warmup, "NUTS", metrics=shown) if progress else None
-        self._starting = "tracing and compiling" if config.compile else "looking for a step size"
+        self._watch = Watch(
+            num_draws + num_warmup, "NUTS", callbacks, progress, finished="num_draws",
+            starting=COMPILING if config.compile else "looking for a step size",
+            metrics=("step_size", "tree_depth", "divergences"),
+        )  # fmt: skip
         self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped = "num_draws"
         self._config, self._started = config, time.monotonic()
         waits = until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
-        self.look = self._look if self._bar or self._callbacks or config.max_seconds else None
+        self.look = self._look if self._watch.active or config.max_seconds else None
 
     def __enter__(self) -> Hooks:
-        if self._bar is not None:
-            self._bar.__enter__()
-            self._bar.say(self._starting)
+        self._watch.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*error)
+        self._watch.__exit__(*error)
 
     def end(self, result: Draws) -> str:
         """Why the run ended, as ``meta["stopped"]`` says it; a bar that is not full says it too."""
         stopped = self._stopped if result.stats.shape[1] < self._num_draws else "num_draws"
-        stopped = "interrupt" if result.interrupted else stopped
-        if self._bar is not None:
-            self._bar.close(stopped)
-        return stopped
+        self._watch.stopped = "interrupt" if result.interrupted else stopped
+        return self._watch.stopped
 
     def _look(self, look: Look) -> bool:
         if self._tell(look):
@@ -81,11 +79,10 @@ class Hooks:
         warming = look.phase == "warm-up"
         if warming and look.wanted > self._num_warmup:
             self._num_warmup = look.wanted
-            if self._bar is not None:
-                self._bar.extend(
-                    self._num_draws + look.wanted,
-                    f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}",
-                )
+            self._watch.extend(
+                self._num_draws + look.wanted,
+                f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}",
+            )
         done = look.draws if warming else look.draws + self._num_warmup
         if self._began is None or look.steps < self._began[1]:
             self._began = time.monotonic(), look.steps
@@ -102,9 +99,9 @@ class Hooks:
             "divergences": look.divergences,
             "draws": look.draws,
         }
-        if self._bar is not None and done:
-            self._bar(done, metrics | {"phase": self._phase(look)})
-        stop = notify(self._callbacks, look.steps, metrics | {"phase": look.phase})
+        if done:
+            self._watch.show(done, metrics | {"phase": self._phase(look)})
+        stop = self._watch.ask(look.steps, metrics | {"phase": look.phase})
         if stop and not (look.phase == "sampling" and look.draws):
             raise ValueError(
                 f"a callback stopped the run at step {look.steps}, before the first draw was kept"
@@ -119,7 +116,7 @@ class Hooks:
 
     def _say(self, look: Look, done: int) -> None:
         """What is being done before the first transition; from the first leapfrogs on how long it takes at least."""
-        if self._bar is None or self._began is None:
+        if self._began is None:
             return
         began, before = self._began
         least = ""
@@ -129,7 +126,7 @@ class Hooks:
             least = (
                 f", {steps} leapfrogs without a transition: at least {duration(seconds)} left at this rate"
             )
-        self._bar.say(self._phase(look) + least)
+        self._watch.say(self._phase(look) + least)
 
     def _enough(self, draws: Draws) -> bool:
         found = by_site(self._problem, self._file, draws)

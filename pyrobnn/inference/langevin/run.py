@@ -14,6 +14,7 @@ from pyrobnn.compile import compiled
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.langevin.step import State
 
 #: steps between two looks at whether every chain is still finite
 CHECK_EVERY = 50
@@ -32,9 +33,9 @@ class Step:
         key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:
             begun = time.perf_counter()
-            transition = self.config._transition(self.problem, batch.per_chain)
+            step = transition(self.config, self.problem, batch.per_chain)
             name = f"the {type(self.config).__name__} step"
-            self.kernels[key] = compiled(transition, *args, enabled=self.config.compile, name=name)
+            self.kernels[key] = compiled(step, *args, enabled=self.config.compile, name=name)
             self.seconds += time.perf_counter() - begun
         return self.kernels[key](*args)
 
@@ -136,6 +137,44 @@ def metric_of(second: Tensor) -> Tensor:
     """1 / root mean square gradient, scaled to geometric mean 1; no weight moves more than 10³ times that mean."""
     log = -0.5 * second.clamp_min(torch.finfo(second.dtype).tiny).log()
     return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
+
+
+def metric_at(config: Any, state: State) -> Tensor:
+    """The preconditioner at ``state``; ones before it has seen a gradient."""
+    if config.preconditioner is None or not bool(state.second.any()):
+        return torch.ones_like(state.second)
+    return metric_of(state.second)
+
+
+def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""
+    num_data = problem.num_rows
+    precondition = config.preconditioner is not None
+    density = problem.density.subsampled()
+    # each chain draws a subsample of its own
+    randomness = "error" if density.stochastic is None else "different"
+
+    def step(
+        z: Tensor, v: Tensor, second: Tensor, control: Tensor, rows: Tensor, *data: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        epsilon, forget, heat = control[0], control[1], control[2]
+
+        def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
+            def log_joint(one: Tensor, index: Tensor) -> Tensor:
+                batch = tuple(part[index] for part in data) if per_chain else data
+                return density.log_joint(one, *batch)
+
+            in_dims = (0, 0 if per_chain else None)
+            slope = torch.func.grad_and_value(log_joint)
+            return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
+
+        metric = metric_of(second) if precondition else torch.ones_like(second)
+        z, v, grad, lp = config.move(z, v, gradient, epsilon, heat, metric)
+        if precondition:
+            second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
+        return z, v, second, lp
+
+    return step
 
 
 def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: float) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_count, check_number
-from pyrobnn.inference.fitting.problem import Callback, interruption, notify
+from pyrobnn.inference.fitting.problem import Callback, interruption
+from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.learning_rate import (
     Schedule,
     check_schedule,
@@ -160,36 +161,38 @@ def minimize(
     functional = optimizer == "adam" and not is_scheduler(lr_schedule)
     kind: type[Step] = AdamStep if functional else TorchStep
     stepper = kind(gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name)
-    log = _Log(
-        recorder, stepper, callbacks, snapshot, patience, min_delta, progress, num_steps, lr, name
+    losses = _Losses(recorder, stepper, snapshot, patience, min_delta, lr, name)
+    watch = Watch(
+        num_steps, name, callbacks, progress, starting=COMPILING if compile else "", finished="num_steps",
+        metrics=("loss",), worth_keeping=losses.worth_keeping,
     )  # fmt: skip
-    return _run(stepper, batches, log, num_steps, log_every)
+    return _run(stepper, batches, losses, watch, num_steps, log_every)
 
 
-def _run(stepper: Step, batches: Iterator, log: _Log, num_steps: int, log_every: int) -> Result:
-    started, stopped, step = time.perf_counter(), "num_steps", 0
-    try:
-        with log:
-            while step < num_steps:
-                block = min(log_every - step % log_every, num_steps - step)
-                with torch.no_grad():
-                    for batch in itertools.islice(batches, block):
-                        stepper(batch)
-                        step += 1
-                if reason := log.look(step):
-                    stopped = reason
-                    break
-            log.end(stopped)
-    except KeyboardInterrupt:
-        # what is trained so far is worth keeping, if anything is
-        step, stopped = int(stepper.step), "interrupt"
-        if step == 0 or not bool(torch.isfinite(log.recorder.read(step)[0]).all()):
-            raise
+def _run(
+    stepper: Step, batches: Iterator, losses: _Losses, watch: Watch, num_steps: int, log_every: int
+) -> Result:
+    started, step = time.perf_counter(), 0
+    with watch:
+        while step < num_steps:
+            block = min(log_every - step % log_every, num_steps - step)
+            with torch.no_grad():
+                for batch in itertools.islice(batches, block):
+                    stepper(batch)
+                    step += 1
+            losses.check(step)
+            if watch.active and watch.tell(step, losses.metrics(step)):
+                watch.stopped = "callback"
+                break
+            if losses.flat(step):
+                watch.stopped = "plateau"
+                break
+    step = int(stepper.step)
     elapsed = time.perf_counter() - started
-    losses, tracked = log.recorder.read(step)
+    history, tracked = losses.recorder.read(step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
     return Result(
-        stepper.final(), losses, step, stopped, log.recorder.grad_norm.cpu(), timings, num_steps, tracked
+        stepper.final(), history, step, watch.stopped, losses.recorder.grad_norm.cpu(), timings, num_steps, tracked
     )  # fmt: skip
 
 
@@ -211,66 +214,47 @@ def _gradient(objective: Objective, has_tracked: bool, clip_norm: float | None) 
     return gradient
 
 
-class _Log:
-    """What the host does between blocks of steps: look at the losses, call back, decide whether to go on."""
+class _Losses:
+    """The losses so far, as the host reads them between blocks of steps."""
 
     def __init__(
         self,
         recorder: Recorder,
         stepper: Step,
-        callbacks: Sequence[Callback],
         snapshot: Callable[[Tensor], Any] | None,
         patience: int | None,
         min_delta: float,
-        progress: bool,
-        num_steps: int,
         lr: float,
         name: str,
     ):
         self.recorder, self.stepper, self.snapshot = recorder, stepper, snapshot
-        self.callbacks = tuple(callbacks)
         self.patience, self.min_delta, self.lr, self.name = patience, min_delta, lr, name
         self.seen = 0
-        self.bar: Any = None
-        if progress:
-            from pyrobnn.callbacks import ProgressBar  # imported late: it brings matplotlib
 
-            self.bar = ProgressBar(num_steps, name, metrics=("loss",))
-            self.callbacks += (self.bar,)
+    def worth_keeping(self) -> bool:
+        """Whether an interrupted run has made a step, and all its losses are finite."""
+        step = int(self.stepper.step)
+        return step > 0 and bool(torch.isfinite(self.recorder.read(step)[0]).all())
 
-    def __enter__(self) -> _Log:
-        if self.bar is not None:
-            self.bar.__enter__()
-            if self.stepper.compile:
-                self.bar.say("tracing and compiling")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self.bar is not None:
-            self.bar.__exit__(kind, *rest)
-
-    def end(self, stopped: str) -> None:
-        """Close the bar; one that is not full says why."""
-        if self.bar is not None:
-            self.bar.close(stopped)
-
-    def look(self, step: int) -> str | None:
-        """Why to stop after ``step`` updates, or None."""
-        losses, tracked = self.recorder.read(step, self.seen)
+    def check(self, step: int) -> None:
+        """Stop a run with a loss that is not finite."""
+        losses, _ = self.recorder.read(step, self.seen)
         if not bool(torch.isfinite(losses).all()):
             self._diverged(losses)
         self.seen = step
-        if self.callbacks:
-            metrics: dict[str, Any] = {"loss": float(losses[-1].mean()), "lr": self.stepper.rate()}
-            metrics["grad_norm"] = float(self.recorder.grad_norm.mean())
-            metrics |= {name: float(values[-1].mean()) for name, values in tracked.items()}
-            if (snapshot := self.snapshot) is not None:
-                metrics["snapshot"] = lambda: snapshot(self.stepper.final())
-            if notify(self.callbacks, step, metrics):
-                return "callback"
-        return "plateau" if self._flat(step) else None
 
-    def _flat(self, step: int) -> bool:
+    def metrics(self, step: int) -> dict[str, Any]:
+        """What callbacks are told after ``step`` updates."""
+        losses, tracked = self.recorder.read(step, step - 1)
+        metrics: dict[str, Any] = {"loss": float(losses[-1].mean()), "lr": self.stepper.rate()}
+        metrics["grad_norm"] = float(self.recorder.grad_norm.mean())
+        metrics |= {name: float(values[-1].mean()) for name, values in tracked.items()}
+        if (snapshot := self.snapshot) is not None:
+            metrics["snapshot"] = lambda: snapshot(self.stepper.final())
+        return metrics
+
+    def flat(self, step: int) -> bool:
+        """Whether the plateau rule stops the run after ``step`` updates."""
         if self.patience is None or step < 2 * self.patience:
             return False
         losses, _ = self.recorder.read(step, step - 2 * self.patience)

@@ -1,0 +1,94 @@
+"""`Watch`: the progress bar and the callbacks of a run, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from pyrobnn.callbacks import ProgressBar
+from pyrobnn.inference.fitting.problem import Callback
+
+
+#: what a bar says of a run whose steps are compiled, until the first of them is done
+COMPILING = "tracing and compiling"
+
+
+class Watch:
+    """Progress bar, callbacks and interruption of a run: the context of its loop.
+
+    Leaving the context closes the bar, which says why where it is not full. Ctrl-C ends the loop; it is raised again
+    only where nothing is worth keeping.
+
+    Args:
+        total: steps of a full bar.
+        name: of what runs, before the bar.
+        callbacks: the user's.
+        progress: whether there is a bar.
+        starting: what the bar says until the first report.
+        finished: the word for a run that came to its end, as ``meta["stopped"]`` has it.
+        metrics: those that the bar shows; None for every scalar.
+        worth_keeping: asked after Ctrl-C, of what there is by then; None for runs that handle it themselves.
+
+    Attributes: ``stopped``, how the run ended: ``finished`` unless the loop says otherwise, ``"interrupt"``,
+        ``"error"``; ``active``, whether anybody listens.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        name: str,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+        *,
+        starting: str = "",
+        finished: str,
+        metrics: tuple[str, ...] | None = None,
+        worth_keeping: Callable[[], bool] | None = None,
+    ):
+        self._callbacks, self._worth_keeping = tuple(callbacks), worth_keeping
+        self._bar = ProgressBar(total, name, metrics=metrics) if progress else None
+        self._starting = starting
+        self.active = progress or bool(self._callbacks)
+        self.stopped = finished
+
+    def __enter__(self) -> Watch:
+        if self._bar is not None:
+            self._bar.__enter__()
+        self.say(self._starting)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if kind is not None:
+            self.stopped = "interrupt" if interrupted else "error"
+        if self._bar is not None:
+            self._bar.close(self.stopped)
+        return interrupted and self._worth_keeping is not None and self._worth_keeping()
+
+    def tell(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Call every callback and move the bar; True if a callback asks to stop."""
+        self.show(step, metrics)
+        return self.ask(step, metrics)
+
+    def ask(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Call every callback; True if any asks to stop."""
+        answers = [callback(step, metrics) for callback in self._callbacks]  # each, whatever the others say
+        return any(answers)
+
+    def show(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Move the bar alone."""
+        if self._bar is not None:
+            self._bar(step, metrics)
+
+    def say(self, words: str) -> None:
+        """Write before the bar what is done until the next report."""
+        if self._bar is not None and words:
+            self._bar.say(words)
+
+    def extend(self, total: int, why: str) -> None:
+        """Another number of steps than was planned."""
+        if self._bar is not None:
+            self._bar.extend(total, why)
