@@ -11,17 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_count
+from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Callback, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
-from pyrobnn.inference.optim.point import (
-    check_point_options,
-    optimize_points,
-    point_posterior,
-    polish,
-    start_values,
-)
+from pyrobnn.inference.optim.point import check_point_options, find_point, point_posterior, polish
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -120,15 +115,14 @@ class MAP(Method):
             self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
         )
         problem = prepare(model, x, y, points="free", device=device, stream=True)
-        density, noisy = problem.density, problem.density.subsampled()
+        density = problem.density
 
-        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -noisy.log_joint(theta, *batch, jacobian=False) / problem.num_rows
+        def log_joint(noisy: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+            return noisy.log_joint(theta, *batch, jacobian=False)
 
         with seeded(seed, problem.device):
-            start = density.initial(start_values(problem.model, init), seed)
-            result = optimize_points(
-                self, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress
+            result = find_point(
+                self, problem, log_joint, init, seed=seed, callbacks=callbacks, progress=progress
             )
             theta, meta, notes = result.params, {}, []
             if problem.loader is None and self.batch_size is None and not result.interrupted:

@@ -10,16 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Callback, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
-from pyrobnn.inference.optim.point import (
-    check_point_options,
-    optimize_points,
-    point_posterior,
-    start_values,
-)
+from pyrobnn.inference.optim.point import check_point_options, find_point, point_posterior
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -106,15 +102,13 @@ class MLE(Method):
             self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
         )
         problem = prepare(model, x, y, points="free", device=device, stream=True)
-        density = problem.density.subsampled()
 
-        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -density.log_parts(theta, *batch)[1] / problem.num_rows
+        def log_likelihood(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+            return density.log_parts(theta, *batch)[1]
 
         with seeded(seed, problem.device):
-            start = density.initial(start_values(problem.model, init), seed)
-            result = optimize_points(
-                self, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress
+            result = find_point(
+                self, problem, log_likelihood, init, seed=seed, callbacks=callbacks, progress=progress
             )
         return point_posterior(self, problem, result.params, seed=seed, timings=result.timings, result=result)
 

@@ -73,6 +73,29 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
     return values
 
 
+def find_point(
+    method: Any,
+    problem: Problem,
+    target: Callable[..., Tensor],
+    init: Posterior | nn.Module | None,
+    *,
+    seed: int,
+    callbacks: Sequence[Callback],
+    progress: bool,
+) -> Result:
+    """Maximise ``target(density, theta, *batch)`` with the options of ``method`` (MLE, MAP), from where ``init`` says.
+
+    A program that subsamples is handed over as the density that draws a subsample at every call.
+    """
+    noisy = problem.density.subsampled()
+
+    def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+        return -target(noisy, theta, *batch) / problem.num_rows
+
+    start = problem.density.initial(start_values(problem.model, init), seed)
+    return optimize_points(method, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress)
+
+
 def optimize_points(
     method: Any,
     problem: Problem,
