@@ -60,12 +60,12 @@ def pyrobnn_step(case):
 def train_only(method, model, x, y, seed):
     """A fit without its evaluation and its draws."""
     from pyrobnn.inference.fitting.problem import prepare
-    from pyrobnn.inference.svi import _Fit
+    from pyrobnn.inference.vi.fit import GuideFit
     from pyrobnn.seeding import seeded
 
     problem = prepare(model, x, y, points="free")
     with seeded(seed):
-        return _Fit(method, problem, None, seed).train((), False).timings
+        return GuideFit(method, problem, None, seed).train((), False).timings
 
 
 def torch_model(case):

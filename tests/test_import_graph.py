@@ -1,4 +1,4 @@
-"""The package's own imports: no circles, and no arrow from a wing to one that is built on it."""
+"""The package's own imports: no circles, and no arrow from a wing to one that is built on it; sizes of its files."""
 
 from __future__ import annotations
 
@@ -103,3 +103,35 @@ def test_a_wing_does_not_know_what_is_built_on_it(wing):
         if (target + ".").startswith(tuple(f"{each}." for each in above))
     ]
     assert not upwards, upwards
+
+
+#: lines that a file, and the statements of a function, may have at most
+FILE, FUNCTION = 400, 70
+
+
+def long_functions(tree: ast.AST) -> list[str]:
+    """Functions of more lines than one thought has; signature and docstring do not count."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            begin = node.body[ast.get_docstring(node) is not None :] or node.body
+            size = 1 + (node.end_lineno or 0) - begin[0].lineno
+            found += [f"{node.name}: {size}"] if size > FUNCTION else []
+    return found
+
+
+def test_a_long_function_is_found():
+    long = ast.parse("def f():\n    'says'\n" + "    x = 1\n" * (FUNCTION + 1))
+    assert long_functions(long) == [f"f: {FUNCTION + 1}"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_files_and_functions_can_be_read_in_one_sitting(name):
+    text = MODULES[name].read_text("utf-8")
+    assert text.count("\n") <= FILE and not long_functions(ast.parse(text))
+
+
+def test_one_place_makes_the_progress_bar_of_a_fit():
+    makers = [name for name, found in ARROWS.items() if ("pyrobnn.callbacks", False) in found]
+    bars = [name for name in makers if "ProgressBar(" in MODULES[name].read_text("utf-8")]
+    assert bars == ["pyrobnn.inference.fitting.watch"]

@@ -16,9 +16,10 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.svi import SVI, build_elbo
+from pyrobnn.inference.svi import SVI
 from pyrobnn.inference.vi import evidence
 from pyrobnn.inference.vi.elbo import Elbo, gradient_samples
+from pyrobnn.inference.vi.fit import build_elbo
 
 ESTIMATORS = (None, "local_reparameterization", "flipout")
 

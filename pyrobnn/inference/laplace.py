@@ -32,7 +32,7 @@ from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hess
 from pyrobnn.inference.curvature.prior import check_elementwise
 from pyrobnn.inference.fitting.batches import survey
 from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.map import MAP
@@ -193,38 +193,12 @@ class Laplace(Method):
             self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
         )
         problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws)
-        check_proper(problem.density)
-        if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
-            raise Refused(
-                "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
-                "use Laplace(curvature='hessian')"
-            )
-        if not problem.is_bnn:
-            check_batched(problem.density, "Laplace")
-            refuse_dependent(problem.density, "Laplace")
-        names = subset_sites(problem, self.subset)
-        if self.curvature == "ggn":
-            check_elementwise({name: problem.bnn.priors[name] for name in names if name.startswith(NET)})
-        check_memory(self, problem, names)
-        search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
-        source = model, x, y
-        if isinstance(x, DataLoader):
-            # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
-            with torch.random.fork_rng([]):  # iterating a loader advances the global state
-                size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
-            search = replace(search, batch_size=size)
-            source = in_standard_units(problem.bnn), problem.x, problem.y
+        names = self._checked_sites(problem)
+        search, source = self._search(problem, model, x, y)
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
-                search,
-                problem,
-                source,
-                names,
-                init=init,
-                seed=seed,
-                callbacks=callbacks,
-                progress=progress,
+                search, problem, source, names, init=init, seed=seed, callbacks=callbacks, progress=progress
             )
             found = time.perf_counter()
             remarks: list[str] = list(centre.notes)
@@ -252,6 +226,33 @@ class Laplace(Method):
             network=network,
             moments=moments,
         )
+
+    def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
+        """The sites of the Gaussian, after a look at whether there can be one."""
+        check_proper(problem.density)
+        if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
+            raise Refused(
+                "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
+                "use Laplace(curvature='hessian')"
+            )
+        if not problem.is_bnn:
+            check_batched(problem.density, "Laplace")
+            refuse_dependent(problem.density, "Laplace")
+        names = subset_sites(problem, self.subset)
+        if self.curvature == "ggn":
+            check_elementwise({name: problem.bnn.priors[name] for name in names if name.startswith(NET)})
+        check_memory(self, problem, names)
+        return names
+
+    def _search(self, problem: Problem, model: Any, x: Any, y: Any) -> tuple[MAP, tuple[Any, Any, Any]]:
+        """The search for the mode, and the model and data that it is made of."""
+        search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
+        if not isinstance(x, DataLoader):
+            return search, (model, x, y)
+        # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
+        with torch.random.fork_rng([]):  # iterating a loader advances the global state
+            size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
+        return replace(search, batch_size=size), (in_standard_units(problem.bnn), problem.x, problem.y)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the search for the mode, then the curvature there."""

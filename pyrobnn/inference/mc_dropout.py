@@ -27,7 +27,7 @@ from pyrobnn.inference.nets.dropout_masks import (
     layer_masks,
     masked_weights,
 )
-from pyrobnn.inference.optim.minimize import OptimizerFactory, check_optimizer, minimize
+from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -158,42 +158,47 @@ class MCDropout(Method):
         with seeded(seed, problem.device):
             theta, result = density.initial(start, seed), None
             if self.num_steps:
-                result = minimize(
-                    _Loss(density, net, masks, problem.num_rows, self.learn_p),
-                    theta,
-                    problem.batches(self.batch_size),
-                    num_steps=self.num_steps,
-                    lr=self.lr,
-                    optimizer=self.optimizer,
-                    lr_schedule=self.lr_schedule,
-                    clip_norm=self.clip_norm,
-                    callbacks=callbacks,
-                    progress=progress,
-                    name="MCDropout",
-                    compile=self.compile,
-                )
+                loss = _Loss(density, net, masks, problem.num_rows, self.learn_p)
+                result = self._train(loss, theta, problem, callbacks, progress)
                 theta = result.params
             values = density.constrain(theta)
-            rates = (
-                [float(_rate(values[name])) for name in _logits(masks)]
-                if self.learn_p
-                else [m.p for m in masks]
-            )
+            rates = [mask.p for mask in masks]
+            if self.learn_p:
+                rates = [float(_rate(values[name])) for name in _logits(masks)]
             draws = _masked_draws(problem, values, masks, rates, num_draws)
+        meta: dict[str, Any] = {"dropout_p": _by_layer(masks, rates), "warnings": [CAVEAT]}
+        if result is None:
+            return make_posterior(
+                problem, self, draws, seed=seed, timings={"compile": 0.0, "fit": 0.0}, meta=meta
+            )
         return make_posterior(
             problem,
             self,
             draws,
             seed=seed,
-            timings={"compile": 0.0, "fit": 0.0} if result is None else result.timings,
-            history={} if result is None else {"loss": result.losses},
-            meta={
-                "dropout_p": _by_layer(masks, rates),
-                "warnings": [CAVEAT],
-                **({} if result is None else {"num_steps": result.num_steps, "stopped": result.stopped}),
-            },
-            notes=[] if result is None else [*result.notes(self), *noise_notes(problem, values)],
-            interrupted=result is not None and result.interrupted,
+            timings=result.timings,
+            history={"loss": result.losses},
+            meta=meta | {"num_steps": result.num_steps, "stopped": result.stopped},
+            notes=[*result.notes(self), *noise_notes(problem, values)],
+            interrupted=result.interrupted,
+        )
+
+    def _train(
+        self, loss: _Loss, theta: Tensor, problem: Problem, callbacks: Sequence[Callback], progress: bool
+    ) -> Result:
+        return minimize(
+            loss,
+            theta,
+            problem.batches(self.batch_size),
+            num_steps=self.num_steps,
+            lr=self.lr,
+            optimizer=self.optimizer,
+            lr_schedule=self.lr_schedule,
+            clip_norm=self.clip_norm,
+            callbacks=callbacks,
+            progress=progress,
+            name="MCDropout",
+            compile=self.compile,
         )
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:

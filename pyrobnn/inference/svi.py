@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.density import Density
-from pyrobnn.inference.fitting.batches import check_batch_size, permuted_rows
-from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.noise_check import noise_notes
-from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
+from pyrobnn.inference.fitting.batches import check_batch_size
+from pyrobnn.inference.fitting.problem import Callback, prepare
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.learning_rate import Schedule
-from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
-from pyrobnn.inference.optim.point import start_values
-from pyrobnn.inference.vi.elbo import TRACKED, Elbo
-from pyrobnn.inference.vi.elbo_notes import elbo_notes
-from pyrobnn.inference.vi.evidence import draws_per_block, evaluate_elbo, importance_stats
-from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
-from pyrobnn.inference.vi.flow import CouplingFlow
-from pyrobnn.inference.vi.local_noise import Estimator
-from pyrobnn.inference.vi.pyro_guides import GuideFamily
-from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
+from pyrobnn.inference.optim.minimize import OptimizerFactory, check_optimizer
+from pyrobnn.inference.vi.evidence import draws_per_block
+from pyrobnn.inference.vi.fit import GuideFit
+from pyrobnn.kl_schedules import KLSchedule
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
-_HISTORY_POINTS, _SNAPSHOT_DRAWS = 1000, 100
 
 
 @register("svi", standard=True, quick={"num_steps": 2000, "num_draws": 500})
@@ -228,7 +216,7 @@ class SVI(Method):
         if not problem.is_bnn:
             check_batched(problem.density, "SVI")
             refuse_dependent(problem.density, "SVI")
-        fitted = _Fit(self, problem, init, seed)
+        fitted = GuideFit(self, problem, init, seed)
         with seeded(seed, problem.device):
             result = fitted.train(callbacks, progress)
             return fitted.posterior(result.params, num_draws, result)
@@ -245,161 +233,3 @@ class SVI(Method):
         block = draws_per_block(sizes.weights)  # sites and flat vectors
         evaluation = 2 * block * sizes.flat + sizes.one_pass(block)
         return Need(resident, {"a step": step, "the final ELBO": evaluation})
-
-
-def build_elbo(
-    config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int
-) -> tuple[Elbo, Tensor]:
-    """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
-    density = problem.density
-    if config.init_loc == "prior" and init is None:
-        start = density.sample_prior(1, seed)[0]
-    else:
-        start = density.initial(start_values(problem.model, init), seed)
-    num_latent = sum(site.size for site in density.sites if site.kind == "latent")
-    loc, points = start[:num_latent].detach(), start[num_latent:].detach()
-    family: Family
-    if callable(config.guide):
-        family = GuideFamily(config.guide, density, loc, config.init_scale, seed)
-    elif config.guide == "full_rank":
-        family = FullRank(loc, config.init_scale)
-    elif config.guide == "low_rank":
-        family = LowRank(loc, config.init_scale, config.rank, seed)
-    elif config.guide == "flow":
-        family = CouplingFlow(loc, config.init_scale, seed)
-    else:
-        family = MeanField(loc, config.init_scale, config.max_scale)
-    estimator: Estimator | None = "flipout" if config.flipout else None
-    estimator = "local_reparameterization" if config.local_reparameterization else estimator
-    elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
-    return elbo, torch.cat([family.initial(), points])
-
-
-class _Fit:
-    """One run: the objective, its batches, and the posterior of any parameters on the way."""
-
-    def __init__(self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int):
-        self.config, self.problem, self.seed = config, problem, seed
-        self.elbo, self.start = build_elbo(config, problem, init, seed)
-        self.num_batches = _num_batches(problem, config.batch_size)
-        schedule = (
-            config.kl_weight if isinstance(config.kl_weight, KLSchedule) else Constant(config.kl_weight)
-        )
-        num_weights = sum(site.size for site in self.elbo.latent)
-        self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(problem.device)
-
-    def train(self, callbacks: Sequence[Callback], progress: bool) -> Result:
-        config = self.config
-        return minimize(
-            self._objective,
-            self.start,
-            self._batches(),
-            num_steps=config.num_steps,
-            lr=config.lr,
-            optimizer=config.optimizer,
-            lr_schedule=config.schedule,
-            clip_norm=config.clip_norm,
-            average=config.averaged,
-            tracked=TRACKED,
-            patience=config.patience,
-            min_delta=config.min_delta,
-            log_every=config.log_every,
-            callbacks=callbacks,
-            snapshot=self._snapshot,
-            progress=progress,
-            name="SVI",
-            compile=config.compile,
-        )
-
-    def _objective(self, theta: Tensor, kl_weight: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        if len(batch) == 3:  # gathered inside the graph
-            rows, x, y = batch
-            batch = x[rows], y[rows]
-        return self.elbo(theta, kl_weight, *batch)
-
-    def _batches(self) -> Iterator[tuple[Tensor, ...]]:
-        problem, size = self.problem, self.config.batch_size
-        weights = iter(self.kl_weights.unbind())
-        if problem.loader is not None:
-            yield from ((weight, *batch) for weight, batch in zip(weights, problem.batches(), strict=False))
-        elif not problem.is_bnn:
-            yield from ((weight,) for weight in weights)
-        elif self.num_batches == 1:
-            yield from ((weight, problem.x, problem.y) for weight in weights)
-        elif size is not None:
-            walk = permuted_rows(problem.num_rows, size, problem.device)
-            for rows, weight in zip(walk, weights, strict=False):
-                yield weight, rows, problem.x, problem.y
-
-    def _snapshot(self, theta: Tensor) -> Posterior:
-        with seeded(self.seed, self.problem.device):
-            return self.posterior(theta, _SNAPSHOT_DRAWS, None)
-
-    def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
-        """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
-        problem, family = self.problem, self.elbo.family
-        phi, points = theta[: family.size], theta[family.size :]
-        free = [site for site in problem.density.sites if site.kind == "point"]
-        offset = problem.density.dim - len(points)
-        values = {
-            site.name: site.transform(
-                points[site.start - offset : site.stop - offset].reshape(site.unconstrained_shape)
-            )
-            for site in free
-        }
-        layout = Density(problem.density.program, problem.density.args, points="held", values=values)
-        approximation = family.approximation(phi, layout)
-        draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
-        meta: dict[str, Any] = {"temperature": effective_temperature(self.kl_weights, self.num_batches)}
-        if result is None:
-            return make_posterior(
-                problem, self.config, draws, seed=self.seed, timings={}, approximation=approximation,
-                point_values=values, meta=meta, importance=False,
-            )  # fmt: skip
-        begun = time.perf_counter()
-        stats: dict[str, Tensor] = {}
-        value, error, notes = None, math.nan, result.notes(self.config)
-        try:
-            if not result.interrupted:
-                with full_float32(problem.device):
-                    stats = importance_stats(problem, layout, approximation, draws)
-                    value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
-        except KeyboardInterrupt:
-            result = replace(result, stopped="interrupt")
-            notes = result.notes(self.config)
-        if value is None:
-            missing = "" if stats else " and no log p of its draws (k-hat, LOO)"
-            notes.append(f"its ELBO was not evaluated: there is no log evidence{missing}")
-        notes += noise_notes(problem, values | {name: value[0].mean(0) for name, value in draws.items()})
-        meta |= {
-            "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": None if value is None else error,
-            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
-        }  # fmt: skip
-        done = self.kl_weights[: result.num_steps]
-        meta["temperature"] = effective_temperature(done, self.num_batches)
-        # the ELBO is what a tempered fit gives up: its end is not its best
-        track = result.tracked["elbo"] if meta["temperature"] == 1.0 else result.tracked["elbo"][:0]
-        if value is not None:
-            notes += elbo_notes(track, value, error, draws)
-        timings = result.timings | {"evaluate": time.perf_counter() - begun}
-        return make_posterior(
-            problem, self.config, draws, seed=self.seed, timings=timings, approximation=approximation,
-            point_values=values, sample_stats=stats, log_evidence=value, history=_history(result), meta=meta,
-            importance=False, notes=notes, interrupted=result.interrupted,
-        )  # fmt: skip
-
-
-def _num_batches(problem: Problem, batch_size: int | None) -> int:
-    if (stream := problem.stream) is not None:
-        return stream.num_batches
-    if not problem.is_bnn or batch_size is None or batch_size >= problem.num_rows:
-        return 1
-    return problem.num_rows // batch_size
-
-
-def _history(result: Result) -> dict[str, Tensor]:
-    """Loss and its parts, averaged over blocks of steps so that at most a thousand points remain."""
-    width = max(1, result.num_steps // _HISTORY_POINTS)
-    used = result.num_steps - result.num_steps % width
-    series = {"loss": result.losses, **result.tracked}
-    return {name: value[:used].reshape(-1, width).mean(1) for name, value in series.items()}

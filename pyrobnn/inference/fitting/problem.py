@@ -201,21 +201,12 @@ def make_posterior(
     for name, value in fixed.items():
         if name not in draws:
             draws[name] = value.expand(num_chains, num_draws, *value.shape)
-    stats, notes = dict(sample_stats or {}), list(notes)
+    notes, meta = list(notes), dict(meta or {})
+    stats = dict(sample_stats or {})
     if approximation is not None and importance:
         held = Density(problem.density.program, problem.density.args, points="held", values=fixed)
-        try:
-            # who has asked to stop does not wait for a pass over the data per draw
-            if not interrupted:
-                with full_float32(problem.device):
-                    stats["log_p"], stats["log_q"] = log_importance(held, approximation, draws)
-        except KeyboardInterrupt:
-            interrupted = True
-            notes.append(
-                f"{type(method).__name__} {_INTERRUPTED} when it was fitted and its draws were weighed"
-            )
-        if interrupted:
-            notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
+        weights, interrupted = _weighed(method, held, approximation, draws, interrupted, notes)
+        stats |= weights
     told: dict[str, Any] = {}
     if not problem.is_bnn:
         with full_float32(problem.device):
@@ -225,26 +216,13 @@ def make_posterior(
     if getattr(method, "compile", True) is False:
         notes += launches(problem.device, "compile=False")
     notes = [note for note in dict.fromkeys(notes) if note not in problem.notes]
-    record = {
-        "method": type(method).__name__,
-        "settings": settings(method),
-        "seed": seed,
-        "num_data": problem.num_data,
-        "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
-        "timings": {name: round(value, 6) for name, value in timings.items()},
-        "kind": method.kind,
-        "claim": method.claim,
-        "remedy": method.remedy,
-        "iid": method.kind != "chains",
-        "temperature": 1.0,
+    record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
-        "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
-        "device": str(problem.device),
         "interrupted": interrupted,
-        "warnings": [*problem.notes, *notes, *(meta or {}).get("warnings", ())],
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
+        "warnings": [*problem.notes, *notes, *meta.pop("warnings", ())],
         **told,
+        **meta,
+        **({"stopped": "interrupt"} if interrupted else {}),
     }
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=4)
@@ -257,10 +235,52 @@ def make_posterior(
         network=network,
         moments=moments,
         history=dict(history or {}),
-        meta=record
-        | {name: value for name, value in (meta or {}).items() if name != "warnings"}
-        | ({"stopped": "interrupt"} if interrupted else {}),
+        meta=record,
     )
+
+
+def _weighed(
+    method: Any,
+    density: Density,
+    approximation: Approximation,
+    draws: Mapping[str, Tensor],
+    interrupted: bool,
+    notes: list[str],
+) -> tuple[dict[str, Tensor], bool]:
+    """Log p and log q of the draws of an approximation, and whether the fit was interrupted, at the latest here."""
+    stats: dict[str, Tensor] = {}
+    try:
+        # who has asked to stop does not wait for a pass over the data per draw
+        if not interrupted:
+            with full_float32(density.device):
+                stats["log_p"], stats["log_q"] = log_importance(density, approximation, draws)
+    except KeyboardInterrupt:
+        interrupted = True
+        notes.append(f"{type(method).__name__} {_INTERRUPTED} when it was fitted and its draws were weighed")
+    if interrupted:
+        notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
+    return stats, interrupted
+
+
+def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, float]) -> dict[str, Any]:
+    """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
+    return {
+        "method": type(method).__name__,
+        "settings": settings(method),
+        "seed": seed,
+        "num_data": problem.num_data,
+        "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
+        "timings": {name: round(value, 6) for name, value in timings.items()},
+        "kind": method.kind,
+        "claim": method.claim,
+        "remedy": method.remedy,
+        "iid": method.kind != "chains",
+        "temperature": 1.0,
+        "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
+        "device": str(problem.device),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
+    }
 
 
 def interruption(method: Any, done: int, asked: int, what: str) -> str:
@@ -312,12 +332,6 @@ def settings(method: Any) -> dict[str, Any]:
         return getattr(value, "__name__", None) or repr(value)
 
     return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
-
-
-def notify(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, Any]) -> bool:
-    """Call every callback; True if any of them asks to stop."""
-    answers = [callback(step, metrics) for callback in callbacks]  # each is called, whatever the others say
-    return any(answers)
 
 
 def _check_draws(problem: Problem, num_draws: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from pyrobnn.callbacks import ProgressBar
 from pyrobnn.inference.fitting.problem import Callback
 
-
 #: what a bar says of a run whose steps are compiled, until the first of them is done
 COMPILING = "tracing and compiling"
 

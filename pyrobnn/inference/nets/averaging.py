@@ -1,0 +1,251 @@
+"""SGD whose iterates are averaged: the run that SWA and SWAG share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
+from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
+from pyrobnn.inference.nets.swag_moments import SWAGMoments
+from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
+from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.swag import SWA, SWAG
+
+    Averaging: TypeAlias = SWA | SWAG
+
+
+class AveragingRun:
+    """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG."""
+
+    def __init__(
+        self,
+        method: Averaging,
+        model: Any,
+        x: Any,
+        y: Any,
+        *,
+        num_draws: int,
+        seed: int,
+        init: Posterior | nn.Module | None,
+        device: str | torch.device | None,
+    ):
+        if not isinstance(model, BNN):
+            raise (Refused if callable(model) else TypeError)(
+                f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
+                "use SVI, NUTS or Laplace(curvature='hessian')"
+            )
+        others = set(model.stochastic_layers()) - set(training_norms(model))
+        if others:
+            raise Refused(
+                f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
+                "call .eval() on them before building the BNN"
+            )
+        self.method, self.seed, self.init = method, seed, init
+        self.start = start_values(model, init)
+        pure = with_batch_statistics(model)
+        problem = prepare(
+            pure, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
+        )
+        self.problem = dataclasses.replace(problem, model=model.to(problem.device))
+        self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
+        self.batch_size, self.epoch = self._batching()
+        self.every = method.collect_every or self.epoch
+        self.first = round(method.burn_in * method.num_steps)
+        planned = self.num_planned()
+        if planned < 2:
+            raise Refused(
+                f"num_steps={method.num_steps} with burn_in={method.burn_in:g} and one iterate every {self.every} "
+                f"steps takes {planned} iterates, but at least 2 are needed: raise num_steps or lower collect_every"
+            )
+        if self.epoch == 1 and self.problem.loader is None:
+            self.problem.note(
+                "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
+            )
+
+    def _batching(self) -> tuple[int | None, int]:
+        """Batch size and steps per epoch."""
+        check_batch_size(self.problem, self.method.batch_size)
+        if (stream := self.problem.stream) is not None:
+            return None, stream.num_batches
+        num_data = self.problem.num_rows
+        size = self.method.batch_size or max(1, min(32, num_data // 4))
+        return size, max(1, num_data // size)
+
+    def num_planned(self) -> int:
+        """Iterates that will be taken."""
+        return self.method.num_steps // self.every - self.first // self.every
+
+    def warn_about_rank(self, rank: int) -> None:
+        """Say so if fewer iterates than ``rank`` will be taken."""
+        if self.num_planned() < rank:
+            self.problem.note(
+                f"only {self.num_planned()} iterates will be taken for rank={rank}: the covariance has that rank; "
+                "raise num_steps or lower collect_every"
+            )
+
+    def train(
+        self, moments: SWAGMoments, callbacks: Sequence[Callback], progress: bool
+    ) -> tuple[Result, dict[str, Tensor]]:
+        """Run SGD into ``moments``; returns its record and the values of the point parameters."""
+        method, density = self.method, self.problem.density
+
+        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+            return -density.log_joint(theta, *batch) / self.problem.num_rows
+
+        batches = independent_batches(self.problem, self.batch_size)
+        theta, seconds = self._warm_up(loss, batches, progress)
+        points = SWAGMoments(density.dim - self.latent_dim, diagonal=True, device=self.problem.device)
+
+        def collect(step: int, metrics: Mapping[str, Any]) -> None:
+            if step > self.first and step % self.every == 0:
+                iterate = metrics["snapshot"]()
+                moments.update(iterate[: self.latent_dim])
+                points.update(iterate[self.latent_dim :])
+
+        if method.optimizer is not None:
+            self.lr = method.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
+        else:
+            self.lr = method.lr or constant_rate(
+                loss, theta, batches, num_data=self.problem.num_rows, momentum=method.momentum
+            )
+        sgd = functools.partial(torch.optim.SGD, lr=self.lr, momentum=method.momentum)
+        result = minimize(
+            loss,
+            theta,
+            batches,
+            num_steps=method.num_steps,
+            lr=self.lr,
+            optimizer=method.optimizer or sgd,
+            lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
+            log_every=self.every,
+            callbacks=(collect, *callbacks),
+            snapshot=lambda theta: theta,
+            progress=progress,
+            name=type(method).__name__,
+            compile=method.compile,
+        )
+        result.timings["fit"] += seconds
+        self._check_moments(moments, result)
+        fixed = torch.cat([moments.mean, points.mean]).to(density.dtype)
+        self._warn_if_worse(loss, theta, fixed, batches)
+        values = density.constrain(fixed)
+        return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+
+    def _warm_up(
+        self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]], progress: bool
+    ) -> tuple[Tensor, float]:
+        """Where SGD starts, and the seconds that it took to get there: the user's ``init``, or near a mode."""
+        method, theta = self.method, self.problem.density.initial(self.start, self.seed)
+        if self.init is not None or not method.init_steps:
+            return theta, 0.0
+        found = minimize(
+            loss, theta, batches, num_steps=method.init_steps, lr=method.init_lr, lr_schedule="cosine",
+            progress=progress, name=f"the start of {type(method).__name__}", compile=method.compile,
+        )  # fmt: skip
+        if found.interrupted:
+            raise KeyboardInterrupt(f"{found.notes(method)[0]}: it had not begun to take iterates")
+        return found.params, sum(found.timings.values())
+
+    def _check_moments(self, moments: SWAGMoments, result: Result) -> None:
+        """Stop a run whose iterates make no distribution."""
+        if result.interrupted and moments.count < 2:
+            raise KeyboardInterrupt(
+                f"{result.notes(self.method)[0]}: it had taken {moments.count} iterates of at least 2"
+            )
+        if not bool(torch.isfinite(moments.mean).all()):
+            raise FloatingPointError(
+                f"an iterate of {type(self.method).__name__} is not finite by step {result.num_steps} "
+                f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
+            )
+
+    def _warn_if_worse(
+        self,
+        loss: Callable[..., Tensor],
+        start: Tensor,
+        mean: Tensor,
+        batches: Iterator[tuple[Tensor, Tensor]],
+    ) -> None:
+        """Where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not."""
+        drawn = list(itertools.islice(batches, NUM_GRADIENTS))
+        rise = sum(float(loss(mean, *batch) - loss(start, *batch)) for batch in drawn) / len(drawn)
+        if not rise <= SLACK:
+            self.problem.note(
+                f"the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; "
+                f"use a smaller lr than {self.lr:g}"
+            )
+
+    def layout(self, points: dict[str, Tensor]) -> Density:
+        """The density over the latent sites alone, point parameters held at ``points``."""
+        density = self.problem.density
+        return Density(density.program, density.args, points="held", values=points)
+
+    def posterior(
+        self, draws: dict[str, Tensor], result: Result, points: dict[str, Tensor], meta: Any, **rest: Any
+    ) -> Posterior:
+        """The posterior of ``draws``, with batch-norm statistics of their own."""
+        centre = points | {name: value[0].mean(0) for name, value in draws.items()}
+        posterior = make_posterior(
+            self.problem,
+            self.method,
+            draws,
+            seed=self.seed,
+            timings=result.timings,
+            point_values=points,
+            history={"loss": result.losses},
+            # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
+            importance=self.problem.loader is None,
+            meta={**meta, "lr": self.lr, "num_steps": result.num_steps, "stopped": result.stopped},
+            notes=[*result.notes(self.method), *noise_notes(self.problem, centre)],
+            interrupted=result.interrupted,
+            **rest,
+        )
+        statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
+        return dataclasses.replace(posterior, draws=posterior.draws | statistics)
+
+    def _falling(self, step: int) -> float:
+        """Cyclical factor: linearly from 1 to 0.01 within each period."""
+        return 1.0 - 0.99 * (step % self.every) / max(self.every - 1, 1)
+
+
+def averaging_memory(sizes: Sizes, rank: int) -> Need:
+    """Bytes of a fit that keeps ``rank`` deviations."""
+    wide = 8 * sizes.weights
+    search, phases = sizes.optimisation()
+    resident = search | {"moments": (3 + rank) * wide, "draws": 2 * sizes.num_draws * sizes.flat}
+    gaussian = (2 * rank + 2 * sizes.num_draws + 4) * wide + sizes.one_pass(sizes.num_draws)
+    return Need(resident, phases | {"the Gaussian": gaussian})
+
+
+def check_averaging(method: Averaging) -> None:
+    """The options that SWA and SWAG share.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+    """
+    lr = 1.0 if method.lr is None else method.lr
+    check_optimizer(num_steps=method.num_steps, lr=lr, optimizer=method.optimizer or "adam")
+    check_number("init_lr", method.init_lr, above=0)
+    check_count("init_steps", method.init_steps, minimum=0)
+    check_number("momentum", method.momentum, minimum=0, below=1)
+    check_number("burn_in", method.burn_in, minimum=0, below=1)
+    check_choice("lr_schedule", method.lr_schedule, ("constant", "cyclical"))
+    for name in ("batch_size", "collect_every"):
+        if getattr(method, name) is not None:
+            check_count(name, getattr(method, name))
