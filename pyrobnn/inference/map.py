@@ -143,3 +143,8 @@ class MAP(Method):
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's."""
         return sizes.optimisation()
+
+    def work(self, sizes: Sizes) -> float:
+        """Gradients of one datum that ``fit`` takes."""
+        polishing = self.polish_steps * sizes.num_data if self.batch_size is None else 0
+        return self.num_steps * sizes.batch + polishing

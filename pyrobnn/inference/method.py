@@ -42,6 +42,9 @@ class Method(Protocol):
         uses: those of the options ``init``, ``until_ess``, ``checkpoint`` and ``stream_to`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior.
+
+    One that has ``work(sizes: Sizes) -> float``, the number of gradients of one datum that ``fit`` takes, is told of by
+    :func:`pyrobnn.studies.forecast.expected_seconds` before it starts.
     """
 
     kind: ClassVar[Kind]

@@ -22,6 +22,7 @@ from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, write_atomically
 from pyrobnn.preflight import preflight
+from pyrobnn.studies.forecast import Forecast
 from pyrobnn.studies.study import Study
 
 #: estimates of memory are right within a factor of about 1.5
@@ -67,6 +68,7 @@ def run_study(
     check_count("seed", seed, minimum=0)
     prepared = {name: make_method(name, quick, compile) for name in methods}
     check_writable(out)
+    announce(_forecast(study, prepared, quick, device))
     for name, (method, arguments) in prepared.items():
         announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
         try:
@@ -87,6 +89,18 @@ def run_study(
         yield name, tree
         if posterior.meta["interrupted"]:
             return
+
+
+def _forecast(
+    study: Study, prepared: dict[str, tuple[Method, dict[str, Any]]], quick: bool, device: str | None
+) -> str:
+    """How long it will take, and what would be faster."""
+    try:
+        shorter = {} if quick else {name: make_method(name, True) for name in prepared}
+        others = {name: make_method(name, quick) for name in METHODS}
+        return Forecast(study, device).words(prepared, others, shorter)
+    except Exception as error:  # whatever is wrong with model or data, the fits say it one by one
+        return f"how long it takes is not known: {said(error)}"
 
 
 def _fitted(

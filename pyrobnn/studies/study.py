@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior, storage
 
+#: most rows of a quick run
+QUICK_ROWS = 1000
 LEVELS = (0.025, 0.5, 0.975)
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
@@ -82,6 +85,15 @@ def make_study(
         "units": {name: _numbers(getattr(units, name)) for name in UNITS},
     }
     return Study(train, test, build(settings), settings)
+
+
+def some_rows(dataset: Dataset, most: int, seed: int) -> Dataset:
+    """The data set, or so many of its rows at random, as its name then says; classes keep their shares."""
+    if dataset.num_data <= most:
+        return dataset
+    _, part = train_test_split(dataset, most / dataset.num_data, seed)
+    name = f"{dataset.name} ({part.num_data:,} of its {dataset.num_data:,} rows, drawn at random for --quick)"
+    return dataclasses.replace(part, name=name)
 
 
 def build(settings: dict[str, Any]) -> BNN:
