@@ -12,6 +12,7 @@ import pytest
 import trees as factory
 import xarray as xr
 
+from pyrobnn import plots
 from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
@@ -20,6 +21,7 @@ from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.headline import headline
 from pyrobnn.report.ranking import rankings
 
 ATTACK = '<script>alert("x")</script>'
@@ -100,7 +102,8 @@ def test_verdicts_come_before_numbers_before_figures(html: str) -> None:
 
 
 def test_a_table_that_is_cut_on_a_phone_says_so(html: str) -> None:
-    shown = html.count('scope="col"', html.index('class="numbers"')) - 1
+    start = html.index('class="numbers"')
+    shown = html.count('scope="col"', start, html.index("</table>", start)) - 1
     assert f"{shown} columns: scroll the table sideways" in html
     assert "background-attachment: local, scroll" in html  # a shade where the table goes on
 
@@ -389,3 +392,75 @@ def test_leave_one_out_ranks_only_what_it_can_estimate(one_dimensional: dict[str
     ]
     assert {row.label for row in ranking.rows} == {"a", "b"}
     assert len(ranking.refused) == 1 and ranking.refused[0].startswith("poor is not ranked")
+
+
+@pytest.fixture(scope="module")
+def two_outputs() -> xr.DataTree:
+    """A regression of two outputs with names, as several functions of the same features."""
+    tree = factory.regression_nd()
+    groups = {}
+    for name, node in tree.children.items():
+        stored = node.to_dataset()
+        doubled = {
+            variable: xr.concat([array, 2 * array], "output").transpose(..., "output")
+            for variable, array in stored.data_vars.items()
+            if "output" in array.dims or variable == "y" and name != "log_likelihood"
+        }
+        data = xr.Dataset({**stored.drop_dims("output", errors="ignore").data_vars, **doubled})
+        groups[name] = data.assign_coords(output=["depth", "speed"]) if "output" in data.dims else data
+    found = xr.DataTree.from_dict(groups)
+    found.attrs = dict(tree.attrs)
+    return found
+
+
+def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: Path) -> None:
+    page = Page(write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8"))
+    for heading in (
+        "Predicted against observed",
+        "Coverage",
+        "Error against uncertainty",
+        "Aleatoric and epistemic",
+    ):
+        for name in ("depth", "speed"):
+            assert f"{heading}: {name}" in page.text
+    assert "depth, mean" in page.text and "speed, mean" in page.text
+
+
+def test_the_names_of_features_and_classes_reach_figures_and_checks() -> None:
+    tree = linear_tree(0.2)
+    named = {"feature": ["age", "dose", "sex"]}
+    for group in ("constant_data", "predictions_constant_data"):
+        tree[group] = tree[group].to_dataset().assign_coords(named)
+    figure = plots.residuals({"it": tree})
+    assert [ax.get_xlabel() for ax in figure.axes] == ["age", "dose", "sex"]
+    pattern = next(check for check in judge_all({"it": tree})["it"].checks if check.name == "pattern")
+    assert pattern.status == "fail" and "age" in pattern.evidence
+    classes = factory.classification()
+    classes["predictions"] = (
+        classes["predictions"].to_dataset().assign_coords({"class": ["oak", "ash", "elm"]})
+    )
+    titles = {ax.get_title(loc="left") for ax in plots.most_uncertain({"it": classes}).axes}
+    assert titles & {"is oak", "is ash", "is elm"}
+
+
+def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() -> None:
+    rng = np.random.default_rng(0)
+    tree = linear_tree(0.5)
+    trees = gather({"it": tree})
+    rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(baselines(trees.values()))]
+    narrow = Check(
+        "coverage_90", "fail", 0.5, "", "", "Covers half.", "Intervals are too narrow: infer the noise."
+    )
+    said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
+    assert said.startswith("Not usable yet: error bars are too narrow. On 100 held-out points it explains ")
+    assert "of the variance of y, and predicts worse than a linear model." in said
+    fine = Verdict.from_checks("SVI", "it", [Check("pit", "pass", 0.1, "", "", "", "")])
+    only = gather({"it": factory.numpyro_like()})["it"]
+    assert headline("it", only, fine, []).endswith("rests on the data that it was fitted to.")
+    # noise that grows with the first input, and constant error bars
+    x = tree["predictions_constant_data"]["x"].values[:, 0]
+    y = tree["predictions"]["mean"].values[:, 0] + np.exp(x) * 0.5 * rng.normal(size=100)
+    tree["predictions_constant_data"]["y"] = xr.DataArray(y, dims="pred_point")
+    region = Check("coverage_by_region", "warn", 0.4, "", "", "Differs.", "")
+    said = headline("it", gather({"it": tree})["it"], Verdict.from_checks("SVI", "it", [region]), rows)
+    assert said.startswith("Usable with care: error bars are too narrow for high") and "held-out data" in said

@@ -10,6 +10,7 @@ from pyrobnn import metrics
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.leave_one_out import loo_pit
+from pyrobnn.diagnostics.names import feature_names
 from pyrobnn.diagnostics.points import CLASSES, FEWEST_DRAWS, is_classification, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error, score
 from pyrobnn.diagnostics.verdict import Check, Status
@@ -228,22 +229,20 @@ def regions_of(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarra
             points, u = left_out
         x = evidence.values(CONSTANT_DATA, "x")
         mean = draws[:, points, 0].mean(axis=0)
-        found.append((u, _covariates(None if x is None else x[points], mean)))
+        found.append((u, _covariates(evidence, None if x is None else x[points], mean)))
     if held_out is not None:
         x, mean = evidence.values(HELD_OUT, "x"), evidence.values(PREDICTIONS, "mean")
         mean = None if mean is None else mean.reshape(len(held_out), -1)[:, 0]
-        found.append((held_out, _covariates(x, mean)))
+        found.append((held_out, _covariates(evidence, x, mean)))
     return found
 
 
-def _covariates(x: np.ndarray | None, mean: np.ndarray | None) -> dict[str, np.ndarray]:
+def _covariates(evidence: Evidence, x: np.ndarray | None, mean: np.ndarray | None) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     if x is not None:
         flat = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
-        if flat.shape[1] == 1:
-            found["x"] = flat[:, 0]
-        elif flat.shape[1] <= _MAX_FEATURES:
-            found.update({f"x[{index}]": flat[:, index] for index in range(flat.shape[1])})
+        if flat.shape[1] <= _MAX_FEATURES:
+            found |= dict(zip(feature_names(evidence, flat.shape[1]), flat.T, strict=True))
     if mean is not None:
         found["the predicted mean"] = mean
     return {name: values for name, values in found.items() if np.isfinite(values).all()}

@@ -260,10 +260,13 @@ class Evidence:
         if x is None:
             return f"probe {probe}"
         point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
+        names = labels(self.variable(FUNCTION, "probe_x"), "feature")
         if point.size == 1:
-            return f"x≈{point[0]:.4g}"
-        shown = ", ".join(f"{value:.4g}" for value in point[:3])
-        return f"probe {probe}, x≈({shown}{', …' if point.size > 3 else ''})"
+            return f"{names[0] if names else 'x'}≈{point[0]:.4g}"
+        more = ", …" if point.size > 3 else ""
+        if names:
+            return f"probe {probe}, {', '.join(f'{n}≈{v:.4g}' for n, v in zip(names[:3], point, strict=False))}{more}"
+        return f"probe {probe}, x≈({', '.join(f'{value:.4g}' for value in point[:3])}{more})"
 
 
 def statistic(
@@ -323,6 +326,16 @@ def gather(trees: Trees) -> dict[str, Evidence]:
             )
         found[str(label)] = Evidence.of(tree)
     return found
+
+
+def labels(array: xr.DataArray | None, dim: str) -> list[str] | None:
+    """The names along a dimension, as its coordinate holds them; None where there are none, or only numbers."""
+    if array is None or dim not in array.coords:
+        return None
+    values = np.atleast_1d(array.coords[dim].values)
+    if values.dtype.kind not in "USO":
+        return None
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
 def flattened(values: np.ndarray, keep: int) -> np.ndarray:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.evidence import Evidence, labels
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 
@@ -36,12 +34,6 @@ def unit(evidence: Evidence) -> str:
 def _labels(
     evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
 ) -> list[str] | None:
-    """The labels of a dimension; None where it has none, or only numbers."""
-    for group in groups:
-        array = evidence.variable(group, variable)
-        if array is None or dim not in array.coords or array.sizes.get(dim) != count:
-            continue
-        values = np.asarray(array.coords[dim].values)
-        if values.dtype.kind in "USO":
-            return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
-    return None
+    """The names along a dimension of the first group that has as many."""
+    found = (labels(evidence.variable(group, variable), dim) for group in groups)
+    return next((names for names in found if names and len(names) == count), None)

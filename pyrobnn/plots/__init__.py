@@ -11,6 +11,7 @@ lacks what a figure needs gets a panel that says so, never an error.
 from __future__ import annotations
 
 from pyrobnn.plots.chains import energy, loss, rank, trace, weight_norms
+from pyrobnn.plots.checks import posterior_predictive, prior_and_posterior, residuals
 from pyrobnn.plots.classes import entropy_split, most_uncertain, reliability
 from pyrobnn.plots.importance import khat, loo_pit
 from pyrobnn.plots.predictive import (
@@ -30,10 +31,13 @@ __all__ = [
     "loo_pit",
     "loss",
     "most_uncertain",
+    "posterior_predictive",
     "predicted_vs_observed",
     "predictive_bands",
+    "prior_and_posterior",
     "rank",
     "reliability",
+    "residuals",
     "trace",
     "uncertainty_decomposition",
     "weight_norms",

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pyrobnn.diagnostics.evidence import Trees, gather
+from pyrobnn.diagnostics.names import class_names
 from pyrobnn.diagnostics.points import ClassPoints, class_points
 from pyrobnn.diagnostics.scores import expected_calibration_error
 from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
@@ -139,6 +140,7 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             return figure
         label, points = found
         order = _by_doubt(points)[:num_items]
+        names = class_names(gather(trees)[label], points.probs.shape[1])
         images = _as_images(points)
         figure, axes = panels(
             len(order),
@@ -155,9 +157,12 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             bars.bar(classes, points.probs[item], color=PALETTE[5], width=0.85)
             truth = points.y[item]
             bars.bar(truth, points.probs[item, truth], color="none", edgecolor=INK, linewidth=1.2, width=0.85)
-            bars.set_title(f"is {truth}", fontsize=8)
-            bars.set(ylim=(0, 1), yticks=[], xticks=classes if len(classes) <= 10 else [truth])
-            bars.tick_params(labelsize=6)
+            bars.set_title(f"is {names[truth]}", fontsize=8)
+            shown = classes if len(classes) <= 10 else np.array([truth])
+            bars.set(ylim=(0, 1), yticks=[])
+            long = max(len(names[each]) for each in shown) * len(shown) > 12
+            bars.set_xticks(shown, [names[each] for each in shown], rotation=90 if long else 0)
+            bars.tick_params(labelsize=7)
             bars.grid(visible=False)
         figure.suptitle(f"{label}: most uncertain items", fontsize=9, x=0.01, ha="left")
         return figure

@@ -33,21 +33,23 @@ def khat(trees: Trees) -> Figure:
         figure, axes = panels(max(1, len(found)), size=(3.1, 2.1), sharey=True)
         if not found:
             empty_panel(axes[0, 0], "no log-likelihood per datum, or too few draws")
+        low, high = -0.2, 1.0
         for (label, fit), (ax,) in zip(found.items(), axes, strict=False):
             limit = good_k(trees[label].num_draws)
             keep = np.linspace(0, len(fit.k) - 1, min(len(fit.k), MAX_DATA)).round().astype(int)
-            high = fit.k[keep] > limit
+            bad = fit.k[keep] > limit
             # a tail that underflows has an infinite k-hat: it is drawn at the top
             index, tail = fit.points[keep], np.clip(fit.k[keep], -1.0, MAX_KHAT)
             ax.set_title(label)
             ax.axhline(limit, color=INK, lw=0.9, ls=(0, (4, 2)))
-            ax.plot(index[~high], tail[~high], ".", color=EPISTEMIC, markersize=3)
-            ax.plot(index[high], tail[high], "x", color=ALERT, markersize=4, markeredgewidth=1.1)
+            ax.plot(index[~bad], tail[~bad], ".", color=EPISTEMIC, markersize=3)
+            ax.plot(index[bad], tail[bad], "x", color=ALERT, markersize=4, markeredgewidth=1.1)
             note = f"{int((fit.k > limit).sum())} of {len(fit.k)} above {limit:.2f}"
             ax.text(0.02, 0.97, note, transform=ax.transAxes, va="top", fontsize=8)
             ax.set(xlabel="datum", ylabel="k-hat")
-            top = max(1.0, float(tail.max()))
-            ax.set_ylim(min(-0.2, float(tail.min()) - 0.05), top + 0.35)
+            low, high = min(low, float(tail.min()) - 0.05), max(high, float(tail.max()))
+        # the panels share the axis: its limits are those of all, not of the last
+        axes[0, 0].set_ylim(low, high + 0.35)
         return figure
 
 

@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.diagnostics.names import feature_names, output_names, unit
 from pyrobnn.diagnostics.points import Points, class_points, regression_points, widest_gap
+from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
@@ -22,6 +24,12 @@ MAX_POINTS = 400
 def _thin(num_points: int, most: int = MAX_POINTS) -> np.ndarray:
     """At most `most` evenly spaced indices: figures stay light, tables use every point."""
     return np.unique(np.linspace(0, num_points - 1, min(num_points, most)).round().astype(int))
+
+
+def _outcome(evidence: Evidence, output: int) -> str:
+    """Name of an output, with its unit where the tree says it."""
+    name, of = output_names(evidence, num_outputs(evidence))[output], unit(evidence)
+    return f"{name} ({of})" if of else name
 
 
 def _output(values: xr.DataArray, output: int) -> np.ndarray:
@@ -126,8 +134,8 @@ def _bands(
             ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0)
         shown = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
         main.text(0.98, 0.97, shown, transform=main.transAxes, ha="right", va="top", fontsize=8)
-    main.set_ylabel("y")
-    strip.set(xlabel="x", ylabel="sd")
+    main.set_ylabel(_outcome(evidence, output))
+    strip.set(xlabel=feature_names(evidence, 1)[0], ylabel="sd")
 
 
 def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
@@ -192,7 +200,8 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             ax.axline((float(y.mean()), float(y.mean())), slope=1, color=INK, lw=0.9, ls=(0, (4, 2)))
             shown = f"{missed.mean():.0%} outside 95 %" + ("" if points.held_out else " (training data)")
             ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8)
-            ax.set(xlabel="predicted", ylabel="observed")
+            name = _outcome(evidence, output)
+            ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
         return figure
 
 
@@ -362,6 +371,9 @@ def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_xlim(left=0)
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel("entropy (nats)" if classes else "sd at the held-out points")
+        first = next(iter(trees.values()))
+        ax.set_xlabel(
+            "entropy (nats)" if classes else f"sd of {_outcome(first, output)} at the held-out points"
+        )
         figure.legend(loc="outside upper right", ncols=2)
         return figure

@@ -22,6 +22,7 @@ from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import COLUMNS, Column, Row, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.facts import facts
+from pyrobnn.report.headline import headline
 from pyrobnn.report.numbers import significant, with_error
 from pyrobnn.report.ranking import Ranking, rankings
 from pyrobnn.report.sections import Section, build_sections
@@ -102,6 +103,7 @@ def write_report(
         title=title or "Can these posteriors be believed?",
         subtitle=_subtitle(trees),
         facts=facts(trees),
+        headline="" if best is None else headline(best, trees[best], verdicts[best], [*rows, *floor]),
         conclusion=conclude(trees, rows, verdicts),
         tone="warn" if best is None else verdicts[best].status,
         css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),

@@ -16,7 +16,7 @@ from pyrobnn.plots.style import INK, MUTED, PALETTE, RULE
 
 POINTS_PER_INCH = 72
 PIXELS_PER_INCH = 96
-MOST_ENLARGED = 1.3
+MOST_ENLARGED = 1.0
 MARGIN_INCHES = 0.04
 
 # name of the CSS variable → colour that matplotlib writes; page.css gives each a light and a dark value

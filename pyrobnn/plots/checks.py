@@ -1,0 +1,178 @@
+"""Does the model make data like these: replicates, residuals along each input, and what the prior expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from arviz_stats.base import array_stats
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.diagnostics.names import feature_names, output_names
+from pyrobnn.diagnostics.points import regression_points, replicates
+from pyrobnn.diagnostics.scores import num_outputs
+from pyrobnn.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, PRIOR_PREDICTIVE
+from pyrobnn.plots.style import EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+
+MAX_DATA = 2000
+MAX_INPUTS = 12
+NUM_BINS = 8
+
+
+def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int = 12) -> Figure:
+    """Density of the observed outcomes (dark) beside that of data sets that the posterior makes (blue).
+
+    Kernel densities by ArviZ, of at most 2000 evenly spaced data; limits hold 99 % of all replicates. It uses the data
+    twice, so that only gross misfits show: skew, tails, a second mode, a bound.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``posterior_predictive`` and ``observed_data``.
+        output: which output to draw.
+        num_replicates: how many replicated data sets.
+
+    Returns:
+        A figure with one panel per tree.
+    """
+    trees = gather(trees)
+    with style():
+        figure, axes = panels(len(trees), size=(3.0, 2.2), sharex=True)
+        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
+            ax.set_title(label)
+            found = replicates(evidence)
+            if found is None:
+                empty_panel(ax, "no replicates of the training data")
+                continue
+            draws, y = (each[..., output] for each in found)
+            keep = np.unique(np.linspace(0, len(y) - 1, min(len(y), MAX_DATA)).astype(int))
+            chosen = np.unique(np.linspace(0, len(draws) - 1, min(len(draws), num_replicates)).astype(int))
+            for replicate in draws[np.ix_(chosen, keep)]:
+                _density(ax, replicate, color=EPISTEMIC, lw=0.6, alpha=0.45)
+            _density(ax, y[keep], color=INK, lw=1.6)
+            low, high = np.quantile(draws[:, keep], (0.005, 0.995))
+            reach = 0.1 * (high - low)
+            ax.set_xlim(min(low, y.min()) - reach, max(high, y.max()) + reach)
+            ax.set(yticks=[], xlabel=output_names(evidence, found[1].shape[1])[output])
+            ax.set_ylim(bottom=0)
+        return figure
+
+
+def _density(ax: Axes, values: np.ndarray, **line: Any) -> None:
+    finite = values[np.isfinite(values)]
+    if len(finite) > 2 and np.ptp(finite) > 0:
+        grid, density, _ = array_stats.kde(finite)
+        ax.plot(grid[::8], density[::8], **line)
+
+
+def residuals(trees: Trees, *, output: int = 0) -> Figure:
+    """Standardised residuals against each input: mean in bins of equal count, one line per method.
+
+    The residual of a point is (y − mean) / sd of its predictive; grey points are the first method's. Where the
+    predictive is right, bin means stay in the grey range (±2 standard errors); a line that leaves it shows a mean
+    function that misses how y depends on that input. Held-out points, or the training data of trees without any; at
+    most twelve inputs, those whose bins differ most.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with predictions at points with known outcomes.
+        output: which output to judge.
+
+    Returns:
+        A figure with one panel per input, one axes where there is nothing to draw.
+    """
+    trees = gather(trees)
+    found = {
+        label: pair for label, each in trees.items() if (pair := _standardised(each, output)) is not None
+    }
+    with style():
+        if not found:
+            figure, axes = panels(1)
+            empty_panel(axes[0, 0], "no residuals with their inputs")
+            return figure
+        x, first = next(iter(found.values()))
+        same = {label: z for label, (inputs, z) in found.items() if np.array_equal(inputs, x)}
+        names = feature_names(trees[next(iter(found))], x.shape[1])
+        count = min(NUM_BINS, max(2, len(first) // 8))
+        bins = [np.array_split(np.argsort(column, kind="stable"), count) for column in x.T]
+        spread = [max(np.ptp([z[b].mean() for b in parts]) for z in same.values()) for parts in bins]
+        chosen = sorted(np.argsort(spread)[::-1][:MAX_INPUTS])
+        figure, axes = panels(len(chosen), size=(3.0, 2.2), sharey=True)
+        half = 2 / np.sqrt(len(first) / count)
+        for feature, (ax,) in zip(chosen, axes, strict=True):
+            ax.axhspan(-half, half, color=MUTED, alpha=0.15, lw=0)
+            ax.axhline(0, color=INK, lw=0.9, ls=(0, (4, 2)))
+            keep = np.unique(np.linspace(0, len(first) - 1, min(len(first), 300)).astype(int))
+            ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
+            for label, z in same.items():
+                at = [x[b, feature].mean() for b in bins[feature]]
+                colour = PALETTE[list(trees).index(label) % len(PALETTE)]
+                ax.plot(
+                    at,
+                    [z[b].mean() for b in bins[feature]],
+                    color=colour,
+                    marker="o",
+                    markersize=2.5,
+                    label=label,
+                )
+            ax.set_title(names[feature])
+            ax.set(xlabel=names[feature], ylabel="residual / sd")
+        axes[0, 0].set_ylim(-3, 3)
+        return figure
+
+
+def _standardised(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Inputs (point, feature) and standardised residuals (point,)."""
+    points = regression_points(evidence, output)
+    if points is None:
+        return None
+    x = evidence.values(HELD_OUT if points.held_out else CONSTANT_DATA, "x")
+    if x is None or x.ndim != 2 or len(x) != len(points.y) or len(x) < 8 or not (points.total_sd > 0).all():
+        return None
+    z = (points.y - points.mean) / points.total_sd
+    return (x.astype(np.float64), z) if np.isfinite(z).all() and np.isfinite(x).all() else None
+
+
+def num_inputs(evidence: Evidence) -> int:
+    """Number of inputs along which `residuals` can be drawn, 0 where the tree does not hold them."""
+    found = _standardised(evidence, 0)
+    return 0 if found is None else found[0].shape[1]
+
+
+def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
+    """What the prior expected of the function at the probes, and what the data left of it.
+
+    Grey: 50 and 90 % of the prior's functions; blue: of the posterior's; the dashed lines hold the observed outcomes. A
+    prior much wider than the data expects the impossible; one that is narrower cannot reach them.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with f in ``prior_predictive`` and ``function``.
+        output: which output to draw.
+
+    Returns:
+        A figure with one panel per tree.
+    """
+    trees = gather(trees)
+    with style():
+        figure, axes = panels(len(trees), size=(3.4, 2.6), sharey=True)
+        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
+            ax.set_title(label)
+            prior, posterior = (evidence.draws(group, "f") for group in (PRIOR_PREDICTIVE, FUNCTION))
+            if prior is None or posterior is None or prior.shape[2:] != posterior.shape[2:]:
+                empty_panel(ax, "no functions of the prior in this tree")
+                continue
+            drawn = [each.reshape(-1, *each.shape[2:])[..., output] for each in (prior, posterior)]
+            order = np.argsort(np.median(drawn[1], axis=0))
+            for draws, colour, shift in ((drawn[0], MUTED, -0.15), (drawn[1], EPISTEMIC, 0.15)):
+                p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
+                at = np.arange(len(order)) + shift
+                ax.vlines(at, p5, p95, color=colour, lw=0.9)
+                ax.vlines(at, p25, p75, color=colour, lw=2.6)
+            y = evidence.values(OBSERVED_DATA, "y")
+            if y is not None and y.size:
+                column = y.reshape(len(y), -1)[:, output]
+                for edge in (column.min(), column.max()):
+                    ax.axhline(edge, color=INK, lw=0.8, ls=(0, (4, 2)))
+            ax.set_xticks([])
+            ax.set_xlabel("probes, ordered by the posterior")
+            ax.set_ylabel(output_names(evidence, num_outputs(evidence))[output])
+        return figure
