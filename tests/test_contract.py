@@ -36,7 +36,10 @@ METHODS = {
     "SWA": pb.SWA(num_steps=20, init_steps=20, compile=False),
     "SWAG": pb.SWAG(rank=3, num_steps=20, init_steps=20, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
+    "SMC": pb.SMC(num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),
 }
+#: which infer all there is: a value without a prior is refused
+NO_POINTS = {"SMC"}
 ONE_DRAW = {name for name, method in METHODS.items() if method.kind == "point"}
 WITH_Q = {name for name, method in METHODS.items() if method.has_density}
 X, Y = toy()

@@ -56,11 +56,12 @@ LONG = {
     "SGHMC": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1, "friction": 0.3},
     "SWA": {"num_steps": 500, "init_steps": 250, "init_lr": 0.1},
     "SWAG": {"num_steps": 500, "init_steps": 250, "init_lr": 0.1},
+    "SMC": {"num_particles": 800, "max_leapfrogs": 4, "max_moves": 6, "ess": 0.7},
     "MCDropout": {"p": DROPPED, "num_steps": 800, "lr": 0.1},
 }
 WITH_BATCH_SIZE = {name for name, method in METHODS.items() if hasattr(method, "batch_size")}
 SOURCES = ("tensors", "shuffled", "short", "sampler", "batch_sampler", "mini", "one")
-CHAINS = {"NUTS", "SGLD", "SGHMC"}
+CHAINS = {"NUTS", "SGLD", "SGHMC", "SMC"}
 
 
 def linear(noise=1.0) -> pb.BNN:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from models import toy_net
 from stand_in_device import CPU, stand_in_device
-from test_contract import METHODS, MODELS, WITH_Q, gaussian, num_draws
+from test_contract import METHODS, MODELS, NO_POINTS, WITH_Q, gaussian, num_draws
 from test_contract import X as ALL_X
 
 import pyrobnn as pb
@@ -52,7 +52,8 @@ CASES = {
     "mixture": mixture,
     **{kind: others(kind) for kind in MODELS},
 }
-FAST = {"everything": ("MAP", "SVI", "MCDropout"), "learned": ("NUTS", "Laplace")}
+WITH_POINTS = ("everything", "learned")
+FAST = {"everything": ("MAP", "SVI", "MCDropout"), "learned": ("NUTS", "Laplace"), "inferred": ("SMC",)}
 
 
 def pairs(*kinds: str):
@@ -60,6 +61,7 @@ def pairs(*kinds: str):
         pytest.param(kind, name, marks=[] if name in FAST.get(kind, ()) else pytest.mark.slow)
         for kind in kinds
         for name in METHODS
+        if kind not in WITH_POINTS or name not in NO_POINTS
     ]
 
 
@@ -113,7 +115,7 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
     method, few = method_of(name), num_draws(name)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), batch_size=5)
     there, start = model.to(device), pb.MLE(num_steps=2, compile=False).fit(model, X, y)
-    init = {} if name in ("DeepEnsemble", "MCDropout") else {"init": start}
+    init = {"init": start} if "init" in method.uses and name not in ("DeepEnsemble", "MCDropout") else {}
     fits = [
         (method.fit(there, X, y, **few), CPU),  # where x is
         (method.fit(model, X.to(device), y, **few), device),

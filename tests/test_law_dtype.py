@@ -97,6 +97,7 @@ SETTINGS = {
     "NUTS-pyro": {"num_warmup": 20, "max_tree_depth": 4},
     "SGLD": {"num_chains": 1, "num_warmup": 50, "thinning": 5},
     "SGHMC": {"num_chains": 1, "num_warmup": 50, "thinning": 5},
+    "SMC": {"num_particles": 1200, "max_leapfrogs": 4, "max_moves": 6, "ess": 0.7},
     "MCDropout": {"num_steps": 0},
 }
 MARKOV = {"NUTS", "NUTS-pyro", "SGLD", "SGHMC"}

@@ -13,7 +13,7 @@ import torch
 from helpers import assert_mean_within, seeded
 from models import normal_prior, toy, toy_net
 from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
-from test_contract import METHODS, MODELS, WITH_Q, num_draws
+from test_contract import METHODS, MODELS, NO_POINTS, WITH_Q, num_draws
 
 import pyrobnn as pb
 from pyrobnn.likelihoods import DATA
@@ -25,7 +25,7 @@ SHORT = {
     pb.SVI: "the ELBO ends|.*(did not converge|the weights use up)",
     pb.Laplace: "the centre is not a mode|.*(did not converge|the weights use up)",
     **dict.fromkeys((pb.MLE, pb.MAP, pb.DeepEnsemble, pb.SWA, pb.MCDropout), POINT),
-    **dict.fromkeys((pb.NUTS, pb.SGLD, pb.SGHMC), SAMPLER),
+    **dict.fromkeys((pb.NUTS, pb.SGLD, pb.SGHMC, pb.SMC), SAMPLER),
     pb.SWAG: ".*(of the draws|the weights use up)",
 }
 
@@ -137,7 +137,7 @@ def test_the_density_of_a_guide_is_that_of_its_trace(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_given_stacked_draws_is_the_fitted_one(name):
-    posterior = fit(name, "hidden")
+    posterior = fit(name, "inferred" if name in NO_POINTS else "hidden")
     if name == "MCDropout":
         pytest.skip(
             "its draws are the trained weights; the masks are the network's, not sites of the program"
@@ -262,8 +262,9 @@ def _foreign_store() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_another_model_left_in_the_store_is_not_this_ones(name):
-    expected = fit(name, "hidden")
-    model, y = LAW_MODELS["hidden"]()
+    kind = "inferred" if name in NO_POINTS else "hidden"
+    expected = fit(name, kind)
+    model, y = LAW_MODELS[kind]()
     with pyro.get_param_store().scope():
         _foreign_store()
         draws = {"num_draws": 6} if num_draws(name) else {}

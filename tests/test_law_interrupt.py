@@ -164,7 +164,7 @@ def test_an_interrupt_of_losses_that_are_not_finite_leaves_nothing():
 
 #: where a callback stops each method
 EARLY = dict.fromkeys(("MLE", "MAP", "DeepEnsemble", "SVI", "MCDropout"), 100)
-EARLY |= {"SWA": 15, "SWAG": 15, "NUTS": 1, "SGLD": 25, "SGHMC": 25}
+EARLY |= {"SWA": 15, "SWAG": 15, "NUTS": 1, "SGLD": 25, "SGHMC": 25, "SMC": 1}
 
 
 @pytest.mark.parametrize("name", EARLY)

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from models import normal_prior, toy_net
-from test_contract import METHODS, X, Y, num_draws
+from test_contract import METHODS, NO_POINTS, X, Y, num_draws
 
 import pyrobnn as pb
 from pyrobnn.inference.mc_dropout import CAVEAT
@@ -41,7 +41,8 @@ CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
-    posterior, said = told(METHODS[name], model_of(), *CASES[case](), **num_draws(name))
+    model = model_of(dist.HalfNormal(1.0) if name in NO_POINTS else "learned")
+    posterior, said = told(METHODS[name], model, *CASES[case](), **num_draws(name))
     kept = [
         text for text in posterior.meta["warnings"] if text != CAVEAT
     ]  # stands in the docstring, for every fit
@@ -49,6 +50,12 @@ def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, cas
     assert len(set(kept)) == len(kept)
     if case == "loader":
         assert said
+
+
+@pytest.mark.parametrize("name", sorted(NO_POINTS))
+def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
+    with pytest.raises(pb.Refused, match="'likelihood.scale': a point parameter has no prior .*HalfNormal"):
+        METHODS[name].fit(model_of(), X, Y)
 
 
 @pytest.mark.parametrize("name", ["NUTS", "SGLD", "SGHMC"])

@@ -296,7 +296,7 @@ CASES = [
 
 
 def refuses(method, name) -> bool:
-    if method.startswith("NUTS") and name in SUBSAMPLED:
+    if method.startswith(("NUTS", "SMC")) and name in SUBSAMPLED:
         return True
     if method == "SVI-flow":  # couples two values or more
         return True
@@ -423,7 +423,7 @@ def missing(x, y):
         pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=GAPS, obs_mask=KEEP)
 
 
-IMPROPER = [name for name in ALL if name.startswith(("SVI", "NUTS", "SG")) or name in LAPLACE]
+IMPROPER = [name for name in ALL if name.startswith(("SVI", "NUTS", "SMC", "SG")) or name in LAPLACE]
 
 
 @pytest.mark.parametrize("method", IMPROPER)
@@ -533,7 +533,7 @@ def row_by_row(x, y):
         pyro.sample(f"y_{row}", dist.Normal(s * x[row, 0], 0.5), obs=y[row, 0])
 
 
-@pytest.mark.parametrize("method", ["SVI", "SGLD", "SGHMC", "DeepEnsemble", "Laplace-hessian"])
+@pytest.mark.parametrize("method", ["SVI", "SGLD", "SGHMC", "SMC", "DeepEnsemble", "Laplace-hessian"])
 def test_programs_that_cannot_be_batched_are_refused_beforehand(method):
     with pytest.raises(pb.Refused, match="write it with tensors.*or use MAP or NUTS"):
         ALL[method].fit(branching, X, Y)

@@ -21,6 +21,7 @@ F_AT = "f at "
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
+_SHOWN = 4  # groups of chains that are named
 MIN_DRAWS = 4
 
 
@@ -154,6 +155,17 @@ def _superchains(evidence: Evidence) -> np.ndarray | None:
     return groups if len(sizes) > 1 and sizes[0] > 1 and (sizes == sizes[0]).all() else None
 
 
+def _shared(evidence: Evidence) -> str:
+    """Which chains are said to share a start, in words."""
+    said = evidence.json("superchains")
+    if not isinstance(said, list) or len(said) != evidence.num_chains:
+        return ""
+    groups = [[str(c) for c, each in enumerate(said) if each == group] for group in dict.fromkeys(said)]
+    groups = [group for group in groups if len(group) > 1]
+    shown = "; ".join(", ".join(group) for group in groups[:_SHOWN]) + ("; …" if len(groups) > _SHOWN else "")
+    return f" Chains that share a start: {shown}." if groups else ""
+
+
 @statistic
 def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     """The R-hat of each quantity (quantity,) that chains of this length may have, to pass and not to fail.
@@ -226,7 +238,7 @@ def check_rhat(evidence: Evidence) -> Check | None:
         value,
         f"≤ {good:.3g} to pass, > {bad:.3g} to fail, by the length of the run",
         thresholds.NESTED_RHAT_SOURCE if found.nested else thresholds.RHAT_SOURCE,
-        f"The largest {kind} over {rhat.size} identified quantities is {value:.3f}, {where}.",
+        f"The largest {kind} over {rhat.size} identified quantities is {value:.3f}, {where}.{_shared(evidence)}",
         ""
         if status == "pass"
         else f"Chains mix slowly {where}: raise num_draws."

@@ -7,6 +7,7 @@ MLE, MAP        ``mle``, ``map``                                 ``optim``
 DeepEnsemble    ``ensemble``                                     ``optim``
 SVI             ``svi``                                          ``vi``, ``optim``
 NUTS            ``nuts``                                         ``hmc``
+SMC             ``smc``                                          ``tempering``, ``hmc``
 SGLD, SGHMC     ``sgmcmc``                                       ``langevin``
 Laplace         ``laplace``                                      ``curvature``, ``optim``
 SWA, SWAG       ``swag``                                         ``nets``, ``optim``
@@ -26,6 +27,7 @@ from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.mle import MLE
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
+from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.inference.swag import SWA, SWAG
 
@@ -35,6 +37,7 @@ __all__ = [
     "NUTS",
     "SGHMC",
     "SGLD",
+    "SMC",
     "SVI",
     "SWA",
     "SWAG",

@@ -27,7 +27,7 @@ OPTIONAL = ("init", "until_ess", "checkpoint", "stream_to")
 
 @runtime_checkable
 class Method(Protocol):
-    """A method of inference; the eleven of the package derive from it, a foreign one may.
+    """A method of inference; those of the package derive from it, a foreign one may.
 
     The facts (``kind``, ``claim``, ``remedy``) go into ``meta`` of every posterior and into its tree: whoever judges
     draws asks these and never which method made them.

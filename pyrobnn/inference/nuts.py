@@ -47,7 +47,7 @@ from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import OPTIONAL, Claim, Kind, Method, check_call, register
-from pyrobnn.inference.optim.point import common_start, start_values
+from pyrobnn.inference.optim.point import common_start, shared_starts, start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -238,6 +238,7 @@ class NUTS(Method):
                 "stopped": stopped,
                 **end,
                 "common_start": common_start(init),
+                "superchains": shared_starts(init, self.num_chains),
                 **({"float64": result.wide} if result.wide else {}),
             },
             notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result) + remarks,

@@ -59,8 +59,8 @@ def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
 def start_chains(model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int) -> Tensor:
     """Starting points (num_chains, dim), from torch's present random state.
 
-    Draws of an earlier posterior, different ones where it has enough; the parameters of a net, for all chains alike;
-    or draws from the prior. Sites that ``init`` lacks come from the prior.
+    Draws of an earlier posterior, different ones where it has enough, and of each of its chains in turn; the parameters
+    of a net, for all chains alike; or draws from the prior. Sites that ``init`` lacks come from the prior.
 
     Raises:
         TypeError, ValueError: ``init`` is something else, or of another model.
@@ -70,8 +70,11 @@ def start_chains(model: Any, density: Density, init: Posterior | nn.Module | Non
         return points
     if isinstance(init, Posterior):
         stacked = init.stacked()
-        total = len(next(iter(stacked.values())))
-        pick = torch.randperm(max(total, num_chains))[:num_chains] % total
+        # from every chain of an earlier run in turn: its chains, or islands of particles, were found apart
+        chains = init.num_chains if init.meta.get("kind") == "chains" else 1
+        size = len(next(iter(stacked.values()))) // chains
+        rows = torch.randperm(max(size, num_chains))[:num_chains] % size
+        pick = torch.arange(num_chains) % chains * size + rows
         values = {name: value[pick.to(value.device)] for name, value in stacked.items()}
     else:
         one = start_values(model, init)

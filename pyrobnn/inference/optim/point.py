@@ -51,6 +51,19 @@ def common_start(init: Posterior | nn.Module | None) -> bool:
     return not isinstance(init, Posterior) or bool(init.meta.get("common_start", init.num_chains == 1))
 
 
+def shared_starts(init: Posterior | nn.Module | None, num_chains: int) -> list[int] | None:
+    """The chain of ``init`` that each chain starts from, where several start from one; None where that says nothing.
+
+    Draws of one chain, or of one island of particles, descend from each other: chains that start there have not been
+    found apart.
+    """
+    if not isinstance(init, Posterior) or init.meta.get("kind") != "chains":
+        return None
+    if not 1 < init.num_chains < num_chains:
+        return None
+    return [chain % init.num_chains for chain in range(num_chains)]
+
+
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 

@@ -1,0 +1,375 @@
+"""Sequential Monte Carlo from the prior to the posterior: draws of all modes, and the evidence with its error."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.checks import Refused, check_count, check_number
+from pyrobnn.compile import compiled
+from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.memory import require
+from pyrobnn.inference.fitting.problem import (
+    Callback,
+    Problem,
+    interruption,
+    launches,
+    make_posterior,
+    prepare,
+)
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.fitting.watch import COMPILING, Watch
+from pyrobnn.inference.hmc.gradient import chains_per_call
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.tempering.path import Evaluate, evaluator, prior_draws, refuse_without_prior
+from pyrobnn.inference.tempering.population import Population, Rung
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+
+#: of a particle, which an estimate before the run assumes: about 30 temperatures of 4 moves
+GRADIENTS = 700
+_STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
+_COPIES = 16  # of all particles that a move holds, beside the positions of a temperature
+#: nats of the evidence's error, and share of the temperatures at which the moves were spent, that a fit speaks of
+_ERROR, _UNSETTLED = 0.5, 0.25
+
+
+@register("smc", quick={"num_particles": 400, "num_draws": 100})
+@dataclass(frozen=True)
+class SMC(Method):
+    r"""Sequential Monte Carlo: particles from the prior, led to the posterior through
+    :math:`\pi_\beta \propto p(\theta)\, p(y \mid \theta)^\beta`.
+
+    The next β is where the particles' weights are still worth the share ``ess`` of them; they are resampled, and every
+    one is moved by Hamiltonian paths, all in one batch, until they have forgotten where they were. The mean weights
+    of all positions that they pass multiply to the marginal likelihood:
+
+    .. math:: \log \hat Z = \sum_t \log \frac1K \sum_k p(y \mid \theta_k^{(t)})^{\beta_{t+1} - \beta_t}
+
+    Args:
+        num_particles: in all islands together.
+        num_islands: groups of particles that never mix. Each is a chain of the posterior and estimates the evidence for
+            itself: their spread is its error, and R-hat between them says whether there were particles enough.
+        ess: effective sample size of the weights between two temperatures, as a share of the particles.
+        target_accept: acceptance rate that the step size is tuned to.
+        max_leapfrogs: of a path.
+        max_moves: paths of a particle at a temperature.
+        max_temperatures: between prior and posterior.
+        compile: compile the gradient; False gives the same draws within float tolerance, slower.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: where a mode is narrow and the particles are few, none may be in it when it parts from the rest, and nothing
+    shows it. An island's particles descend from few: its draws are worth less than their number.
+
+    References:
+        *Sequential Monte Carlo samplers* (Del Moral, Doucet & Jasra, 2006)
+        https://doi.org/10.1111/j.1467-9868.2006.00553.x
+        *Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte Carlo* (Buchholz, Chopin & Jacob, 2021)
+        https://doi.org/10.1214/20-BA1222
+        *Waste-free sequential Monte Carlo* (Dau & Chopin, 2022) https://doi.org/10.1111/rssb.12475
+
+    Example:
+        >>> import pyro, pyro.distributions as dist, pyrobnn as pb, torch
+        >>> def program(x, y):
+        ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        ...     pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
+        >>> posterior = pb.SMC(num_particles=80, compile=False).fit(program, None, torch.ones(3))
+        >>> posterior.draws["mean"].shape
+        torch.Size([4, 20])
+        >>> exact = dist.MultivariateNormal(torch.zeros(3), torch.eye(3) + 1.0).log_prob(torch.ones(3))
+        >>> abs(posterior.log_evidence - float(exact)) < 5 * posterior.meta["log_evidence_error"]
+        True
+    """
+
+    num_particles: int = 2000
+    num_islands: int = 4
+    ess: float = 0.8
+    target_accept: float = 0.8
+    max_leapfrogs: int = 64
+    max_moves: int = 10
+    max_temperatures: int = 500
+    compile: bool = True
+
+    kind: ClassVar[Kind] = "chains"
+    claim: ClassVar[Claim] = "exact"
+    gathers: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = ()
+    default_draws: ClassVar[int] = 500
+    remedy: ClassVar[str] = "Use more particles, or run NUTS from these: NUTS().fit(..., init=posterior)."
+
+    def __post_init__(self) -> None:
+        check_count("num_islands", self.num_islands)
+        check_count("num_particles", self.num_particles, minimum=2 * self.num_islands)
+        if self.num_particles % self.num_islands:
+            raise ValueError(
+                f"'num_particles' must be a multiple of num_islands={self.num_islands}, got {self.num_particles}"
+            )
+        check_number("ess", self.ess, above=0.0, below=1.0)
+        check_number("target_accept", self.target_accept, above=0.0, below=1.0)
+        for option in ("max_leapfrogs", "max_moves", "max_temperatures"):
+            check_count(option, getattr(self, option))
+        # who does not ask for a number of draws gets the particles
+        object.__setattr__(self, "default_draws", self.num_particles // self.num_islands)
+
+    def fit(
+        self,
+        model: BNN | Callable[..., Any],
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int | None = None,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Lead the particles from the prior to the posterior.
+
+        Args:
+            model: a BNN, or a Pyro program ``fn(x, y)``, all of whose values have a proper prior.
+            x, y: the data; or ``x`` a DataLoader, whose batches are gathered.
+            num_draws: draws of each island; default its particles. Where more are asked for, the particles move on.
+            seed: of all randomness.
+            init, until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
+            device: where to compute; default where ``x`` is.
+            callbacks: called after every temperature, and while more draws are made, with their number and with
+                phase, beta, log_evidence so far, acceptance_rate, step_size, moves and draws; True stops, once there
+                are draws.
+            progress: show a progress bar.
+
+        Returns:
+            Posterior with draws (num_islands, num_draws, …), siblings beside each other, ``sample_stats`` lp and
+            ancestor (which of its island's draws from the prior a draw descends from), and ``log_evidence``. In
+            ``meta``: ``log_evidence_error``, the standard error of the mean over islands (None of one island),
+            ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``.
+
+        Raises:
+            Refused: a program that subsamples or cannot be batched; point parameters; an improper prior; data that are
+                impossible at all draws from the prior; too many temperatures.
+            ValueError: bad data; not enough memory.
+            KeyboardInterrupt: Ctrl-C before there is a draw; later it returns the draws there are, marked.
+        """
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
+        problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws * self.num_islands)
+        refuse_without_prior(problem.density)
+        self._check_memory(problem)
+        started = time.perf_counter()
+        with full_float32(problem.device), torch.no_grad():
+            course = _Course(self, num_draws, callbacks, progress)
+            with course.watch:
+                z = prior_draws(problem.density, self.num_particles, seed).detach().contiguous()
+                evaluate, mode, seconds = _batched(evaluator(problem.density), z, self.compile)
+                options = self.target_accept, self.max_leapfrogs, self.max_moves
+                particles = Population(evaluate, z, self.num_islands, seed, *options)
+                course.run(particles)
+            draws = problem.density.constrain(course.positions())
+        fit_seconds = time.perf_counter() - started - seconds
+        notes = course.notes()
+        if self.compile and mode != "inductor":
+            notes += launches(problem.device, "the gradient could not be compiled")
+        islands = particles.log_evidence
+        return make_posterior(
+            problem,
+            self,
+            draws,
+            seed=seed,
+            timings={"compile": seconds, "fit": fit_seconds},
+            sample_stats=course.stats(),
+            log_evidence=_mean(islands),
+            history=course.history(),
+            meta={
+                "log_evidence_kind": "smc",
+                "log_evidence_error": _error(islands),
+                "log_evidence_by_island": islands.tolist(),
+                "num_temperatures": len(course.rungs),
+                "num_gradients": particles.num_gradients,
+                "stopped": course.watch.stopped,
+                "common_start": False,
+            },
+            notes=notes,
+            interrupted=course.watch.stopped == "interrupt",
+        )
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the particles, their draws, and the data in a gradient of all particles."""
+        drawn = {"draws": 2 * self.num_islands * sizes.num_draws * sizes.flat}
+        particles = {"particles": (_COPIES + 2 * self.max_moves) * self.num_particles * sizes.flat}
+        step = self.num_particles * 2 * sizes.num_data * sizes.datum
+        return Need(drawn | particles, {"a step": step})
+
+    def work(self, sizes: Sizes) -> float:
+        """Gradients of one datum that ``fit`` takes, at :data:`GRADIENTS` a particle."""
+        return self.num_particles * GRADIENTS * sizes.num_data
+
+    def _check_memory(self, problem: Problem) -> None:
+        dim, item = problem.density.dim, problem.density.dtype.itemsize
+        require(
+            (_COPIES + 2 * self.max_moves) * self.num_particles * dim * item,
+            problem.device,
+            f"a population of {self.num_particles} particles × {dim} parameters",
+            "lower num_particles",
+        )
+
+
+class _Course:
+    """The course of a fit: temperatures, then draws; and what is said of it."""
+
+    def __init__(self, config: SMC, num_draws: int, callbacks: Sequence[Callback], progress: bool) -> None:
+        self._config, self._num_draws = config, num_draws
+        self.watch = Watch(
+            _STEPS, "SMC", callbacks, progress, finished="num_draws",
+            starting=COMPILING if config.compile else "", metrics=("beta", "acceptance_rate", "moves"),
+            worth_keeping=lambda: bool(self._rounds),
+        )  # fmt: skip
+        self.rungs: list[Rung] = []
+        self._rounds: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._told = self._steps = 0
+
+    def run(self, particles: Population) -> None:
+        """All temperatures, and the draws at the last.
+
+        Raises:
+            Refused: the data are impossible everywhere, or the temperatures are spent.
+            ValueError: a callback stopped it before there was a draw.
+        """
+        self._particles = particles
+        if not particles.possible():
+            raise Refused(
+                f"in none of an island's {particles.num_each} draws from the prior do the data have a finite "
+                "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
+            )
+        while particles.beta < 1.0:
+            if len(self.rungs) == self._config.max_temperatures:
+                raise Refused(
+                    f"{len(self.rungs)} temperatures led to β = {particles.beta:.3g} only, of 1: the prior is too far "
+                    "from the posterior. Give it the scale of what you believe, lower ess, raise max_temperatures, or "
+                    "use NUTS"
+                )
+            self.rungs.append(particles.climb(self._config.ess))
+            if self._tell("tempering", self.rungs[-1], 0.98 * particles.beta**0.25):
+                raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
+        self._draw(self.rungs[-1])
+
+    def _draw(self, rung: Rung) -> None:
+        while True:
+            self._keep()
+            done = min(self._num_draws, len(self._rounds) * self._particles.num_each)
+            if self._tell("sampling", rung, 1.0 if done == self._num_draws else 0.99, done):
+                self.watch.stopped = "callback" if done < self._num_draws else self.watch.stopped
+                return
+            if done == self._num_draws:
+                return
+            rung = self._particles.moved()
+
+    def _keep(self) -> None:
+        particles, islands = self._particles, self._config.num_islands
+        kept = particles.z, particles.log_joint(), particles.ancestor
+        z, log_joint, ancestor = (each.reshape(islands, -1, *each.shape[1:]) for each in kept)
+        self._rounds.append((z, log_joint, ancestor))
+
+    def _tell(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
+        self._steps += 1
+        metrics = {
+            "beta": rung.beta,
+            "log_evidence": _mean(self._particles.log_evidence),
+            "acceptance_rate": rung.acceptance_rate,
+            "step_size": rung.step_size,
+            "moves": rung.moves,
+            "draws": draws,
+        }
+        place = int(done * _STEPS)
+        if place > self._told:
+            self.watch.show(place, metrics | {"phase": phase})
+            self._told = place
+        return self.watch.ask(self._steps, metrics | {"phase": phase})
+
+    def positions(self) -> Tensor:
+        """Draws (island, draw, dim)."""
+        return self._drawn(0)
+
+    def stats(self) -> dict[str, Tensor]:
+        """Statistics of the draws, each (island, draw)."""
+        return {"lp": self._drawn(1), "ancestor": self._drawn(2)}
+
+    def _drawn(self, which: int) -> Tensor:
+        """As many as were asked for, evenly spread over the particles: siblings are neighbours."""
+        found = torch.cat([each[which] for each in self._rounds], 1)
+        if found.shape[1] <= self._num_draws:
+            return found
+        if len(self._rounds) > 1:
+            return found[:, : self._num_draws]
+        return found[:, torch.linspace(0, found.shape[1] - 1, self._num_draws).round().long()]
+
+    def history(self) -> dict[str, Tensor]:
+        """What happened at each temperature, (temperature,)."""
+        return {
+            name: torch.tensor([float(getattr(rung, name)) for rung in self.rungs], dtype=torch.float64)
+            for name in ("beta", "ess", "acceptance_rate", "step_size", "moves", "left")
+        }
+
+    def notes(self) -> list[str]:
+        """What the user has to know, in sentences."""
+        config, islands, found = self._config, self._particles.log_evidence, []
+        if self.watch.stopped == "interrupt":
+            done = len(self._rounds) * self._particles.num_each
+            found.append(interruption(config, done, self._num_draws, "draws of each island"))
+        error = _error(islands)
+        if error is None:
+            found.append(
+                "there is one island, so that nothing tells the error of log_evidence or whether the particles were "
+                "enough: use num_islands=4"
+            )
+        elif error > _ERROR:
+            found.append(
+                f"the log evidence is known to ±{error:.2g} nats only (the islands' own range from "
+                f"{float(islands.min()):.2f} to {float(islands.max()):.2f}), and each island has as many of the draws "
+                "as any other: use more num_particles"
+            )
+        late = [rung for rung in self.rungs if not rung.settled]
+        if len(late) > _UNSETTLED * len(self.rungs):
+            found.append(
+                f"at {len(late)} of {len(self.rungs)} temperatures not all of the draws had gone as far as they can "
+                f"from where they were resampled when their {config.max_moves} moves were spent (the log likelihood's "
+                f"correlation was up to {max(rung.left for rung in late):.2f}): raise max_moves"
+            )
+        return found
+
+
+def _batched(evaluate: Evaluate, z: Tensor, compile: bool) -> tuple[Evaluate, str, float]:
+    """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
+    beta = torch.ones((), dtype=torch.float64, device=z.device)
+    size = chains_per_call(lambda one: evaluate(one, beta)[:2], z) if compile else len(z)
+    step = compiled(evaluate, z[:size].contiguous(), beta, enabled=compile, name="the model")
+    if size == len(z):
+        return step, step.mode, step.seconds
+
+    def in_parts(z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, base, rest = zip(*(step(part, beta) for part in z.split(size)), strict=True)
+        return torch.cat(gradient), torch.cat(base), torch.cat(rest)
+
+    return in_parts, step.mode, step.seconds
+
+
+def _mean(islands: Tensor) -> float:
+    """Log of the mean evidence of the islands, which is unbiased."""
+    return float(islands.logsumexp(0)) - math.log(len(islands))
+
+
+def _error(islands: Tensor) -> float | None:
+    """Standard error of the mean over islands, nats; None of one."""
+    return None if len(islands) < 2 else float(islands.std()) / math.sqrt(len(islands))

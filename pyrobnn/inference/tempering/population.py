@@ -1,0 +1,192 @@
+"""The particles of SMC: resampled along the path, and moved by Hamiltonian paths, all in one batch.
+
+*Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte Carlo* (Buchholz, Chopin & Jacob, 2021),
+https://doi.org/10.1214/20-BA1222
+*Waste-free sequential Monte Carlo* (Dau & Chopin, 2022), https://doi.org/10.1111/rssb.12475
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrobnn.inference.hmc import rng
+from pyrobnn.inference.tempering.path import Evaluate, next_beta, share, systematic
+
+#: correlation with where they began below which particles count as moved; growth of their distance in a move below
+#: which they have gone where they can (a net's modes are never left, so that the correlation alone would wait for ever)
+_MOVED, _GROWTH = 0.1, 0.03
+_PATH = math.pi / 2  # of a trajectory, in units of the particles' sd
+_JITTER = 0.2  # of the step size, from particle to particle: no path is periodic
+
+
+class Rung(NamedTuple):
+    """What happened at one temperature."""
+
+    beta: float
+    ess: float  # of the weights that led here, share of the particles
+    acceptance_rate: float
+    step_size: float
+    moves: int
+    left: float  # correlation of the log likelihood with where the particles were resampled
+    settled: bool  # whether they had moved as far as they can
+
+
+@dataclass(eq=False)
+class Population:
+    """Particles in islands that never mix, each of which estimates the evidence for itself.
+
+    All positions that the particles pass at a temperature are draws from its density: all are weighed, and those of the
+    next are resampled from them.
+
+    The ladder of temperatures, metric, step size and number of moves are adapted to all islands together.
+
+    Args:
+        evaluate: see :data:`pyrobnn.inference.tempering.path.Evaluate`.
+        z: draws from the prior (island × particle, dim), island by island.
+        num_islands: I.
+        seed: of all randomness but that of ``z``.
+        target_accept: acceptance rate that the step size is tuned to.
+        max_leapfrogs: of a trajectory.
+        max_moves: trajectories of a particle at a temperature.
+    """
+
+    evaluate: Evaluate
+    z: Tensor
+    num_islands: int
+    seed: int
+    target_accept: float
+    max_leapfrogs: int
+    max_moves: int
+
+    def __post_init__(self) -> None:
+        device, count = self.z.device, len(self.z)
+        self.beta, self.num_moves, self.num_gradients = 0.0, 0, 0
+        self._keys = rng.key(torch.tensor(self.seed, device=device), torch.arange(count, device=device))
+        self.ancestor = torch.arange(count // self.num_islands, device=device).repeat(self.num_islands)
+        self.log_evidence = torch.zeros(self.num_islands, dtype=torch.float64, device=device)
+        self._step = 0.5 * self.z.shape[1] ** -0.25
+        self._gradient, self._base, self.log_likelihood = self._values()
+        # what the base density does not hold for possible cannot be moved
+        self.log_likelihood = torch.where(self._base.isfinite(), self.log_likelihood, -math.inf)
+        self._states = [(self.z, self.log_likelihood)]
+
+    @property
+    def num_each(self) -> int:
+        """Particles of an island."""
+        return len(self.z) // self.num_islands
+
+    def possible(self) -> bool:
+        """Whether every island has a particle at which the data are possible."""
+        return bool(self._passed().isfinite().any(1).all())
+
+    def _passed(self) -> Tensor:
+        """Log likelihood of all positions at this temperature (island, particle · position), those of one together."""
+        return torch.stack([each for _, each in self._states], -1).reshape(self.num_islands, -1)
+
+    def climb(self, ess: float) -> Rung:
+        """One temperature more: weights, evidence, resampling, moves.
+
+        Args:
+            ess: what the weights may cost, as a share of the particles.
+        """
+        beta = next_beta(self._passed(), self.beta, ess)
+        step = beta - self.beta
+        passed = self._passed()
+        worth = float(share(passed, step).mean())
+        self.log_evidence = self.log_evidence + (step * passed).logsumexp(1) - math.log(passed.shape[1])
+        # an island's chance has the key of its first particle, which never counts down
+        size = self.num_each
+        chance = rng.chances(rng.stream(self._keys[::size], ~self._count()))[0]
+        index = systematic((step * passed).softmax(1), size, chance)
+        which, state = index // len(self._states), index % len(self._states)
+        which = (which + size * torch.arange(self.num_islands, device=index.device).unsqueeze(1)).flatten()
+        self.z = torch.stack([z for z, _ in self._states])[state.flatten(), which]
+        self.ancestor = self.ancestor[which]
+        self.beta = beta
+        self._gradient, self._base, self.log_likelihood = self._values()
+        return self.moved(worth)
+
+    def moved(self, worth: float = 1.0) -> Rung:
+        """Move every particle until it has forgotten where it was, or goes no farther."""
+        scale = self._spread()
+        start, before = self.z, self.log_likelihood
+        among = (before - before.mean()).square().mean().clamp(min=1e-300)
+        gone = gone_before = (0.0, 0.0)
+        rate, settled = 0.0, False
+        self._states = [(self.z, self.log_likelihood)]
+        for _ in range(self.max_moves):
+            rate = self._move(scale)
+            self._states.append((self.z, self.log_likelihood))
+            far = ((self.z - start) / scale).double().square().mean()
+            rise = (self.log_likelihood - before).square().mean() / among
+            gone_before, gone = gone, (float(far), float(rise))
+            forgotten = all(1.0 - each / 2.0 <= _MOVED for each in gone)
+            growth = [each - old <= _GROWTH * each for each, old in zip(gone, gone_before, strict=True)]
+            settled = forgotten or (all(growth) and rate >= 0.5 * self.target_accept)
+            if settled:
+                break
+        return Rung(self.beta, worth, rate, self._step, len(self._states) - 1, 1.0 - gone[1] / 2.0, settled)
+
+    def _move(self, scale: Tensor) -> float:
+        """One trajectory of every particle, accepted or not; the mean acceptance rate, by which the step is tuned."""
+        keys = rng.stream(self._keys, self._count())
+        self.num_moves += 1
+        first, second, _ = rng.chances(keys)
+        size = self._step * (1.0 + _JITTER * (2.0 * second - 1.0))
+        size = size.to(self.z.dtype).unsqueeze(1)
+        length = self._length(float(rng.chances(self._keys[:1] + self.num_moves)[0]))
+        momentum = rng.normal(keys, self.z.shape[1], self.z.dtype)
+        energy = 0.5 * momentum.square().sum(1, dtype=torch.float64) - self._log_density()
+        z, gradient, r = self.z, self._gradient, momentum
+        beta = torch.tensor(self.beta, dtype=torch.float64, device=z.device)
+        for _ in range(length):
+            r = r + 0.5 * size * scale * gradient
+            z = z + size * scale * r
+            gradient, base, log_likelihood = self.evaluate(z, beta)
+            r = r + 0.5 * size * scale * gradient
+        self.num_gradients += length * len(z)
+        value = base + self.beta * log_likelihood
+        error = 0.5 * r.square().sum(1, dtype=torch.float64) - value - energy
+        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
+        take = first < chance
+        row = take.unsqueeze(1)
+        self.z, self._gradient = torch.where(row, z, self.z), torch.where(row, gradient, self._gradient)
+        self._base = torch.where(take, base, self._base)
+        self.log_likelihood = torch.where(take, log_likelihood, self.log_likelihood)
+        rate = float(chance.mean())
+        self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - self.target_accept))))
+        return rate
+
+    def _length(self, chance: float) -> int:
+        """Leapfrogs of the next trajectory: half to one and a half of a quarter period."""
+        longest = _PATH / self._step * (0.5 + chance)
+        return max(1, min(self.max_leapfrogs, round(longest)))
+
+    def _spread(self) -> Tensor:
+        """The particles' sd (dim,), from their central 68 %: it is finite for any tails."""
+        ordered = self.z.sort(0).values
+        low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.16, 0.84))
+        spread = 0.5 * (high - low)
+        return torch.where(spread > 0, spread, self.z.std(0) + torch.finfo(self.z.dtype).eps)
+
+    def _values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, log base density and log likelihood where the particles are."""
+        beta = torch.tensor(self.beta, dtype=torch.float64, device=self.z.device)
+        gradient, base, log_likelihood = self.evaluate(self.z, beta)
+        self.num_gradients += len(self.z)
+        return gradient, base, log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+    def log_joint(self) -> Tensor:
+        """Log joint density in unconstrained space (island × particle,)."""
+        return self._base + self.log_likelihood
+
+    def _log_density(self) -> Tensor:
+        return self._base + self.beta * self.log_likelihood
+
+    def _count(self) -> Tensor:
+        return torch.tensor(self.num_moves + 1, device=self.z.device)
