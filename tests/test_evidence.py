@@ -11,6 +11,7 @@ from pathlib import Path
 import arviz_stats
 import numpy as np
 import pytest
+import scipy.signal
 import trees as factory
 import xarray as xr
 from known_posteriors import classes_tree, exact_tree, healthy_svi
@@ -28,6 +29,7 @@ from pyrobnn.diagnostics import (
     loo,
     power_scaling,
 )
+from pyrobnn.diagnostics.ess import bulk_ess, mean_ess, tail_ess
 from pyrobnn.diagnostics.evidence import statistic
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.rhat import rank_rhat
@@ -94,6 +96,24 @@ def test_rhat_of_many_quantities_is_that_of_arviz(shape):
     for values in (draws, draws.astype(np.float32), coarse, held):
         data = xr.Dataset({"w": (("chain", "draw", "quantity"), values.astype(np.float64))})
         np.testing.assert_allclose(rank_rhat(values), arviz_stats.rhat(data)["w"].values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("correlation", [0.999, 0.7, 0.0, -0.8])
+@pytest.mark.parametrize("shape", [(4, 300), (3, 101), (1, 64), (2, 7), (4, 4)])
+def test_effective_sample_sizes_are_those_of_arviz(shape, correlation):
+    noise = np.random.default_rng(3).normal(size=(*shape, 40))
+    draws = scipy.signal.lfilter([1.0], [1.0, -correlation], noise, axis=1)
+    draws[..., :5] += 2.0 * np.arange(shape[0])[:, None, None]  # chains that disagree
+    draws[..., 5:10] = draws[..., 5:10].round()  # ties
+    draws[..., 10] = 1.0
+    draws[0, 0, 11] = np.nan
+    data = xr.Dataset({"w": (("chain", "draw", "quantity"), draws)})
+    for ours, theirs in (
+        (mean_ess(draws), arviz_stats.ess(data, method="mean")),
+        (bulk_ess(draws), arviz_stats.ess(data, method="bulk")),
+        (tail_ess(draws), arviz_stats.ess(data, method="tail", prob=(0.05, 0.95))),
+    ):
+        np.testing.assert_allclose(ours, theirs["w"].values, rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [exact_tree, healthy_svi])

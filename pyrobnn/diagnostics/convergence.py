@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import arviz_stats
 import numpy as np
 import xarray as xr
 
 from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.ess import bulk_ess, mean_ess, tail_ess
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, statistic
 from pyrobnn.diagnostics.rhat import nested_rhat, rank_rhat
 from pyrobnn.diagnostics.verdict import Check, Status
-from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_STATS
 
 #: how the names of values of the function begin
 F_AT = "f at "
@@ -129,19 +128,17 @@ def convergence(evidence: Evidence) -> Convergence | None:
         rhat = nested_rhat(draws, groups)
     else:
         rhat = rank_rhat(draws) if num_chains > 1 else np.full(len(found), np.nan)
-    data = xr.Dataset({"q": ((*SAMPLE_DIMS, "quantity"), draws)}, coords={"quantity": list(found)})
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        table = xr.Dataset(
-            {
-                "rhat": ("quantity", rhat),
-                "ess_bulk": arviz_stats.ess(data, method="bulk")["q"],
-                "ess_tail": arviz_stats.ess(data, method="tail", prob=(0.05, 0.95))["q"],
-                "mcse": arviz_stats.mcse(data, method="mean")["q"],
-                "sd": ("quantity", draws.reshape(-1, draws.shape[2]).std(axis=0)),
-            },
-            coords={"quantity": list(found)},
-        )
+    flat = draws.reshape(-1, draws.shape[2])
+    columns = {
+        "rhat": rhat,
+        "ess_bulk": bulk_ess(draws),
+        "ess_tail": tail_ess(draws),
+        "mcse": flat.std(axis=0, ddof=1) / np.sqrt(mean_ess(draws)),
+        "sd": flat.std(axis=0),
+    }
+    table = xr.Dataset(
+        {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
+    )
     return Convergence(table, groups is not None)
 
 
@@ -175,10 +172,8 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     """
     found = quantities(evidence)
     chains, draws = next(iter(found.values())).shape
-    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()])
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        ess = np.asarray(arviz_stats.ess(centred, method="bulk", chain_axis=1, draw_axis=2))
+    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()], axis=2)
+    ess = bulk_ess(centred)
     longest = max(1.0, chains * draws / thresholds.ESS_PASS)
     times = chains * draws / np.where(np.isfinite(ess), ess, 1.0)
     # each is known roughly, and the shortest of many are those that came out too short

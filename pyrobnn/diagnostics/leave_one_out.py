@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import arviz_stats
 import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
 from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, statistic
 from pyrobnn.diagnostics.importance import log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
@@ -159,6 +159,6 @@ def relative_efficiency(evidence: Evidence) -> float:
     columns = [flattened(draws, 2) for draws in stored if draws is not None]
     every = -(-sum(column.shape[2] for column in columns) // _MAX_ELEMENTS_ESS)
     draws = np.concatenate([column[:, :, ::every] for column in columns], axis=2).astype(np.float64)
-    ess = np.asarray(arviz_stats.ess(draws, method="mean", chain_axis=0, draw_axis=1))
+    ess = mean_ess(draws)
     ess = ess[np.isfinite(ess)]
     return float(ess.mean() / evidence.num_draws) if ess.size else 1.0

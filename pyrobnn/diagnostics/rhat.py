@@ -9,7 +9,8 @@ from scipy.special import ndtri
 
 from pyrobnn.groups import SAMPLE_DIMS
 
-_BLOCK = 32  # quantities whose 4000 draws stay in the cache
+#: quantities whose 4000 draws stay in the cache
+BLOCK = 32
 
 
 def rank_rhat(draws: np.ndarray) -> np.ndarray:
@@ -25,17 +26,16 @@ def rank_rhat(draws: np.ndarray) -> np.ndarray:
         Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021)
         https://doi.org/10.1214/20-BA1221
     """
-    half = draws.shape[1] // 2
-    split = np.concatenate([draws[:, :half], draws[:, -half:]])
-    num_chains, size = len(split), len(split) * half
-    normal = _normal_scores(np.arange(1, size + 1), size)
+    split = split_chains(draws)
+    num_chains, size = len(split), split.shape[0] * split.shape[1]
+    normal = normal_scores(np.arange(1, size + 1), size)
     found = []
-    for start in range(0, draws.shape[2], _BLOCK):
-        columns = np.moveaxis(split[:, :, start : start + _BLOCK], 2, 0)
+    for start in range(0, draws.shape[2], BLOCK):
+        columns = np.moveaxis(split[:, :, start : start + BLOCK], 2, 0)
         flat = columns.reshape(len(columns), size).astype(np.float64)
-        bulk, ordered = _rank_normalised(flat, normal)
+        bulk, ordered = rank_normalised(flat, normal)
         median = 0.5 * (ordered[:, (size - 1) // 2] + ordered[:, size // 2])
-        tail, _ = _rank_normalised(np.abs(flat - median[:, None]), normal)
+        tail, _ = rank_normalised(np.abs(flat - median[:, None]), normal)
         found.append(np.maximum(_rhat(bulk, num_chains), _rhat(tail, num_chains)))
     return np.concatenate(found)
 
@@ -53,12 +53,18 @@ def nested_rhat(draws: np.ndarray, superchains: np.ndarray) -> np.ndarray:
     return arviz_stats.rhat_nested(data, superchain_ids=superchains)["q"].values
 
 
-def _normal_scores(rank: np.ndarray, size: int) -> np.ndarray:
+def split_chains(draws: np.ndarray) -> np.ndarray:
+    """Halves of the chains of draws (chain, draw, …) as chains of their own."""
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, -half:]])
+
+
+def normal_scores(rank: np.ndarray, size: int) -> np.ndarray:
     """Normal quantiles of ranks 1 … size (Blom, 1958)."""
     return ndtri((rank - 3 / 8) / (size - 2 * 3 / 8 + 1))
 
 
-def _rank_normalised(values: np.ndarray, normal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rank_normalised(values: np.ndarray, normal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Normal scores of the ranks of each row (row, draw), ties at their mean rank; and the row in order."""
     rows, size = values.shape
     order = np.argsort(values, axis=1) + size * np.arange(rows)[:, None]
@@ -73,7 +79,7 @@ def _rank_normalised(values: np.ndarray, normal: np.ndarray) -> tuple[np.ndarray
         count = last - first + 1
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         at = np.repeat(row * size + first, count) + within
-        scores.ravel()[at] = np.repeat(_normal_scores(0.5 * (first + last) + 1, size), count)
+        scores.ravel()[at] = np.repeat(normal_scores(0.5 * (first + last) + 1, size), count)
     found = np.empty(values.size)
     found[order] = scores
     return found.reshape(values.shape), ordered

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
-import arviz_stats
 import numpy as np
 from scipy import stats
 
 from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import STEIN
@@ -82,9 +80,7 @@ def _tested(values: np.ndarray, expected: float) -> tuple[np.ndarray, np.ndarray
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        ess = np.asarray(arviz_stats.ess(columns, method="mean", chain_axis=1, draw_axis=2), dtype=np.float64)
+    ess = mean_ess(values)
     ess = np.clip(np.where(np.isfinite(ess), ess, total), _FEWEST_EFFECTIVE, total)
     mean, sd = columns.mean(axis=(1, 2)), columns.std(axis=(1, 2))
     t = np.abs(mean - expected) * np.sqrt(ess) / np.maximum(sd, 1e-12)
