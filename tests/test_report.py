@@ -392,6 +392,8 @@ def test_leave_one_out_ranks_only_what_it_can_estimate(one_dimensional: dict[str
     ]
     assert {row.label for row in ranking.rows} == {"a", "b"}
     assert len(ranking.refused) == 1 and ranking.refused[0].startswith("poor is not ranked")
+    alone = rankings(gather({"a": good, "poor": poor}), {})["leave_one_out"]
+    assert alone.rows == () and len(alone.refused) == 2
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from pyrobnn.plots.style import INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_CHAINS = 8
 MAX_STEPS = 300
+MAX_TITLE = 32
 
 
 def _watched(evidence: Evidence, most: int) -> dict[str, np.ndarray]:
@@ -57,6 +58,11 @@ def _rows(
     return figure, [(ax, title, draws) for (title, draws), (ax,) in zip(cells, axes, strict=False)]
 
 
+def _short(title: str) -> str:
+    """As much of a title as a panel holds: a probe is named by its inputs, whose names may be long."""
+    return title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1]}…"
+
+
 def _chain_colours(count: int) -> list[str]:
     return [PALETTE[c % len(PALETTE)] for c in range(count)]
 
@@ -79,7 +85,7 @@ def trace(trees: Trees, *, num_quantities: int = 4) -> Figure:
     with style():
         figure, cells = _rows(_mcmc(trees), num_quantities, (3.0, 1.9))
         for ax, title, path in cells:
-            ax.set_title(title, fontsize=9)
+            ax.set_title(_short(title), fontsize=9)
             chains, draws = path.shape
             at = np.unique(np.linspace(0, draws - 1, min(draws, MAX_STEPS)).round().astype(int))
             for chain, colour in enumerate(_chain_colours(min(chains, MAX_CHAINS))):
@@ -109,7 +115,7 @@ def rank(trees: Trees, *, num_quantities: int = 4, num_bins: int = 20) -> Figure
         several = {label: each for label, each in _mcmc(trees).items() if each.num_chains > 1}
         figure, cells = _rows(several, num_quantities, (3.0, 1.9))
         for ax, title, path in cells:
-            ax.set_title(title, fontsize=9)
+            ax.set_title(_short(title), fontsize=9)
             chains, draws = path.shape
             bins = max(4, min(num_bins, draws // 10))
             ranks = stats.rankdata(path).reshape(chains, draws) / (chains * draws)

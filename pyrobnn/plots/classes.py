@@ -160,8 +160,10 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             bars.set_title(f"is {names[truth]}", fontsize=8)
             shown = classes if len(classes) <= 10 else np.array([truth])
             bars.set(ylim=(0, 1), yticks=[])
-            long = max(len(names[each]) for each in shown) * len(shown) > 12
-            bars.set_xticks(shown, [names[each] for each in shown], rotation=90 if long else 0)
+            room = max(
+                1, 14 // len(shown)
+            )  # characters below a bar; the title has the whole name of the truth
+            bars.set_xticks(shown, [names[each][:room] for each in shown])
             bars.tick_params(labelsize=7)
             bars.grid(visible=False)
         figure.suptitle(f"{label}: most uncertain items", fontsize=9, x=0.01, ha="left")

@@ -108,8 +108,10 @@ def _leave_one_out(trees: Mapping[str, Evidence]) -> Ranking | None:
 
 def _ranking(title: str, elpds: Mapping[str, ELPDData], refused: tuple[str, ...]) -> Ranking | None:
     sizes = {int(elpd.n_data_points) for elpd in elpds.values()}
-    if len(elpds) < 2 or len(sizes) > 1:
+    if len(elpds) + len(refused) < 2 or len(sizes) != 1:
         return None
+    if len(elpds) < 2:
+        return Ranking(title, sizes.pop(), (), (*refused, "There are not two methods left to compare"))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         table: pd.DataFrame = arviz_stats.compare(dict(elpds))
