@@ -68,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="run methods on a data set and write a report")
     compare.add_argument(
         "--data",
-        default="diabetes",
+        default="gap",
         metavar="NAME|FILE.csv",
-        help=f"{', '.join(data.names())}, or a CSV file",
+        help=f"{', '.join(data.names())}, or a CSV file [gap, a sine that was not measured in the middle]",
     )
     compare.add_argument("--target", metavar="COL", help="target column of the CSV file")
     compare.add_argument(

@@ -12,6 +12,7 @@ from pyrobnn import data
 from pyrobnn.data import Dataset, Standardizer, uci_sets
 
 GENERATORS = {
+    "gap": (data.gap, 240, (-3, 3), lambda x: np.sin(1.2 * x), lambda x: 0.4 + 0 * x),
     "polynomial": (data.polynomial, 100, (-1, 1), lambda x: 0.5 * x**2 + 0.25 * x**3, lambda x: 0.2 + 0 * x),
     "sinusoid": (data.sinusoid, 150, (0, 10), np.sin, lambda x: 0.3 + 0 * x),
     "sine": (data.sine, 92, (-0.5, 0.5), lambda x: 10 * np.sin(2 * np.pi * x), lambda x: 2 + 0 * x),
@@ -56,6 +57,11 @@ def test_one_seed_gives_one_data_set():
     one, same, other = (data.clusters(seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one.x, same.x) and torch.equal(one.y, same.y)
     assert not torch.equal(one.x, other.x)
+
+
+def test_the_gap_is_in_the_middle_and_empty():
+    left, right = data.gap(2000).widest_gap()
+    assert -1.01 < left <= -1.0 and 1.0 <= right < 1.01
 
 
 def test_clusters_lie_where_their_parameters_say():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyrobnn.data.dataset import Dataset, Standardizer, train_test_split
 from pyrobnn.data.real import breast_cancer, diabetes, digits
 from pyrobnn.data.registry import load, names
-from pyrobnn.data.synthetic import clusters, cubic_clusters, polynomial, sine, sinusoid, sinx3
+from pyrobnn.data.synthetic import clusters, cubic_clusters, gap, polynomial, sine, sinusoid, sinx3
 from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all
 from pyrobnn.lazy import late_names
 
@@ -29,6 +29,7 @@ __all__ = [
     "digits",
     "fetch_uci_openml",
     "from_csv",
+    "gap",
     "load",
     "names",
     "polynomial",

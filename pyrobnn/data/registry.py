@@ -13,6 +13,7 @@ from . import real, synthetic
 __all__ = ["load", "names"]
 
 SYNTHETIC: dict[str, Callable[[int], Dataset]] = {
+    "gap": lambda seed: synthetic.gap(seed=seed),
     "polynomial": lambda seed: synthetic.polynomial(seed=seed),
     "polynomial_heteroskedastic": lambda seed: synthetic.polynomial(noise="heteroskedastic", seed=seed),
     "sinusoid": lambda seed: synthetic.sinusoid(seed=seed),

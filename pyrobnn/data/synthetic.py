@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyrobnn.data.dataset import Dataset
 
-__all__ = ["clusters", "cubic_clusters", "polynomial", "sine", "sinusoid", "sinx3"]
+__all__ = ["clusters", "cubic_clusters", "gap", "polynomial", "sine", "sinusoid", "sinx3"]
 
 Function = Callable[[Tensor], Tensor]
 
@@ -95,6 +95,24 @@ def sinx3(num_data: int = 500, *, seed: int = 0) -> Dataset:
         num_data,
         seed,
     )
+
+
+def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
+    r"""A sine that was not measured in the middle: y = sin(1.2 x) + 0.4 ε, x ~ U over [−3, −1] and [1, 3].
+
+    What a method says between −1 and 1 rests on its prior and on how it carries doubt, and the truth there is known;
+    elsewhere noise of one size hides a smooth function, which a small net can learn. Arguments as in
+    :func:`polynomial`.
+
+    Example:
+        >>> gap().widest_gap()[0] < -0.9 and gap().widest_gap()[1] > 0.9
+        True
+    """
+    _check_num_data(num_data)
+    generator = torch.Generator().manual_seed(seed)
+    x = 4.0 * torch.rand(num_data, 1, generator=generator, dtype=torch.float64) - 3.0
+    x = torch.where(x > -1.0, x + 2.0, x)
+    return _observed("gap", lambda x: torch.sin(1.2 * x), x, torch.full_like(x, 0.4), generator)
 
 
 def clusters(
