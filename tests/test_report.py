@@ -17,10 +17,12 @@ from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.names import output_names
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
+from pyrobnn.report.facts import facts
 from pyrobnn.report.headline import headline
 from pyrobnn.report.ranking import rankings
 
@@ -459,6 +461,8 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     fine = Verdict.from_checks("SVI", "it", [Check("pit", "pass", 0.1, "", "", "", "")])
     only = gather({"it": factory.numpyro_like()})["it"]
     assert headline("it", only, fine, []).endswith("rests on the data that it was fitted to.")
+    only.tree["observed_data"] = only.tree["observed_data"].to_dataset().rename(y="effect")
+    assert output_names(only, 1) == ["effect"] and "effect, mean" in facts({"it": only})["target"]
     # noise that grows with the first input, and constant error bars
     x = tree["predictions_constant_data"]["x"].values[:, 0]
     y = tree["predictions"]["mean"].values[:, 0] + np.exp(x) * 0.5 * rng.normal(size=100)

@@ -21,13 +21,19 @@ def output_names(evidence: Evidence, count: int) -> list[str]:
     """Names of the outputs: that of the target, or ``y``, numbered where there are several and none has a name."""
     found = _labels(evidence, (PREDICTIONS,), "mean", "output", count)
     found = found or _labels(evidence, (OBSERVED_DATA, HELD_OUT), "y", "output", count)
-    target = evidence.text("target") or "y"
+    target = evidence.text("target") or outcome(evidence) or "y"
     return found or ([target] if count == 1 else [f"{target}[{index}]" for index in range(count)])
+
+
+def outcome(evidence: Evidence) -> str | None:
+    """Name of the observed variable: ``y``, or whatever it is called where it is the only one."""
+    names = evidence.names(OBSERVED_DATA)
+    return "y" if "y" in names else names[0] if len(names) == 1 else None
 
 
 def unit(evidence: Evidence) -> str:
     """Unit of the outcome, where the tree says it (the attribute ``units`` of the observed y); else empty."""
-    y = evidence.variable(OBSERVED_DATA, "y")
+    y = evidence.variable(OBSERVED_DATA, outcome(evidence) or "y")
     return "" if y is None else str(y.attrs.get("units", ""))
 
 

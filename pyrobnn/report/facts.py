@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.names import class_names, feature_names, output_names, unit
+from pyrobnn.diagnostics.names import class_names, feature_names, outcome, output_names, unit
 from pyrobnn.diagnostics.points import CLASSES, is_classification
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.report.numbers import significant
@@ -55,9 +55,7 @@ def _data(evidence: Evidence) -> str:
 
 def _length(evidence: Evidence, group: str) -> int:
     """Number of data: of ``y``, or of the only outcome, whatever its name."""
-    names = evidence.names(group)
-    name = "y" if "y" in names else names[0] if len(names) == 1 else None
-    values = None if name is None else evidence.values(group, name)
+    values = evidence.values(group, outcome(evidence) or "y")
     return 0 if values is None else int(values.shape[0]) if values.ndim else 1
 
 
@@ -74,7 +72,7 @@ def _inputs(evidence: Evidence) -> str:
 
 
 def _target(evidence: Evidence) -> str:
-    y = evidence.values(OBSERVED_DATA, "y")
+    y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
     if y is None or y.ndim == 0:
         return evidence.text("target")
     if is_classification(evidence) or evidence.likelihood in CLASSES:

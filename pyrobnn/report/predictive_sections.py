@@ -46,8 +46,8 @@ def predictions(trees: Trees) -> list[Block]:
             blocks.append(
                 Block(
                     f"Predicted against observed{of}",
-                    "Each held-out point with its 95 % interval; orange crosses are points whose interval misses"
-                    " the diagonal. One in twenty should.",
+                    f"Each {_points(observed)} with its 95 % interval; orange crosses are points whose interval "
+                    "misses the diagonal. One in twenty should.",
                     panels(
                         plots.predicted_vs_observed(observed, output=output),
                         f"observed{prefix}",
@@ -75,6 +75,13 @@ def predictions(trees: Trees) -> list[Block]:
             )
         )
     return blocks
+
+
+def _points(trees: Trees) -> str:
+    """What the points of these trees are: held out, where all have such."""
+    found = [regression_points(each) for each in trees.values()]
+    held_out = all(points is not None and points.held_out for points in found)
+    return "held-out point" if held_out else "point, of the training data where none were held out,"
 
 
 def _checks_of_the_model(trees: Trees) -> list[Block]:
