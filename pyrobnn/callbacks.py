@@ -3,7 +3,7 @@
 A callback is any function ``callback(step, metrics) -> bool | None``. ``step`` counts the finished steps from 1,
 ``metrics`` maps names to what the method reports at this step (``"loss"`` for the gradient methods), and True asks
 the method to stop; what it has reached by then is kept. Under ``"snapshot"`` a method may put a function
-without arguments that returns the current :class:`~pyrobnn.posterior.Posterior`; it costs something only when called.
+without arguments that returns the current :class:`~pyrobnn.Posterior`; it costs something only when called.
 
 A callback that has served one fit may serve the next: a step that is not larger than the last starts it anew.
 """

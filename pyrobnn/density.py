@@ -194,7 +194,7 @@ class Density:
         return torch.cat(parts, -1)
 
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
-        """log |det dT/dz| of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
+        """log ``|det dT/dz|`` of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
         if self.dependent and z.dim() > 1:
             return dependent.each(lambda one: self.log_jacobian(one, only), z)
         found = dependent.constrain(self, z)[1] if self.dependent else {}

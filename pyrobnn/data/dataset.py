@@ -234,7 +234,7 @@ class Standardizer:
         return Standardizer(*(value.to(device) for value in dataclasses.astuple(self)))
 
     def transform_x(self, x: Tensor) -> Tensor:
-        """Inputs (N, *feature) in standard units."""
+        """Inputs (N, ``*feature``) in standard units."""
         return (x - self.x_mean) / self.x_scale
 
     def transform_y(self, y: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class Standardizer:
         )
 
     def inverse_x(self, x: Tensor) -> Tensor:
-        """Inputs (N, *feature) back in original units."""
+        """Inputs (N, ``*feature``) back in original units."""
         return x * self.x_scale + self.x_mean
 
     def inverse_mean(self, y: Tensor) -> Tensor:

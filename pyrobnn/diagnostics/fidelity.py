@@ -32,7 +32,7 @@ class Fidelity:
             and ``sd_ratio`` (sd of f over the reference's).
         at: Where the points lie: "probes" or "held-out points".
         agreement: Share of held-out points with the same predicted class; None for regression.
-        total_variation: Mean of ½ Σ_c |p_c − p_c^ref|; None for regression.
+        total_variation: Mean of ``½ Σ_c |p_c − p_c^ref|``; None for regression.
         elpd_difference: Mean held-out log density minus the reference's, summed over points; negative is worse
             than the reference.
         elpd_difference_se: Its standard error over points.

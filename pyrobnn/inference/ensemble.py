@@ -32,7 +32,8 @@ class DeepEnsemble(Method):
     Args:
         num_members: number of nets M.
         objective: ``"map"`` keeps the prior (regularised members), ``"mle"`` drops it.
-        The rest as :class:`pyrobnn.MAP`.
+
+    The other arguments are those of :class:`pyrobnn.MAP`.
 
     Raises:
         TypeError, ValueError: naming the option.

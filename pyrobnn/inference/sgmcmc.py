@@ -281,7 +281,8 @@ class SGHMC(_StochasticGradientMCMC):
 
     Args:
         friction: share of the momentum that is replaced by noise at each step, in (0, 1].
-        The rest as in :class:`SGLD`.
+
+    The other arguments are those of :class:`SGLD`.
 
     Raises:
         ValueError, TypeError: a setting out of range.

@@ -131,7 +131,8 @@ class SWAG(Method):
         rank: K, the number of last deviations kept.
         diagonal: :math:`s^2 \Sigma_{diag}` alone.
         scale: s, multiplies the standard deviations of the draws.
-        The rest as in :class:`SWA`.
+
+    The other arguments are those of :class:`SWA`.
 
     Raises:
         TypeError, ValueError: naming the option.

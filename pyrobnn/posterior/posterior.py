@@ -203,7 +203,7 @@ class Posterior:
         coords: Mapping[str, Sequence[Any]] | None = None,
         dims: Mapping[str, Sequence[str | None]] | None = None,
     ) -> DataTree:
-        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.posterior.datatree.to_datatree`."""
+        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.to_datatree`."""
         from pyrobnn.posterior.datatree import to_datatree
 
         return to_datatree(
@@ -220,7 +220,7 @@ class Posterior:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write to a netCDF file (atomically; no pickle), see :func:`pyrobnn.posterior.storage.save`."""
+        """Write to a netCDF file (atomically; no pickle)."""
         from pyrobnn.posterior.storage import save
 
         return save(self, path)

@@ -190,7 +190,8 @@ def make_posterior(
         notes: what the user has to know of this fit, in sentences: each is warned of and kept in ``meta["warnings"]``.
         interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
         importance: compute log_p and log_q of the draws for an approximation (k-hat and LOO need them).
-        The rest as in :class:`pyrobnn.posterior.Posterior`.
+
+    The other arguments are those of :class:`pyrobnn.Posterior`.
     """
     draws = {name: value.detach() for name, value in draws.items()}
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
