@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare test lint notebooks benchmark gpu clean
+.PHONY: help compare test lint notebooks benchmark docs gpu clean
 
 help:
-	@echo 'make compare | test | lint | notebooks | benchmark | gpu | clean     (options: ARGS="...")'
+	@echo 'make compare | test | lint | notebooks | benchmark | docs | gpu | clean     (options: ARGS="...")'
 
 compare: $(VENV)/.installed
 	$(BIN)/pyrobnn compare $(ARGS)
@@ -32,6 +32,10 @@ notebooks: $(VENV)/.installed-notebooks
 benchmark: $(VENV)/.installed-bench
 	$(BIN)/python scripts/benchmark_speed.py $(ARGS)
 
+# docs/_build/html/index.html, offline; with a network ARGS="-b linkcheck" tries the addresses of other sites
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
+
 # what needs a GPU: the tests that a machine without one skips, and NUTS timed there
 gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
@@ -40,7 +44,7 @@ gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 	$(BIN)/python scripts/benchmark_nuts.py --device cuda
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*
+	rm -rf build dist docs/_build docs/api docs/checks docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -121,7 +121,7 @@ def test_the_top_level_holds_what_it_may():
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     top = {line.split("/")[0] for line in listing.stdout.splitlines()}
     allowed = {"setup.cfg", "pyproject.toml", "constraints.txt", "pyrobnn", "scripts", "tests", "notebooks"}
-    allowed |= {"README.md", "Makefile", "LICENSE"}
+    allowed |= {"README.md", "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs"}
     assert {name for name in top if not name.startswith(".")} <= allowed
 
 
@@ -134,6 +134,7 @@ def test_the_top_level_holds_what_it_may():
         ("lint", ".venv/bin/python -m mypy"),
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
         ("benchmark", ".venv/bin/python scripts/benchmark_speed.py --option"),
+        ("docs", ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option"),
         ("gpu", ".venv/bin/python -m pytest -m cuda --option"),
     ],
 )

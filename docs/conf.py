@@ -1,0 +1,67 @@
+"""How Sphinx builds these pages: strictly, offline, from the docstrings, the checks' code and the stored notebooks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE / "_ext")]
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import api_pages  # noqa: E402
+import check_pages  # noqa: E402
+
+import pyrobnn  # noqa: E402
+
+project = "pyrobnn"
+author = "The pyrobnn authors"
+project_copyright = author
+release = version = pyrobnn.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "myst_nb",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets' states beside the text that a page shows
+templates_path: list[str] = []
+
+# pages that are written at every build; none is under version control
+for folder in ("api", "checks", "tutorials"):
+    shutil.rmtree(HERE / folder, ignore_errors=True)
+api_pages.write(HERE / "api")
+check_pages.write(HERE / "checks")
+shutil.copytree(ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery"))
+
+nb_execution_mode = "off"  # the outputs are those that are stored
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline"]
+myst_heading_anchors = 3
+myst_url_schemes = ("http", "https", "mailto")
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 90
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Caveat", "Papers"]
+# what other projects document: their pages are on the network, and a build needs none
+nitpick_ignore_regex = [(r"py:.*", r"(?!pyrobnn\b).*"), (r"py:class", r".*\.[A-Z]")]  # and type variables
+
+html_theme = "furo"
+html_title = "pyrobnn"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1f5f8b", "color-brand-content": "#1f5f8b"},
+    "dark_css_variables": {"color-brand-primary": "#7fb7e0", "color-brand-content": "#7fb7e0"},
+}
+linkcheck_timeout = 20
+linkcheck_workers = 4

@@ -1,0 +1,131 @@
+"""The pages of docs/: their code runs, they name every public name and every check, and they build strictly."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from helpers import seeded
+
+import pyrobnn as pb
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.judge import EXAMINATIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
+#: takes longer than a few seconds
+SLOW = {"several-machines", "compare"}
+MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
+
+
+def blocks(text, language):
+    return [body for found, body in MARKED.findall(text) if found == language]
+
+
+def runnable():
+    for page in PAGES:
+        if blocks(page.read_text(encoding="utf-8"), "python"):
+            yield pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    return importlib.import_module
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # short fits say that they are short
+@pytest.mark.parametrize("page", list(runnable()))
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    names: dict = {"__name__": "__page__"}
+    with seeded(0):  # a page draws initial weights as a user would
+        for block in blocks(page.read_text(encoding="utf-8"), "python"):
+            exec(compile(block, str(page), "exec"), names)
+
+
+def test_no_page_is_without_an_example():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
+        included = "{include}" in text  # of the README, whose examples its own test runs
+        assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
+
+
+def test_the_reference_has_every_public_name(extension, tmp_path):
+    documented = set(extension("api_pages").write(tmp_path))
+    expected = {f"pyrobnn.{name}" for name in pb.__all__ if not inspect.ismodule(getattr(pb, name))}
+    for module in {value for name in pb.__all__ if inspect.ismodule(value := getattr(pb, name))}:
+        listed = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
+        public = [name for name in listed if not name.startswith("_")]
+        expected |= {f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))}
+    assert len(expected) > 80 and expected - documented == set()
+    index = (tmp_path / "index.rst").read_text(encoding="utf-8")
+    assert all(f"<{page.stem}>" in index for page in tmp_path.glob("*.rst") if page.stem != "index")
+
+
+def test_every_check_has_a_page_made_from_its_code(extension):
+    check_pages = extension("check_pages")
+    pages = check_pages.pages()
+    sources = {text for page in pages.values() for text in page.sees}
+    for examination in EXAMINATIONS:
+        assert inspect.getdoc(examination.check).split("\n\n")[0] in sources
+    records = (ROOT / "scripts/results/verdicts.jsonl").read_text().splitlines()
+    measured = {name for line in records for name in json.loads(line)["checks"]}
+    assert measured - set(pages) == set()
+    assert all(name == name.strip("… ") for name in pages)
+    bfmi = check_pages.markdown(pages["bfmi"])
+    assert f"≥ {thresholds.BFMI_PASS} to pass, < {thresholds.BFMI_FAIL} to fail" in bfmi
+    assert "https://arxiv.org/abs/1604.00695" in bfmi and "Reparameterise scale sites" in bfmi
+    virial = check_pages.markdown(pages["virial"])
+    assert re.search(r"\| sd x 0\.5 \| \d+ \| \d+% \|", virial) and "healthy posteriors" in virial
+
+
+def test_the_examples_of_the_checks_run(extension, capsys):
+    page = extension("check_pages").pages()["rhat_function"]
+    f = np.random.default_rng(0).normal(size=(4, 200, 3, 1))
+    dims = ("chain", "draw", "probe", "output")
+    groups = {
+        "posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}),
+        "function": xr.Dataset({"f": (dims, f)}),
+    }
+    (code,) = blocks(extension("check_pages").markdown(page), "python")
+    exec(compile(code, "page", "exec"), {"pb": pb, "tree": xr.DataTree.from_dict(groups)})
+    assert capsys.readouterr().out.startswith("pass 1.0")
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
+    pytest.importorskip("myst_nb", reason="needs the extra 'docs'")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-b",
+        "html",
+        str(DOCS),
+        str(tmp_path),
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert built.returncode == 0, built.stderr[-4000:]
+    assert (tmp_path / "searchindex.js").stat().st_size > 100_000
