@@ -7,6 +7,7 @@ that writes its state in place and returns nothing (which lies on the stack wher
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import os
 import re
@@ -266,10 +267,19 @@ def test_random_draws_are_compared_from_one_state():
 # -- where private names are -----------------------------------------------------------------------------------------
 
 
+def source(path: Path) -> str:
+    """The Python of a file; of a notebook its cells, without magics."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!")
+
+
 def private(path: Path) -> list[str]:
     """Uses of torch's private names in a file: imports, attributes of torch and nn, strings that name a module."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source(path))):
         names = []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -283,12 +293,15 @@ def private(path: Path) -> list[str]:
             root, *rest = name.split(".")
             hidden = [part for part in rest if part == "experimental" or re.match("_[^_]", part)]
             if root in {"torch", "nn"} and re.fullmatch(r"[\w.]+", name) and hidden:
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}")
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     return found
 
 
 def test_private_names_of_torch_are_used_in_the_compile_layer_alone():
     outside = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "compile"]
+    users = [*(ROOT / "scripts").glob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert len(users) > 15
+    outside += users
     assert not [use for path in outside for use in private(path)]
     assert private(PACKAGE / "compile" / "inductor.py"), "the search finds them where they are"
 
