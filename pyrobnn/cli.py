@@ -173,7 +173,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             f"\nstopped: {len(trees)} of {len(methods)} methods are finished or cut short, and kept",
             sys.stderr,
         )
-    if trees:
+    if trees := {name: trees[name] for name in methods if name in trees}:
         try:
             _write(trees, arguments.out / "report.html", arguments.out / "summary.json", left_out)
         except KeyboardInterrupt:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.func import grad_and_value, vmap
 
-from pyrobnn.compile import compiled, inductor
+from pyrobnn.compile import agreement, compiled, inductor
 from pyrobnn.compile.agreement import disagreement
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +55,18 @@ def assert_right(mode: str = "inductor") -> None:
         writes(*mine)
         step(*exact)
     torch.testing.assert_close(mine, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeypatch):
+    monkeypatch.setattr("pyrobnn.compile.agreement._PLAIN", 0)
+    monkeypatch.setattr("pyrobnn.compile.agreement._OF_LARGEST", 0)
+    weighed, traces, trace = [], [], inductor.traced
+    genuine = agreement._WithNoise
+    monkeypatch.setattr(agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1])
+    monkeypatch.setattr(inductor, "traced", lambda *rest: (traces.append(1), trace(*rest))[1])
+    monkeypatch.setattr("pyrobnn.compile.traced", inductor.traced)
+    assert compiled(gradient, example()[0]).mode == "inductor"
+    assert weighed and len(traces) == 1
 
 
 # -- names that may move ---------------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ inductor *directly*: Dynamo would check its guards at every call, and cannot tra
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +23,31 @@ from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize,
 from pyrobnn.compile.trees import leaves_of, mapped
 from pyrobnn.seeding import kept
 
-__all__ = ["Compiled", "CudaGraph", "compiled", "is_loaded", "library_elements", "materialize"]
+__all__ = [
+    "Compiled",
+    "CudaGraph",
+    "OnlyCompiled",
+    "compiled",
+    "is_loaded",
+    "library_elements",
+    "materialize",
+    "only_compiling",
+]
+_ONLY_COMPILING = contextvars.ContextVar("_ONLY_COMPILING", default=False)
+
+
+class OnlyCompiled(BaseException):
+    """Ends what was called inside of :func:`only_compiling`; no error, so that nothing takes it for one."""
+
+
+@contextlib.contextmanager
+def only_compiling() -> Iterator[None]:
+    """Inside, :func:`compiled` leaves its result in inductor's cache on disk and raises :class:`OnlyCompiled`."""
+    token = _ONLY_COMPILING.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_COMPILING.reset(token)
 
 
 class Compiled:
@@ -138,13 +164,15 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     slower = "its traced graph is interpreted, several times slower"
     before = snapshot(inputs)
     try:
-        call = machine_code(fn, inputs)
+        call, graph = machine_code(fn, inputs)
     except Untraceable:
         raise
     except Exception as error:  # inductor wraps compiler failures in many types
         _warn(name, f"could not be compiled ({first_line(error)})", slower)
         return traced(fn, inputs), "graph"
-    found = disagreement(fn, call, before, lambda: traced(fn, inputs))
+    if _ONLY_COMPILING.get():
+        raise OnlyCompiled
+    found = disagreement(fn, call, before, graph)
     if found is None:
         return call, "inductor"
     _warn(

@@ -8,6 +8,7 @@ on unwritten laws of inductor, and run only on the versions of torch that they w
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import logging
@@ -80,11 +81,16 @@ def traced(
     return make_fx(fn, decomposition_table=decompositions)(*inputs)
 
 
-def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+def machine_code(
+    fn: Callable[..., Any], inputs: list[Tensor]
+) -> tuple[Callable[..., Any], Callable[[], GraphModule]]:
     """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
 
     First with our own graph passes, if they were tested on this torch; then without; then by ``torch.compile``, the
     public way, whose guards cost time at every call.
+
+    Returns:
+        The compiled function, and what gives the graph that it was made from, as it was traced.
 
     Raises:
         Untraceable: if the function cannot be traced.
@@ -110,7 +116,7 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., 
             continue
         if failures:
             _log.warning("the compiled function is slower than it might be: %s", first_line(failures[0]))
-        return call
+        return call, functools.partial(traced, fn, inputs)
     raise failures[-1]
 
 
@@ -134,9 +140,12 @@ def _device(inputs: list[Tensor]) -> torch.device:
     return next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
 
 
-def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compiled after our own graph passes."""
+def _with_passes(
+    fn: Callable[..., Any], inputs: list[Tensor]
+) -> tuple[Callable[..., Any], Callable[[], GraphModule]]:
+    """Compiled after our own graph passes; and the graph before them."""
     graph, device = traced(fn, inputs, DECOMPOSITIONS), _device(inputs)
+    untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_stack = False
     if device.type == "cpu":
         hoist_invariants(graph)
@@ -146,7 +155,7 @@ def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., 
         materialize_broadcasts(graph)
         on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
     with _intermediates_on_stack() if on_stack else contextlib.nullcontext():
-        return _directly(graph, inputs)
+        return _directly(graph, inputs), lambda: untouched
 
 
 def _directly(graph: GraphModule, inputs: list[Tensor], on_disk: bool = True) -> Callable[..., Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import math
 import time
 import traceback
 import warnings
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from xarray import DataTree
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_device
@@ -22,11 +25,14 @@ from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, write_atomically
 from pyrobnn.preflight import preflight
-from pyrobnn.studies.forecast import Forecast
+from pyrobnn.studies.ahead import Ahead, cores
+from pyrobnn.studies.forecast import Forecast, Prepared
 from pyrobnn.studies.study import Study
 
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
+#: expected seconds of a run of which compiling is no great part any more
+_LONG = 300.0
 
 
 def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Method, dict[str, Any]]:
@@ -59,6 +65,8 @@ def run_study(
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
+    In a short run the chains come first, and another process compiles the other methods meanwhile.
+
     A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
     refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends.
 
@@ -68,39 +76,56 @@ def run_study(
     check_count("seed", seed, minimum=0)
     prepared = {name: make_method(name, quick, compile) for name in methods}
     check_writable(out)
-    announce(_forecast(study, prepared, quick, device))
-    for name, (method, arguments) in prepared.items():
-        announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
-        try:
-            check_memory(method, study, arguments, device)
-            posterior = _fitted(name, method, study, announce, arguments, seed, device, progress)
-            tree = to_tree(posterior, study, name)
-            tree.attrs["command"] = command
-            write_atomically(tree, out / f"{name}.nc")
-        except Refused as error:
-            announce(f"{name} is left out: {error}")
-            yield name, error
-            continue
-        except Exception as error:
-            announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
-            (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            yield name, error
-            continue
-        yield name, tree
-        if posterior.meta["interrupted"]:
-            return
+    told, seconds = _forecast(study, prepared, quick, device)
+    announce(told)
+    with contextlib.ExitStack() as stack:
+        ahead = None
+        if _worth_compiling_ahead(prepared, seconds, device):
+            # the longest first: the others are compiled while it runs
+            prepared = dict(sorted(prepared.items(), key=lambda item: item[1][0].kind != "chains"))
+            ahead = stack.enter_context(Ahead(study, dict(list(prepared.items())[1:]), seed))
+        for name, (method, arguments) in prepared.items():
+            announce(
+                f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
+            )
+            try:
+                check_memory(method, study, arguments, device)
+                if ahead is not None:
+                    ahead.wait(name)
+                posterior = _fitted(name, method, study, announce, arguments, seed, device, progress)
+                tree = to_tree(posterior, study, name)
+                tree.attrs["command"] = command
+                write_atomically(tree, out / f"{name}.nc")
+            except Refused as error:
+                announce(f"{name} is left out: {error}")
+                yield name, error
+                continue
+            except Exception as error:
+                announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
+                (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+                yield name, error
+                continue
+            yield name, tree
+            if posterior.meta["interrupted"]:
+                return
 
 
-def _forecast(
-    study: Study, prepared: dict[str, tuple[Method, dict[str, Any]]], quick: bool, device: str | None
-) -> str:
-    """How long it will take, and what would be faster."""
+def _worth_compiling_ahead(prepared: Prepared, seconds: float, device: str | None) -> bool:
+    """Whether another process is to compile: there is a core for it, and compiling is a good part of the run."""
+    waiting = [name for name, (method, _) in prepared.items() if getattr(method, "compile", False)]
+    on_cpu = device is None or check_device(device) == torch.device("cpu")
+    return len(waiting) > 1 and on_cpu and cores() > 1 and seconds < _LONG
+
+
+def _forecast(study: Study, prepared: Prepared, quick: bool, device: str | None) -> tuple[str, float]:
+    """How long it will take, and what would be faster; and seconds."""
     try:
         shorter = {} if quick else {name: make_method(name, True) for name in prepared}
         others = {name: make_method(name, quick) for name in METHODS}
-        return Forecast(study, device).words(prepared, others, shorter)
+        forecast = Forecast(study, device)
+        return forecast.words(prepared, others, shorter), sum(forecast.seconds(prepared).values())
     except Exception as error:  # whatever is wrong with model or data, the fits say it one by one
-        return f"how long it takes is not known: {said(error)}"
+        return f"how long it takes is not known: {said(error)}", math.inf
 
 
 def _fitted(
