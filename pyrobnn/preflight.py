@@ -17,8 +17,8 @@ from pyrobnn.model import BNN
 
 #: bytes that loading the compiler and lowering a graph take, once per process
 COMPILER = 200 * 2**20
-#: bytes of everything small: Python objects, the allocator's slack
-SLACK = 16 * 2**20
+#: bytes of Python objects and of the gaps that the allocator leaves
+SMALL_OBJECTS = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def preflight(
     compiling = sizes.compiled and not is_loaded()
     return Preflight(
         type(method).__name__,
-        need.resident | {"compiler and objects": SLACK + (COMPILER if compiling else 0)},
+        need.resident | {"compiler and objects": SMALL_OBJECTS + (COMPILER if compiling else 0)},
         need.phases | {"checking the data": sizes.data + sizes.data // 2},
         free_bytes(model.device),
     )

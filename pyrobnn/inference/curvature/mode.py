@@ -1,4 +1,4 @@
-"""Where a Laplace approximation is centred: which sites, which mode, and whether the precision will fit in memory."""
+"""The centre of a Laplace approximation: its sites, its mode, and a check that the precision fits in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What floating point can tell of a curvature that exceeds the prior precision by many powers of ten."""
+"""Floating-point resolution of a curvature that exceeds the prior precision by many powers of ten."""
 
 from __future__ import annotations
 

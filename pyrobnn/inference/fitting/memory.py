@@ -1,4 +1,4 @@
-"""How much memory a device has left, and the one place that refuses what does not fit."""
+"""Free memory of a device, and the refusal of what does not fit."""
 
 from __future__ import annotations
 

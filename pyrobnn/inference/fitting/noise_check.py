@@ -1,4 +1,4 @@
-"""Whether a noise that was optimised along with the weights says anything of new data."""
+"""Check of a noise that was optimised along with the weights: it may have followed the training data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every ``fit`` starts from and ends with: a validated problem, and a posterior with its provenance."""
+"""The validated problem that every ``fit`` starts from, and the posterior with its provenance that it ends with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of stochastic-gradient chains says of itself: its temperature, and whether a linear fit does better."""
+"""Checks of a run of stochastic-gradient chains: its temperature, and its distance from the data beside a line's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor of a regression: a linear fit, which a net and its draws should come at least as close to the data as."""
+"""A linear fit as the floor of a regression: a net and its draws should come as close to the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrobnn.inference.fitting.problem import Problem
 
 #: nats per datum, at the linear fit's own noise, by which a net may be worse than it
-SLACK = 0.1
+TOLERATED_NATS = 0.1
 #: rows that the linear fit sees
 NUM_ROWS = 2000
 
@@ -63,7 +63,7 @@ class LinearFit:
 
     def beaten(self, squares: Tensor) -> bool:
         """Whether residuals (out,) are no larger than the linear fit's, but for the slack."""
-        return bool(self._closer(squares, 1.0 + 2.0 * SLACK))
+        return bool(self._closer(squares, 1.0 + 2.0 * TOLERATED_NATS))
 
     def worst(self, squares: Tensor) -> tuple[float, float]:
         """Root mean square of ``squares`` (out,) and of the linear fit, for the output where they compare worst."""

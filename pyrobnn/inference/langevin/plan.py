@@ -1,4 +1,4 @@
-"""The course of stochastic-gradient chains, laid out beforehand: starts, step sizes, noise, and which are kept."""
+"""The plan of stochastic-gradient chains: starts, and for every step its size, its noise and whether it is kept."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pyrobnn.inference.langevin.step import State
 CHECK_EVERY = 50
 
 
-class Step:
+class ChainStep:
     """The compiled transition, anew for every batch shape (a loader's last batch is smaller)."""
 
     def __init__(self, config: Any, problem: Problem, control: Tensor):

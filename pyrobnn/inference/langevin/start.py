@@ -1,4 +1,4 @@
-"""Where stochastic-gradient chains of a BNN start: near modes that come closer to the data than a line does."""
+"""Starts of the stochastic-gradient chains of a BNN, near modes that come closer to the data than a line does."""
 
 from __future__ import annotations
 

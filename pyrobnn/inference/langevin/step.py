@@ -25,8 +25,6 @@ NUM_RETREATS = 8
 #: standard deviations of a mini-batch's log joint that it may fall besides: the best and the worst of many
 SPREADS = 8.0
 
-Gradient = Callable[..., Tensor]
-
 
 @dataclass(eq=False)
 class State:

@@ -16,8 +16,8 @@ from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.langevin.plan import Plan
 from pyrobnn.inference.langevin.run import (
     CHECK_EVERY,
+    ChainStep,
     Run,
-    Step,
     batch_log_joint,
     chain_batches,
     check_chains,
@@ -55,7 +55,7 @@ def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch,
     """Take the steps of the plan and keep what it says."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
     control = plan.controls[0].to(state.z).clone()  # written at every step
-    step = Step(config, problem, control)
+    step = ChainStep(config, problem, control)
     chooser = chooser_for(config, problem) if config.step_size is None else None
     keep, num_steps = set(plan.keep.tolist()), len(plan.controls)
     report_every = max(1, num_steps // 100)

@@ -21,7 +21,7 @@ from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_nor
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
 from pyrobnn.inference.optim.point import start_values
-from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, SLACK, constant_rate
+from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, TOLERATED_RISE, constant_rate
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -185,7 +185,7 @@ class AveragingRun:
         """Where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not."""
         drawn = list(itertools.islice(batches, NUM_GRADIENTS))
         rise = sum(float(loss(mean, *batch) - loss(start, *batch)) for batch in drawn) / len(drawn)
-        if not rise <= SLACK:
+        if not rise <= TOLERATED_RISE:
             self.problem.note(
                 f"the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; "
                 f"use a smaller lr than {self.lr:g}"

@@ -11,7 +11,7 @@ from torch import Tensor
 #: mini-batch gradients whose variance is taken, steps of the power iteration, steps that try a rate
 NUM_GRADIENTS, NUM_POWER, NUM_TRIAL = 64, 20, 128
 #: nats per datum by which SGD may leave a mode beyond what is expected of it
-SLACK = 0.1
+TOLERATED_RISE = 0.1
 
 
 def constant_rate(
@@ -68,7 +68,9 @@ def constant_rate(
     bound = 1.0 / max(curvature, 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     first = rate = min(best, bound)
-    while not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + SLACK:
+    while (
+        not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + TOLERATED_RISE
+    ):
         rate /= 2
         if rate < 1e-6 * first:
             raise FloatingPointError("SGD leaves the start at every learning rate: start from a mode")

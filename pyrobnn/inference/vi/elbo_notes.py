@@ -1,4 +1,4 @@
-"""What a variational fit must say of its own ELBO: that it is not a number, or that it was better on the way."""
+"""Warnings of a variational fit about its ELBO: not a number, or better on the way than at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 #: windows of the run whose mean ELBO is looked at, and the fewest steps of one
 _WINDOWS, _SHORTEST = 20, 20
 #: standard errors by which the end must lie below, and what doesn't matter (nats)
-_SIGMAS, _SLACK = 5.0, 1.0
+_SIGMAS, _TOLERATED_FALL = 5.0, 1.0
 
 
 def elbo_notes(track: Tensor, value: float, error: float, draws: Mapping[str, Tensor]) -> list[str]:
@@ -34,7 +34,7 @@ def elbo_notes(track: Tensor, value: float, error: float, draws: Mapping[str, Te
         )
         return notes
     best, spread = _reached(track)
-    if value + _SIGMAS * error < best - spread - _SLACK:
+    if value + _SIGMAS * error < best - spread - _TOLERATED_FALL:
         notes.append(
             f"the ELBO ends at {value:.1f} ± {error:.2g}, below the {best:.1f} that it surely had on the way: "
             "not converged; use a smaller lr, more steps, or lr_schedule='hold_cosine'"

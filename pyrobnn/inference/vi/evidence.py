@@ -1,4 +1,4 @@
-"""What is asked of a fitted approximation: its ELBO on the whole data, and log p and log q of its draws."""
+"""The ELBO of a fitted approximation on the whole data, and log p and log q of its draws."""
 
 from __future__ import annotations
 

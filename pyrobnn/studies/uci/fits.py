@@ -22,7 +22,7 @@ from arviz_stats.base import array_stats
 from pyrobnn.data import Dataset, uci
 from pyrobnn.posterior import Posterior
 from pyrobnn.studies.uci.linear_floor import LinearFloor
-from pyrobnn.studies.uci.rules import RULES, Rule, scores
+from pyrobnn.studies.uci.rules import RULES, Rule, held_out_scores
 from pyrobnn.studies.uci.scores import mixture_scores
 
 #: name in the tables → folder of the set
@@ -115,7 +115,7 @@ def _fit(rule: Rule, train: Dataset, test: Dataset, seed: int) -> tuple[dict[str
         "timings": posterior.meta.get("timings", {}),
         "diagnosis": _diagnosis(posterior, prediction.f),
     }
-    return details, scores(prediction, test)
+    return details, held_out_scores(prediction, test)
 
 
 def _diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:

@@ -164,7 +164,7 @@ class Rule:
                 prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
         except FloatingPointError:  # a step size beyond stability: not the one to choose
             return -math.inf
-        return scores(prediction, held_out)["log_density"]
+        return held_out_scores(prediction, held_out)["log_density"]
 
     def _judge(self, candidate: Candidate) -> Candidate:
         """The candidate with the method that chooses."""
@@ -208,7 +208,7 @@ class Rule:
         }
 
 
-def scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
+def held_out_scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
     """RMSE, log density, CRPS and coverage in original units."""
     loc, scale = (part.flatten(0, 1)[..., 0] for part in (prediction.loc, prediction.scale))
     return mixture_scores(loc, scale, data.y[:, 0], mean=prediction.mean[:, 0])
