@@ -110,6 +110,11 @@ def test_a_table_that_is_cut_on_a_phone_says_so(html: str) -> None:
     assert "background-attachment: local, scroll" in html  # a shade where the table goes on
 
 
+def test_figures_fold_on_a_phone_but_for_the_first(html: str) -> None:
+    cards = [a for a in Page(html).named("details") if "figures" in (a.get("class") or "")]
+    assert len(cards) >= 10 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
+
+
 def test_light_dark_and_print(html: str) -> None:
     assert "prefers-color-scheme: dark" in html and "@media print" in html
     body = html[html.index("<body>") :]
