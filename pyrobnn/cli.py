@@ -7,6 +7,7 @@ import contextlib
 import io
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -69,10 +70,22 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--data",
         default="gap",
-        metavar="NAME|FILE.csv",
-        help=f"{', '.join(data.names())}, or a CSV file [gap, a sine that was not measured in the middle]",
+        metavar="NAME|FILE",
+        help=f"{', '.join(data.names())}, or a table: CSV, TSV, Parquet or Excel [gap, a sine that was "
+        "not measured in the middle]",
     )
-    compare.add_argument("--target", metavar="COL", help="target column of the CSV file")
+    compare.add_argument("--target", metavar="COL", help="target column of the file")
+    compare.add_argument("--features", nargs="+", metavar="COL", help="columns to predict from [all others]")
+    compare.add_argument("--drop", nargs="+", default=[], metavar="COL", help="columns to leave out")
+    compare.add_argument(
+        "--task", choices=("regression", "classification"), help="what the target is [read from its values]"
+    )
+    compare.add_argument(
+        "--missing",
+        choices=("refuse", "drop", "impute"),
+        default="refuse",
+        help="where a value is missing: refuse, drop the row, or impute and mark it [refuse]",
+    )
     compare.add_argument(
         "--methods",
         nargs="+",
@@ -113,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     predict = commands.add_parser("predict", help="predict new rows with a method that compare has saved")
     predict.add_argument("model", type=Path, metavar="RUN/METHOD.nc")
-    predict.add_argument("new", type=Path, metavar="NEW.csv", help="columns by name, in any order")
+    predict.add_argument("new", type=Path, metavar="NEW", help="CSV, TSV, Parquet or Excel: columns by name")
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="where to write [standard output]")
     predict.set_defaults(run=_predict)
     return parser
@@ -130,7 +143,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     for name in arguments.methods:
         check_choice("methods", name, tuple(METHODS))
     check_device(arguments.device)
-    dataset = data.load(arguments.data, arguments.target, seed=arguments.seed)
+    dataset = _data(arguments)
     study = make_study(
         some_rows(dataset, QUICK_ROWS, arguments.seed) if arguments.quick else dataset,
         hidden=arguments.hidden,
@@ -185,6 +198,35 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 1 if left_out else 0
 
 
+def _data(arguments: argparse.Namespace) -> data.Dataset:
+    """The data set, with what was read into a table of the user's."""
+    with _warnings_said():
+        dataset = data.load(
+            arguments.data,
+            arguments.target,
+            task=arguments.task,
+            features=arguments.features,
+            drop=arguments.drop,
+            missing=arguments.missing,
+            seed=arguments.seed,
+        )
+    if dataset.columns is not None and arguments.task is None:
+        from pyrobnn.data.table import guessed
+
+        _say(f"{guessed(dataset)} (--task says otherwise)")
+    return dataset
+
+
+@contextlib.contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Warnings of what is done inside as lines of their own, on the standard error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        _say(text, sys.stderr)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from pyrobnn.posterior.storage import read
 
@@ -212,8 +254,8 @@ def _check_file(out: Path, example: str) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from pyrobnn.data.csv_file import read_features
-    from pyrobnn.studies.study import load_run, prediction_table
+    from pyrobnn.data.table import read_features
+    from pyrobnn.studies.study import columns_of, load_run, prediction_table
 
     if arguments.out is not None:
         _check_file(arguments.out, "predictions.csv")
@@ -226,7 +268,12 @@ def _predict(arguments: argparse.Namespace) -> int:
         _say(
             f"{arguments.model}: the fit was interrupted, predictions rest on what it had by then", sys.stderr
         )
-    table = prediction_table(posterior, read_features(arguments.new, settings["features"]), settings)
+    with _warnings_said():
+        x, keep = read_features(arguments.new, columns_of(settings))
+    table = prediction_table(posterior, x, settings)
+    if not keep.all():
+        _say(f"{int((~keep).sum())} rows have a missing value: their predictions are left empty", sys.stderr)
+        table = table.set_index(keep.nonzero()[0]).reindex(range(len(keep)))
     written = table.to_csv(index=False)
     if arguments.out is None:
         _say(written.rstrip("\n"))

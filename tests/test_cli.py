@@ -93,7 +93,7 @@ def test_bad_tables_exit_with_2(table, tmp_path, capsys):
     argv = ["compare", *FAST, "--methods", "map", "--out", str(tmp_path), "--data", str(table)]
     assert cli.main([*argv, "--target", "cost"]) == 2
     assert "price" in capsys.readouterr().err
-    table.write_text("a,price\nx,1\ny,2\n")
+    table.write_text("a,price\n1,1\n2,2\nx,3\n")
     assert cli.main([*argv, "--target", "price"]) == 2
     assert "'a'" in capsys.readouterr().err
 

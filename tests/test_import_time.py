@@ -103,7 +103,7 @@ LATE = {
         "write_report",
         "write_summary",
     ),
-    "pyrobnn.data": ("csv_file", "from_csv"),
+    "pyrobnn.data": ("from_csv", "from_frame"),
     "pyrobnn.posterior": ("datatree", "storage"),
 }
 FOUND = f"""

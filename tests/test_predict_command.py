@@ -122,3 +122,45 @@ def test_a_folder_is_no_file_to_write_to(command, run, table, tmp_path, capsys):
     assert cli.main([command, *given, "--out", str(tmp_path)]) == 2
     assert "is a folder: name a file in it" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["drop", "impute"])
+def test_a_mixed_table_from_file_to_predictions(missing, tmp_path, capsys):
+    generator = np.random.default_rng(1)
+    frame = pd.DataFrame(
+        {
+            "size": generator.normal(size=40),
+            "city": generator.choice(["Rome", "Oslo"], 40),
+            "day": pd.date_range("2024-01-01", periods=40).strftime("%Y-%m-%d"),
+            "grade": np.arange(40) % 3,
+        }
+    )
+    frame.loc[[2, 5], "size"] = np.nan
+    path, out = tmp_path / "train.csv", tmp_path / "run"
+    frame.to_csv(path, index=False, sep=";", decimal=",")
+    command = [
+        "compare",
+        "--data",
+        str(path),
+        "--target",
+        "grade",
+        "--methods",
+        "map",
+        "--hidden",
+        "2",
+        "--quick",
+    ]
+    command += ["--out", str(out), "--no-progress", "--no-compile", "--missing", missing]
+    assert cli.main(command) == 2
+    assert "may be numbers or classes: say task=" in capsys.readouterr().err
+    assert cli.main([*command, "--task", "classification", "--drop", "city"]) == 0
+    assert "decimal commas" in capsys.readouterr().err
+    new = tmp_path / "new.csv"
+    new.write_text("day,size,city\n2024-01-05,0.5,Pisa\n2024-01-06,,Rome\n", encoding="utf-8")
+    assert cli.main(["predict", str(out / "map.nc"), str(new), "--out", str(tmp_path / "p.csv")]) == 0
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert len(found) == 2 and list(found)[:4] == ["class", "p_0", "p_1", "p_2"]
+    assert found["p_0"].isna().tolist() == [False, missing == "drop"]
+    assert ("1 rows have a missing value: their predictions are left empty" in capsys.readouterr().err) == (
+        missing == "drop"
+    )

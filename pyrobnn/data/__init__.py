@@ -12,11 +12,10 @@ from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all
 from pyrobnn.lazy import late_names
 
 if TYPE_CHECKING:
-    from pyrobnn.data import csv_file as csv_file
-    from pyrobnn.data.csv_file import from_csv
-else:  # pandas reads CSV files, and nothing else here
+    from pyrobnn.data.table import from_csv, from_frame
+else:  # pandas and scikit-learn read tables, and nothing else here
     __getattr__, __dir__ = late_names(
-        __name__, {"csv_file": "pyrobnn.data.csv_file", "from_csv": "pyrobnn.data.csv_file"}
+        __name__, {"from_csv": "pyrobnn.data.table", "from_frame": "pyrobnn.data.table"}
     )
 
 __all__ = [
@@ -29,6 +28,7 @@ __all__ = [
     "digits",
     "fetch_uci_openml",
     "from_csv",
+    "from_frame",
     "gap",
     "load",
     "names",

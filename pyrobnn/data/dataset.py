@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyrobnn.checks import as_tensor
+
+if TYPE_CHECKING:
+    from pyrobnn.data.columns import Columns
 
 __all__ = ["Dataset", "Standardizer", "train_test_split"]
 
@@ -34,6 +37,7 @@ class Dataset:
         true_noise: the true standard deviation of the noise at ``x``, (N, output), where known.
         true_function: the true function of any inputs (M, feature) → (M, output), where known.
         target_unit: unit of the target, where known.
+        columns: how the columns of a table became x, where it was one.
 
     Raises:
         ValueError: empty data, NaN or infinity, shapes that disagree, labels out of range.
@@ -51,6 +55,7 @@ class Dataset:
     true_noise: Tensor | None = None
     true_function: Callable[[Tensor], Tensor] | None = None
     target_unit: str = ""
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         if self.task not in ("regression", "classification"):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyrobnn.data.dataset import Dataset
+from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.uci_sets import OPENML, uci_all
 
 from . import real, synthetic
 
+if TYPE_CHECKING:
+    from pyrobnn.data.columns import Missing
+
 __all__ = ["load", "names"]
 
+#: of the files that are read as tables
+SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".xlsx", ".xlsm")
 SYNTHETIC: dict[str, Callable[[int], Dataset]] = {
     "gap": lambda seed: synthetic.gap(seed=seed),
     "polynomial": lambda seed: synthetic.polynomial(seed=seed),
@@ -34,38 +40,53 @@ def names() -> tuple[str, ...]:
     return (*REAL, *SYNTHETIC, *OPENML)
 
 
-def load(name: str | Path, target: str | None = None, *, seed: int = 0) -> Dataset:
-    """A data set by name, or a CSV file by path.
+def load(
+    name: str | Path,
+    target: str | None = None,
+    *,
+    task: Task | None = None,
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    missing: Missing = "refuse",
+    seed: int = 0,
+) -> Dataset:
+    """A data set by name, or a table by the path of its file.
 
     Args:
-        name: one of :func:`names`, or the path of a CSV file.
-        target: the target column; needed with a CSV file and meaningless with a name.
+        name: one of :func:`names`, or the path of a file that :func:`pyrobnn.data.from_csv` reads.
+        target: the target column; needed with a file and meaningless with a name.
+        task, features, drop, missing: of a file, as of :func:`pyrobnn.data.from_frame`.
         seed: of the synthetic sets.
 
     Returns:
         :class:`Dataset` in original units.
 
     Raises:
-        ValueError: an unknown name, a CSV file without ``target``, or what the loader itself finds wrong.
+        ValueError: an unknown name, a file without ``target``, or what the loader itself finds wrong.
 
     Example:
         >>> load("diabetes").num_data, load("clusters", seed=1).num_data
         (442, 400)
     """
     key = str(name)
-    is_file = key.lower().endswith(".csv") or Path(key).is_file()
+    is_file = Path(key).suffix.lower() in SUFFIXES or Path(key).is_file()
     if is_file and key not in names():
         if target is None:
             raise ValueError(f"{key!r} is a file: name its target column (command line: --target COLUMN)")
-        from pyrobnn.data import csv_file
+        from pyrobnn.data.table import from_csv
 
-        return csv_file.from_csv(key, target)
+        return from_csv(key, target, task=task, features=features, drop=drop, missing=missing)
     if key not in names():
+        kinds = ", ".join(SUFFIXES)
         raise ValueError(
-            f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a .csv file"
+            f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a file ({kinds})"
         )
-    if target is not None:
-        raise ValueError(f"data set {key!r} has its own target: leave out 'target' ({target!r})")
+    given = {"target": target, "task": task, "features": features, "drop": drop or None}
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"data set {key!r} has its own target and features: leave out {option!r} ({value!r})"
+            )
     if key in SYNTHETIC:
         return SYNTHETIC[key](seed)
     return REAL[key]() if key in REAL else uci_all(key)

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyrobnn import likelihoods, networks, priors
 from pyrobnn.checks import check_count, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.data.columns import Column, Columns
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior, storage
 
@@ -75,6 +76,7 @@ def make_study(
         "shape": list(dataset.x.shape[1:]),
         "num_outputs": dataset.num_outputs,
         "features": list(dataset.feature_names) or [f"x{i}" for i in range(columns)],
+        "columns": None if dataset.columns is None else dataset.columns.settings(),
         "target": dataset.target_name,
         "classes": list(dataset.class_names) or [str(i) for i in range(dataset.num_outputs)],
         "hidden": list(hidden),
@@ -127,6 +129,13 @@ def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
         )
     settings = json.loads(written)
     return storage.load(path, build(settings)), settings
+
+
+def columns_of(settings: dict[str, Any]) -> Columns:
+    """The columns of the table that a study was of; the features of a data set by name are numbers as they are."""
+    if settings.get("columns"):
+        return Columns.of(settings["columns"])
+    return Columns(tuple(Column(name, "number") for name in settings["features"]))
 
 
 def prediction_table(

@@ -1,0 +1,112 @@
+"""The cells of one column: which of them are numbers, text, truth values or dates."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?$")
+_SECONDS = 86_400.0
+
+
+def numbers(where: str, column: pd.Series) -> np.ndarray | None:
+    """The column as float64, NaN where it has gaps, or None where it is text.
+
+    Raises:
+        ValueError: numbers with a few cells of something else among them, with commas inside, or whole numbers of which
+            float64 does not keep all distinct ones.
+    """
+    gaps = column.isna().to_numpy()
+    if pd.api.types.is_bool_dtype(column) or truths(column):
+        return column.astype("boolean").to_numpy(dtype=np.float64, na_value=np.nan)
+    if pd.api.types.is_timedelta64_dtype(column):
+        return column.dt.total_seconds().to_numpy(dtype=np.float64) / _SECONDS
+    if not pd.api.types.is_numeric_dtype(column):
+        text = column[~gaps].astype(str).str.strip()
+        commas = text.str.fullmatch(r"[+-]?\d+(,\d+)+(\.\d+)?([eE][+-]?\d+)?")
+        if 2 * commas.sum() > len(text):
+            raise ValueError(
+                f"{where}: column {column.name!r} holds numbers with commas, such as {text[commas].iloc[0]!r}: write "
+                "them with a decimal point and without separators (pandas.read_csv has the options decimal and "
+                "thousands)"
+            )
+        found = pd.to_numeric(text, errors="coerce")
+        stray = found.isna()
+        if 2 * stray.sum() >= len(text):
+            return None
+        if stray.any():
+            first = int(np.flatnonzero(~gaps)[stray.to_numpy().argmax()]) + 1
+            raise ValueError(
+                f"{where}: column {column.name!r} holds numbers but for {stray.sum()} of {len(text)} cells, first "
+                f"{text[stray].iloc[0]!r} in row {first}: drop these rows or leave the cells empty (a target of "
+                "classes: task='classification')"
+            )
+        column = found.reindex(column.index)
+    if pd.api.types.is_complex_dtype(column):
+        raise ValueError(f"{where}: column {column.name!r} holds complex numbers: split it in two")
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    kept = len(np.unique(values[~np.isnan(values)]))
+    whole = pd.api.types.is_integer_dtype(column)
+    if whole and kept < column.nunique():
+        raise ValueError(
+            f"{where}: column {column.name!r} has {column.nunique()} distinct whole numbers of which float64 keeps "
+            f"{kept}: subtract an offset, or drop it if it is a label"
+        )
+    return values
+
+
+def day_first(where: str, name: str, text: pd.Series) -> bool | None:
+    """How dates are written: None where the year comes first.
+
+    Raises:
+        ValueError: it may be either.
+    """
+    if text.str.match(r"\s*\d{4}").all():
+        return None
+    parts = text.str.extract(r"^\s*(\d{1,4})([-/.])(\d{1,2})")
+    if (parts[1] == ".").all() or (parts[0].astype(int) > 12).any():
+        return True
+    if (parts[2].astype(int) > 12).any():
+        return False
+    raise ValueError(
+        f"{where}: column {name!r} holds dates such as {text.iloc[0]!r}, where day and month cannot be told apart: "
+        "write year-month-day"
+    )
+
+
+def days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
+    """Days since 1970 of a column of dates, float64, NaN for gaps.
+
+    Raises:
+        ValueError: text that is no date; the first is named.
+    """
+    if not pd.api.types.is_datetime64_any_dtype(column):
+        text = as_text(column)
+        found = pd.to_datetime(text, errors="coerce", dayfirst=bool(day_first), format="mixed", utc=True)
+        wrong = (found.isna() & text.notna()).to_numpy()
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{where}: column {column.name!r} holds dates, but {text.iloc[row]!r} in row {row + 1} is none"
+            )
+        column = found
+    if getattr(column.dt, "tz", None) is not None:
+        column = column.dt.tz_convert("UTC").dt.tz_localize(None)
+    nanoseconds = column.astype("datetime64[ns]").to_numpy()
+    since = (nanoseconds - np.datetime64(0, "ns")) / np.timedelta64(1, "s")
+    return np.asarray(np.where(np.isnat(nanoseconds), np.nan, since / _SECONDS), dtype=np.float64)
+
+
+def as_text(column: pd.Series) -> pd.Series:
+    """Cells as text without spaces around, None for gaps and empty text."""
+    text = column.astype(object).map(lambda cell: str(cell).strip(), na_action="ignore")
+    return text.where(text.notna() & (text != ""), None).astype(object)
+
+
+def truths(column: pd.Series) -> bool:
+    """Whether a column of objects holds truth values and gaps."""
+    return column.dtype == object and bool(
+        column.dropna().map(lambda cell: isinstance(cell, (bool, np.bool_))).all()
+    )

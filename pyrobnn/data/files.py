@@ -1,0 +1,193 @@
+"""A file as a table: CSV in any of its dialects, TSV, Parquet, Excel; what is doubtful is refused or said."""
+
+from __future__ import annotations
+
+import csv
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+SEPARATORS = (",", ";", "\t", "|")
+#: suffix → what reads it, and the library that pandas needs for it
+BINARY: dict[str, tuple[Callable[..., pd.DataFrame], str]] = {
+    ".parquet": (pd.read_parquet, "pyarrow"),
+    ".pq": (pd.read_parquet, "pyarrow"),
+    ".xlsx": (pd.read_excel, "openpyxl"),
+    ".xlsm": (pd.read_excel, "openpyxl"),
+}
+#: a number with a comma in it that is no separator of thousands
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+|0,\d+)([eE][+-]?\d+)?")
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+_WITH_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+
+
+def read_frame(path: str | Path) -> pd.DataFrame:
+    """The table of a file, by its suffix: ``.parquet``, ``.xlsx`` (its first sheet), else text with a header.
+
+    Of text the separator is the comma, semicolon, tab or bar that the header has most of; a decimal comma is recognised
+    where the separator is another. A first column without a name, as pandas writes its index, is left out.
+
+    Raises:
+        ValueError: no such file, or one that cannot be read; a header with repeated or missing names; rows longer than
+            the header; no rows.
+        ImportError: the library that reads such a file is not installed.
+
+    Warns:
+        UserWarning: of what is left out, and of decimal commas.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}: check the path")
+    frame = _binary(path) if path.suffix.lower() in BINARY else _text(path)
+    if frame.empty:
+        raise ValueError(f"{path.name} holds no rows of data below its header")
+    return _without_index(path.name, frame)
+
+
+def check_names(file: str, names: list[str]) -> None:
+    """Refuse names of columns that repeat.
+
+    Raises:
+        ValueError: naming them.
+    """
+    repeated = list(dict.fromkeys(name for name in names if name and names.count(name) > 1))
+    if repeated:
+        raise ValueError(
+            f"{file} names the column {', '.join(map(repr, repeated))} more than once: rename or drop one, a copy "
+            "of the target among the features would be learned by heart"
+        )
+
+
+def _binary(path: Path) -> pd.DataFrame:
+    read, library = BINARY[path.suffix.lower()]
+    try:
+        frame = read(path)
+    except ImportError as error:
+        raise ImportError(f"{path.name} is read by {library}: pip install 'pyrobnn[tables]'") from error
+    except Exception as error:  # each library has errors of its own
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(
+            f"{path.name} cannot be read as {path.suffix.lower()[1:]}: {reason or type(error).__name__}"
+        ) from error
+    names = [_plain(str(name)) for name in frame.columns]
+    if read is pd.read_excel:  # pandas numbers the names that repeat
+        again = [re.sub(r"\.\d+$", "", name) for name in names]
+        names = [base if base != name and base in names else name for name, base in zip(names, again)]
+    check_names(path.name, names)
+    frame.columns = pd.Index(names)
+    return frame
+
+
+def _text(path: Path) -> pd.DataFrame:
+    try:
+        separator, names = _header(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
+            # without index_col such cells would shift all names by one; spaces would become part of a text
+            frame = pd.read_csv(
+                path,
+                sep=separator,
+                index_col=False,
+                skipinitialspace=True,
+                encoding="utf-8-sig",
+                low_memory=False,
+            )
+    except pd.errors.ParserWarning as error:
+        raise ValueError(
+            f"{path.name}: rows have more cells than the header has names ({len(names)}): name every column"
+        ) from error
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"{path.name} is not a CSV file with a header line, in UTF-8: {' '.join(str(error).split())}"
+        ) from error
+    frame.columns = pd.Index(names)
+    return frame if separator == "," else _with_points(path.name, frame)
+
+
+def _with_points(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns of numbers with decimal commas as numbers; left alone where points are in use too, or none is certain."""
+    text = {
+        name: frame[name].astype(str).str.strip() for name in frame if frame[name].dtype.kind not in "biufM"
+    }
+    commas = {
+        name: cells
+        for name, cells in text.items()
+        if 2 * cells[frame[name].notna()].str.fullmatch(_WITH_COMMA).sum() > frame[name].notna().sum()
+        or (
+            cells.str.fullmatch(_WITH_COMMA).any()
+            and cells[frame[name].notna()].str.fullmatch(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?").all()
+        )
+    }
+    certain = any(cells.str.fullmatch(_DECIMAL_COMMA).any() for cells in commas.values())
+    floats = any(
+        dtype.kind == "f" and bool((frame[name].dropna() % 1 != 0).any())
+        for name, dtype in frame.dtypes.items()
+    )
+    points = floats or any(cells.str.fullmatch(_WITH_POINT).any() for cells in text.values())
+    if not certain or points:
+        return frame
+    warnings.warn(f"{file}: numbers have decimal commas and are read so", UserWarning, stacklevel=5)
+    swapped = {name: cells.str.replace(",", ".").where(frame[name].notna()) for name, cells in commas.items()}
+    return frame.assign(**{name: _numeric(cells) for name, cells in swapped.items()})
+
+
+def _numeric(cells: pd.Series) -> pd.Series:
+    """Numbers where all cells are, else the text as it is."""
+    numbers = pd.to_numeric(cells, errors="coerce")
+    return numbers if bool((numbers.isna() == cells.isna()).all()) else cells
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The separator and the names of the columns; an empty name is "".
+
+    Raises:
+        ValueError: names that repeat, or a first line of data.
+    """
+    found = {}
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        for separator in SEPARATORS:
+            lines.seek(0)
+            rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+            found[separator] = next((row for row in rows if any(cell.strip() for cell in row)), [])
+    separator = max(SEPARATORS, key=lambda each: len(found[each]))
+    names = [_plain(name) for name in found[separator]]
+    check_names(path.name, names)
+    given = [name for name in names if name]
+    if given and all(map(_is_number, given)) and given != [str(index) for index in range(len(given))]:
+        raise ValueError(
+            f"the first line of {path.name} holds numbers only, {', '.join(given[:3])} …: begin with a line of names"
+        )
+    return separator, names
+
+
+def _plain(name: str) -> str:
+    # pandas calls a column without a name so when it writes what it has read
+    return re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", name.strip())
+
+
+def _is_number(cell: str) -> bool:
+    return bool(pd.notna(pd.to_numeric(cell, errors="coerce")))
+
+
+def _without_index(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    names = list(frame.columns)
+    left_out = 0
+    while (
+        left_out < len(names) and not names[left_out] and frame.iloc[:, left_out].is_unique and len(frame) > 1
+    ):
+        left_out += 1
+    if "" in names[left_out:]:
+        place = names.index("", left_out) + 1
+        raise ValueError(f"{file}: column {place} of {len(names)} has no name: name it or drop it")
+    if left_out:
+        first, last = frame.iloc[0, 0], frame.iloc[-1, 0]
+        warnings.warn(
+            f"{file}: the first column has no name and no value twice ({first} … {last}): taken for the index of its "
+            "rows and left out",
+            UserWarning,
+            stacklevel=4,
+        )
+    return frame.iloc[:, left_out:]

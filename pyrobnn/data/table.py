@@ -1,0 +1,288 @@
+"""A table as a data set: what is no feature or no target is said, never guessed at in silence."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pyrobnn.data.cells import DATE, numbers
+from pyrobnn.data.columns import Columns, Missing, refuse_gaps
+from pyrobnn.data.dataset import Dataset, Task
+from pyrobnn.data.files import check_names, read_frame
+
+__all__ = ["from_csv", "from_frame", "read_features"]
+
+#: rows from which a column of consecutive whole numbers is no coincidence
+_FEWEST_COUNTED = 10
+#: a numeric target of so few values, each met so often on average, may be meant as classes
+_FEW_VALUES = 10
+
+
+def from_csv(
+    path: str | Path,
+    target: str,
+    *,
+    task: Task | None = None,
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    missing: Missing = "refuse",
+) -> Dataset:
+    """A file with a header as a data set: CSV, TSV, Parquet (``.parquet``) or Excel (``.xlsx``, its first sheet).
+
+    Of text the separator is a comma, semicolon, tab or bar, whichever the header has most of; decimal commas are
+    recognised where the separator is another. Text is in UTF-8.
+
+    Args:
+        path: of the file.
+        target, task, features, drop, missing: as of :func:`from_frame`.
+
+    Returns:
+        :class:`Dataset` named after the file. A first column without a name, as pandas writes its index, is left out.
+
+    Raises:
+        ValueError: no such file, a header with repeated or missing names, rows longer than the header, no rows, and
+            what :func:`from_frame` refuses.
+        ImportError: Parquet and Excel need libraries: ``pip install 'pyrobnn[tables]'``.
+
+    Warns:
+        UserWarning: of what is left out, of decimal commas, and as :func:`from_frame`.
+    """
+    frame, name = read_frame(path), Path(path)
+    return _dataset(frame, target, task, features, drop, missing, name.stem, name.name)
+
+
+def from_frame(
+    frame: pd.DataFrame,
+    target: str,
+    *,
+    task: Task | None = None,
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    missing: Missing = "refuse",
+    name: str = "table",
+) -> Dataset:
+    """A DataFrame as a data set: one column is the target, the others are features.
+
+    Numbers are features as they are, truth values 0 and 1. A column of categories becomes an input for each of them
+    (the 50 most frequent), of dates the days since 1970, with a sine and a cosine of the cycles (day, week, year) that
+    the dates span twice and resolve. Text that is different in more than half of the rows is taken for a label of the
+    rows and left out. Values are float64: a network of float32 sees them after the standardizer.
+
+    Args:
+        frame: the table; its index is not looked at.
+        target: name of the target column.
+        task: ``"regression"`` or ``"classification"``; ``None`` decides by the column: numbers are a regression, text
+            and truth values are classes, in sorted order; whole numbers of few different values are asked about.
+        features: the columns to predict from; default all but the target.
+        drop: columns to leave out.
+        missing: what to do where a feature is missing, now and in prediction: ``"refuse"``; ``"drop"`` the row;
+            ``"impute"``: a number gets its column's median, and an input says that it was missing; a gap among
+            categories is a category. Rows without a target are dropped unless it is ``"refuse"``.
+        name: of the data set, in messages and reports.
+
+    Returns:
+        :class:`Dataset`, whose ``columns`` turn another table into the same inputs.
+
+    Raises:
+        TypeError: no DataFrame.
+        ValueError: repeated names, unknown columns, missing values where they are refused, infinite ones, columns that
+            are neither numbers nor categories or dates throughout, whole numbers too large for float64, a target that
+            is constant, does not fit the task or may be meant as numbers as well as classes, no rows.
+
+    Warns:
+        UserWarning: of rows and columns that are left out, and of columns that are legal and probably a mistake: one
+            that counts the rows, one that equals the target, constant features.
+
+    Example:
+        >>> table = pd.DataFrame({"size": [1.0, 2.0, 4.0], "kind": ["a", "b", "a"], "price": [2.5, 3.5, 8.0]})
+        >>> from_frame(table, "price").feature_names
+        ('size', 'kind=a', 'kind=b')
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(
+            f"'frame' must be a pandas.DataFrame, got {type(frame).__name__}: use pandas.DataFrame(...)"
+        )
+    names = [str(column).strip() for column in frame.columns]
+    check_names(name, names)
+    return _dataset(frame.set_axis(names, axis=1), target, task, features, drop, missing, name, name)
+
+
+def read_features(path: str | Path, columns: Columns) -> tuple[torch.Tensor, np.ndarray]:
+    """The inputs of a new file (n, input), float64, and which of its rows they are (N,), bool.
+
+    Args:
+        path: of the file, as for :func:`from_csv`.
+        columns: of the training table; others are not read.
+
+    Raises:
+        ValueError: a file or header that :func:`from_csv` refuses, and what :meth:`Columns.transform` does.
+    """
+    x, keep = columns.transform(read_frame(path), Path(path).name)
+    return torch.tensor(x), keep
+
+
+def _dataset(
+    frame: pd.DataFrame,
+    target: str,
+    task: Task | None,
+    features: Sequence[str] | None,
+    drop: Sequence[str],
+    missing: Missing,
+    name: str,
+    where: str,
+) -> Dataset:
+    """As :func:`from_frame`; ``where`` is the table's name in messages."""
+    if task not in (None, "regression", "classification"):
+        raise ValueError(f"'task' must be 'regression' or 'classification', got {task!r}")
+    if frame.empty:
+        raise ValueError(f"{where} holds no rows of data")
+    frame = _chosen(where, frame, target, features, drop)
+    inputs = frame.drop(columns=[target])
+    if missing == "refuse":
+        refuse_gaps(where, frame.isna(), "use missing='drop' or missing='impute'")
+    columns = Columns.fit(inputs, missing, where)
+    x, keep = columns.transform(inputs[list(columns.names)], where)
+    known = frame[target].notna().to_numpy()
+    if not (keep & known).all():
+        warnings.warn(
+            f"{where}: {int((~(keep & known)).sum())} of {len(frame)} rows have a missing value and are left out",
+            UserWarning,
+            stacklevel=3,
+        )
+    y, class_names = _target(where, frame[target][keep & known], task)
+    dataset = Dataset(
+        x=torch.tensor(x[known[keep]]),
+        y=y,
+        name=name,
+        task="classification" if class_names else "regression",
+        feature_names=columns.inputs,
+        target_name=target,
+        class_names=class_names,
+        columns=columns,
+    )
+    if not class_names and bool((y == y[0]).all()):
+        rows = "one row" if len(y) == 1 else f"{len(y)} rows of one value, {y[0].item():g}"
+        raise ValueError(f"{where}: target {target!r} has {rows}: there is nothing to learn")
+    for text in _doubts(dataset):
+        warnings.warn(f"{where}: {text}", UserWarning, stacklevel=3)
+    _ask(where, dataset, task)
+    return dataset
+
+
+def _chosen(
+    where: str, frame: pd.DataFrame, target: str, features: Sequence[str] | None, drop: Sequence[str]
+) -> pd.DataFrame:
+    """The features that were asked for, and the target."""
+    names = list(frame.columns)
+    if target not in names:
+        raise ValueError(f"{where} has no column {target!r}: its columns are {', '.join(map(str, names))}")
+    for option, given in (("features", features or ()), ("drop", drop)):
+        if isinstance(given, str):
+            raise TypeError(f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]")
+        for name in given:
+            if name not in names:
+                raise ValueError(
+                    f"{where} has no column {name!r} ({option}): it has {', '.join(map(str, names))}"
+                )
+            if name == target:
+                raise ValueError(f"{where}: {name!r} is the target and cannot be among {option!r}")
+    kept = [name for name in (names if features is None else features) if name not in drop and name != target]
+    if not kept:
+        raise ValueError(f"{where} has no column besides the target: nothing to predict from")
+    return frame[[*kept, target]]
+
+
+def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Tensor, tuple[str, ...]]:
+    plain = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    if len(column) == 0:
+        raise ValueError(f"{where} holds no row with a target {column.name!r} and all features")
+    if task == "classification":
+        if plain and bool((column != column.round()).any()):
+            raise ValueError(
+                f"{where}: target {column.name!r} holds fractions, which are no class labels: use task='regression'"
+            )
+        return _classes(where, column)
+    labelled = pd.api.types.is_bool_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
+    dated = pd.api.types.is_datetime64_any_dtype(column)
+    values = None if (labelled and task is None) or dated else numbers(where, column)
+    if values is not None:
+        return torch.tensor(values).unsqueeze(-1), ()
+    if task == "regression":
+        raise ValueError(
+            f"{where}: target {column.name!r} is not numeric: use task='classification' or another target"
+        )
+    return _text_classes(where, column)
+
+
+def _text_classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ...]]:
+    labels, class_names = _classes(where, column)
+    if all(DATE.match(name) for name in class_names):
+        raise ValueError(
+            f"{where}: target {column.name!r} holds dates, such as {class_names[0]!r}: write a number, such as days "
+            "since the first (if the dates are classes, say so with task='classification')"
+        )
+    units = {re.sub(r"^[+-]?(\d+\.?\d*|\.\d+)", "", name) for name in class_names}
+    if len(class_names) > _FEW_VALUES and len(units) == 1:
+        raise ValueError(
+            f"{where}: target {column.name!r} holds numbers with {units.pop().strip()!r} behind them, such as "
+            f"{class_names[0]!r}: write plain numbers (if they are classes, say so with task='classification')"
+        )
+    if len(class_names) > max(len(labels) // 2, 2):
+        raise ValueError(
+            f"{where}: target {column.name!r} is text with {len(class_names)} different values in {len(labels)} rows "
+            f"({', '.join(map(repr, class_names[:3]))} …): if they are numbers, write them as such; if they are "
+            "classes, say so with task='classification'"
+        )
+    return labels, class_names
+
+
+def _classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ...]]:
+    plain = pd.api.types.is_numeric_dtype(column)
+    values = column.to_numpy() if plain else column.astype(str).str.strip().to_numpy(dtype=str)
+    classes, labels = np.unique(values, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"{where}: target {column.name!r} holds a single class, {classes[0]!r}")
+    return torch.tensor(labels, dtype=torch.int64), tuple(str(value) for value in classes)
+
+
+def _doubts(dataset: Dataset) -> list[str]:
+    """Columns that are legal and probably not meant, in sentences."""
+    told = []
+    x, y, rows = dataset.x.numpy(), dataset.y.numpy().reshape(-1), dataset.num_data
+    constant = [name for name, values in zip(dataset.feature_names, x.T) if np.ptp(values) == 0]
+    if constant and rows > 1:
+        told.append(f"the feature {', '.join(map(repr, constant))} is constant and tells nothing")
+    for name, values in zip(dataset.feature_names, x.T):
+        ordered = np.sort(values)
+        if rows >= _FEWEST_COUNTED and ordered[0] % 1 == 0 and bool((np.diff(ordered) == 1).all()):
+            told.append(
+                f"the feature {name!r} numbers the rows ({ordered[0]:g} … {ordered[-1]:g}): drop it if it is a counter "
+                "or a label, which new data do not continue"
+            )
+        if rows > 2 and np.array_equal(values, y):
+            told.append(f"the feature {name!r} equals the target {dataset.target_name!r}: drop it")
+    return told
+
+
+def _ask(where: str, dataset: Dataset, task: Task | None) -> None:
+    """Refuse to guess whether a few whole numbers are classes."""
+    values = np.unique(dataset.y.numpy())
+    whole = task is None and dataset.task == "regression" and bool((values % 1 == 0).all())
+    if whole and len(values) <= _FEW_VALUES and dataset.num_data >= _FEW_VALUES * len(values):
+        raise ValueError(
+            f"{where}: the target {dataset.target_name!r} has {len(values)} values, all whole numbers, which may be "
+            "numbers or classes: say task='regression' or task='classification' (command line: --task)"
+        )
+
+
+def guessed(dataset: Dataset) -> str:
+    """What kind of a task was read from the target, and why, in a sentence."""
+    if dataset.task == "regression":
+        return f"regression of {dataset.target_name!r}, whose values are numbers"
+    return f"classification of {dataset.target_name!r}, whose values are labels, into {dataset.num_outputs} classes"
