@@ -44,8 +44,11 @@ class Ahead:
         jobs = (torch.get_num_threads(), study.model, data, dict(methods))
         (self._path / _JOBS).write_bytes(pickle.dumps(jobs))
         self._names = set(methods)
+        # modules are looked for where this process does: not in the folder it happens to be started in
+        places = os.pathsep.join(place for place in sys.path if place)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pyrobnn.studies.ahead", str(self._path)],
+            [sys.executable, "-P", "-m", "pyrobnn.studies.ahead", str(self._path)],
+            env={**os.environ, "PYTHONPATH": places},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
