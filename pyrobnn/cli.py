@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--device", metavar="cpu|cuda", help="where to compute [cpu]")
     compare.add_argument("--seed", type=int, default=0)
     compare.add_argument(
-        "--quick", action="store_true", help="fewer steps and draws, 1,000 rows at most: a minute"
+        "--quick", action="store_true", help="fewer steps and draws, 500 rows at most: a minute"
     )
     compare.add_argument(
         "--hidden", type=int, nargs="+", default=[50], metavar="N", help="widths of hidden layers [50]"

@@ -113,11 +113,11 @@ def test_a_quick_run_of_a_large_table_takes_some_rows_and_says_so(tmp_path, caps
     frame.to_csv(tmp_path / "large.csv", index=False)
     argv = ["compare", "--data", str(tmp_path / "large.csv"), "--target", "price", "--methods", "mle", *FAST]
     assert cli.main([*argv, "--out", str(tmp_path)]) == 0
-    told = "1,000 of its 3,000 rows, drawn at random for --quick"
+    told = "500 of its 3,000 rows, drawn at random for --quick"
     assert told in capsys.readouterr().out
     assert told in json.loads((tmp_path / "summary.json").read_text())["facts"]["data"]
     assert told in (tmp_path / "report.html").read_text("utf-8")
-    assert storage.read(tmp_path / "mle.nc").attrs["num_data"] == 900
+    assert storage.read(tmp_path / "mle.nc").attrs["num_data"] == 450
 
 
 def test_a_quick_part_keeps_the_shares_of_the_classes_and_small_tables_whole():
@@ -140,7 +140,7 @@ def test_a_long_run_says_before_it_starts_how_long_and_what_is_faster(monkeypatc
     said = Forecast(study, None).words(prepared, others, quick)
     seconds = 4 * (200 + 1000) * LEAPFROGS * 18_000 * 5e-7
     assert f"nuts {seconds / 60:.0f} min" in said and "map 20 s" in said
-    assert "Laplace takes about" in said and "--quick about" in said and "1,000 of the rows" in said
+    assert "Laplace takes about" in said and "--quick about" in said and "500 of the rows" in said
     # a short one is only that
     assert ";" not in Forecast(study, None).words({"map": prepared["map"]}, others, quick)
 

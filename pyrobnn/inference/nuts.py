@@ -59,7 +59,7 @@ MOST_WARMUP = 1000
 LEAPFROGS = 63
 
 
-@register("nuts", standard=True, quick={"num_warmup": 200, "num_draws": 200, "max_tree_depth": 8})
+@register("nuts", standard=True, quick={"num_warmup": 150, "num_draws": 150, "max_tree_depth": 6})
 @dataclass(frozen=True)
 class NUTS(Method):
     r"""The No-U-Turn Sampler: draws from the exact posterior, every chain in one compiled step.

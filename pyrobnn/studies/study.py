@@ -24,7 +24,7 @@ from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior, storage
 
 #: most rows of a quick run
-QUICK_ROWS = 1000
+QUICK_ROWS = 500
 LEVELS = (0.025, 0.5, 0.975)
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
