@@ -297,7 +297,7 @@ def _write(
     write_report(evidence, report, verdicts=verdicts, left_out=left_out)
     _say(f"\n{_table(evidence, verdicts)}\n")
     for verdict in verdicts.values():
-        _say(verdict.summary)
+        _say(f"{verdict.summary} ({verdict.lines})")
     for name, reason in left_out.items():
         _say(f"{name}: left out — {reason}")
     _say(f"\nreport: {report}\nsummary: {summary}")

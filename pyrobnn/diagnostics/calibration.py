@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from scipy import stats
@@ -17,6 +19,8 @@ from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 
 _MIN_DATA = 20
+#: held-out values of which coverage says something, by its exact tail: none of eight inside happens to nobody
+_FEWEST_COVERED = 8
 _MAX_DATA = 2000
 _MAX_FEATURES = 20
 _NUM_REGIONS = 4
@@ -66,6 +70,25 @@ def check_loo_pit(evidence: Evidence) -> Check | None:
     if found is None or len(found[1]) < _MIN_DATA:
         return None
     return _uniform_check("loo_pit", found[1], thresholds.LOO_PIT_SOURCE, "left-out")
+
+
+def check_training_pit(evidence: Evidence) -> Check | None:
+    """Whether intervals hold the training data, where leave-one-out cannot be had: who misses those misses all."""
+    outcomes = replicates(evidence)
+    if outcomes is None or _left_out(evidence) is not None or len(outcomes[1]) < _MIN_DATA:
+        return None
+    draws, y = (torch.as_tensor(part) for part in outcomes)
+    found = _uniform_check("training_pit", metrics.pit(draws, y).numpy(), thresholds.PIT_SOURCE, "training")
+    narrow = found.status in ("warn", "fail") and "narrow" in found.action
+    if narrow:
+        return found
+    seen = found.evidence.rstrip(".")
+    return replace(
+        found,
+        status="info",
+        evidence=f"{seen}: they have been trained on, so that decides nothing.",
+        action="",
+    )
 
 
 @statistic
@@ -130,15 +153,19 @@ def _uniform_check(name: str, values: np.ndarray, source: str, which: str, depen
 def check_coverage(evidence: Evidence) -> Check | None:
     """Whether 90 % intervals hold 90 % of the held-out data."""
     held_out, scores = _held_out(evidence), score(evidence)
-    if held_out is None or len(held_out) < _MIN_DATA or "coverage_90" not in scores:
+    if held_out is None or len(held_out) < _FEWEST_COVERED or "coverage_90" not in scores:
         return None
-    found = scores["coverage_90"]
-    error = np.sqrt(_LEVEL * (1 - _LEVEL) / scores.num_data) * _dependence(evidence)[1]
+    found, dependence = scores["coverage_90"], _dependence(evidence)[1]
+    error = np.sqrt(_LEVEL * (1 - _LEVEL) / scores.num_data) * dependence
     error = np.hypot(error, found.mc_se or 0.0)
     gap = abs(found.value - _LEVEL)
     z = gap / float(error)
     fails = z > thresholds.COVERAGE_SIGMAS_FAIL and gap > thresholds.COVERAGE_GAP_FAIL
     warns = z > thresholds.COVERAGE_SIGMAS and gap > thresholds.COVERAGE_GAP_WARN
+    if len(held_out) < _MIN_DATA:  # too few for an error bar
+        count = max(1, round(len(held_out) / dependence**2))
+        tail = float(stats.binom.cdf(round(found.value * count), count, _LEVEL))
+        fails, warns = tail < thresholds.PIT_FAIL, tail < thresholds.PIT_WARN
     status: Status = "fail" if fails else "warn" if warns else "pass"
     side = "narrow" if found.value < _LEVEL else "wide"
     return Check(

@@ -144,6 +144,16 @@ def check_moving(evidence: Evidence) -> Check | None:
             f"{draws} draws of it are the same.",
             "Lower the step size or raise num_warmup, and draw new starts (another seed).",
         )
+    if independent and still.all():
+        return Check(
+            "moving",
+            "fail",
+            share,
+            "draws that differ",
+            thresholds.RHAT_SOURCE,
+            f"All {evidence.num_draws} draws are the same: they have no epistemic uncertainty to be judged.",
+            "Give every member a start of its own, or report the run as a point estimate.",
+        )
     what = (
         "draws repeat the one before, though they ought to be independent"
         if independent

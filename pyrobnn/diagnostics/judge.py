@@ -5,12 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import xarray as xr
 
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.calibration import check_coverage, check_ece, check_loo_pit, check_pit, check_regions
+from pyrobnn.diagnostics.calibration import (
+    check_coverage,
+    check_ece,
+    check_loo_pit,
+    check_pit,
+    check_regions,
+    check_training_pit,
+)
 from pyrobnn.diagnostics.chains import check_chains, check_checked, check_common_start, check_length
 from pyrobnn.diagnostics.convergence import (
     check_ess,
@@ -47,13 +55,15 @@ from pyrobnn.diagnostics.model_checks import (
     check_noise_prior,
     check_prior_predictive,
     check_prior_sensitivity,
+    check_spread,
     check_temperature,
 )
 from pyrobnn.diagnostics.patterns import check_pattern
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
 from pyrobnn.diagnostics.target import check_score, check_virial
-from pyrobnn.diagnostics.verdict import Check, Verdict, said
+from pyrobnn.diagnostics.verdict import About, Check, Verdict, said
+from pyrobnn.groups import SAMPLE_STATS
 
 
 def every(evidence: Evidence) -> bool:
@@ -119,17 +129,35 @@ class Examination:
         check: from the tree's `Evidence` (and the reference's, where `against` it) to a `Check`, or None where the
             trees do not hold what it needs.
         of: which trees.
+        about: what it speaks of: the run as such, the weights, the function, both, or the predictions alone.
         against: whether it needs a reference.
     """
 
     check: Callable[..., Check | None]
     of: Callable[[Evidence], bool] = every
+    about: Literal["run", "weights", "function", "both", "predictions"] = "run"
     against: bool = False
 
     @property
     def name(self) -> str:
         """What is examined, in words."""
         return self.check.__name__.removeprefix("check_").replace("_", " ")
+
+    def subjects(self, evidence: Evidence) -> tuple[About, ...]:
+        """Of which line of the verdict on this tree its check is evidence.
+
+        Weights and function of a net with hidden units go apart, but for chains, whose function is that of weights
+        which they say are the posterior's.
+        """
+        if self.about == "run":
+            return ()
+        if self.about == "predictions":
+            return ("predictions",)
+        if self.about == "function":
+            return ("predictions",) if evidence.has_hidden_units else ("weights", "predictions")
+        unknown = evidence.variable(SAMPLE_STATS, "log_q") is None
+        apart = evidence.is_iid and (evidence.has_hidden_units or unknown)
+        return ("weights",) if apart and self.about == "weights" else ("weights", "predictions")
 
 
 #: every check, in the order in which a reader sees them: a new one is a function and a line here
@@ -139,46 +167,48 @@ EXAMINATIONS = (
     Examination(check_copies, chains),
     Examination(check_repeats, draws),
     Examination(check_interrupted),
-    Examination(check_point, point),
+    Examination(check_point, point, about="weights"),
     Examination(check_count, independent),
-    Examination(check_khat, independent),
-    Examination(check_khat_subspace, independent),
+    Examination(check_khat, independent, about="weights"),
+    Examination(check_khat_subspace, independent, about="both"),
     Examination(check_correction, independent),
     Examination(check_chains, chains),
     Examination(check_length, chains),
-    Examination(check_checked, chains),
+    Examination(check_checked, chains, about="function"),
     Examination(check_common_start, chains),
-    Examination(check_rhat, chains),
-    Examination(check_modes, chains),
-    Examination(check_ess, chains),
-    Examination(check_mcse, chains),
-    Examination(check_weights, chains),
-    Examination(check_virial, draws),
-    Examination(check_score, draws),
+    Examination(check_rhat, chains, about="function"),
+    Examination(check_modes, chains, about="function"),
+    Examination(check_ess, chains, about="function"),
+    Examination(check_mcse, chains, about="function"),
+    Examination(check_weights, chains, about="weights"),
+    Examination(check_virial, draws, about="weights"),
+    Examination(check_score, draws, about="weights"),
     Examination(check_divergences, chains),
     Examination(check_bfmi, chains),
     Examination(check_tree_depth, chains),
     Examination(check_acceptance, chains),
-    Examination(check_elpd, draws),
-    Examination(check_loo_khat, draws),
+    Examination(check_elpd, draws, about="predictions"),
+    Examination(check_loo_khat, draws, about="predictions"),
     Examination(check_held_out_rows),
-    Examination(check_pit),
-    Examination(check_coverage),
-    Examination(check_loo_pit),
-    Examination(check_regions),
-    Examination(check_pattern),
-    Examination(check_ece),
+    Examination(check_pit, about="predictions"),
+    Examination(check_coverage, about="predictions"),
+    Examination(check_loo_pit, about="predictions"),
+    Examination(check_training_pit, about="predictions"),
+    Examination(check_regions, about="predictions"),
+    Examination(check_pattern, about="predictions"),
+    Examination(check_ece, about="predictions"),
     Examination(check_temperature),
     Examination(check_prior_sensitivity),
     Examination(check_noise_prior),
     Examination(check_prior_predictive),
-    Examination(check_collapse, independent),
-    Examination(check_dead_sites, independent),
-    Examination(check_in_between, draws),
-    Examination(check_wasserstein, draws, against=True),
-    Examination(check_sd_ratio, draws, against=True),
-    Examination(check_classes, draws, against=True),
-    Examination(check_elpd_against, draws, against=True),
+    Examination(check_collapse, independent, about="weights"),
+    Examination(check_spread, independent, about="weights"),
+    Examination(check_dead_sites, independent, about="weights"),
+    Examination(check_in_between, draws, about="predictions"),
+    Examination(check_wasserstein, draws, about="function", against=True),
+    Examination(check_sd_ratio, draws, about="function", against=True),
+    Examination(check_classes, draws, about="function", against=True),
+    Examination(check_elpd_against, draws, about="predictions", against=True),
     Examination(check_comparable, draws, against=True),
     Examination(check_cost),
     Examination(check_fit_warnings),
@@ -191,14 +221,15 @@ SUBJECTS = (
     ("whether the draws are of the model's posterior", draws, ("virial", "khat", "khat_subspace")),
     ("distance from a reference", independent, ("sd_ratio", "wasserstein", "total_variation")),
     ("leave-one-out", draws, ("loo_khat",)),
-    ("calibration on held-out data", every, ("pit", "ece")),
+    ("calibration on held-out data", every, ("pit", "coverage_90", "ece")),
 )
 
 
 def _unchecked(evidence: Evidence, checks: list[Check]) -> tuple[str, ...]:
     """The subjects on which no check has decided anything."""
-    # leave-one-out that is unreliable at some data was looked at all the same
-    decided = {check.name for check in checks if check.status != "info" or check.name == "loo_khat"}
+    # leave-one-out of chains that is unreliable at some data was looked at all the same
+    known = () if evidence.is_iid else ("loo_khat",)
+    decided = {check.name for check in checks if check.status != "info" or check.name in known}
     return tuple(words for words, of, names in SUBJECTS if of(evidence) and decided.isdisjoint(names))
 
 
@@ -268,7 +299,8 @@ def _made(examination: Examination, *evidence: Evidence) -> Check | None:
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
-            return examination.check(*evidence)
+            found = examination.check(*evidence)
+            return None if found is None else replace(found, about=examination.subjects(evidence[0]))
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         return Check(

@@ -185,6 +185,10 @@ def check_loo_khat(evidence: Evidence) -> Check | None:
     listed = ", ".join(str(index) for index in points[:_LISTED]) + (", …" if len(points) > _LISTED else "")
     hopeless = evidence.is_iid and len(points) > 0.5 * k.size
     certain = (k > _certain_k(evidence, elpd, k.size)).any() or hopeless
+    if (
+        hopeless and evidence.has_hidden_units
+    ):  # the ratio p/q over all weights of a net, which decides nothing
+        certain = False
     return Check(
         "loo_khat",
         "warn" if certain else "info" if points else "pass",

@@ -22,6 +22,8 @@ from pyrobnn.groups import (
 
 _MAX_PROBES = 24
 _MIN_DRAWS = 100
+#: draws of an ensemble whose variance says something
+_FEWEST_MEMBERS = 4
 #: powers of the prior or likelihood, ArviZ's
 _ALPHAS = (0.99, 1.01)
 _NOISE_SITE = "likelihood.scale"
@@ -273,6 +275,34 @@ def check_collapse(evidence: Evidence) -> Check | None:
         ""
         if status == "pass"
         else "Raise the initial scale of the guide or lower its learning rate: it has become a point.",
+    )
+
+
+def check_spread(evidence: Evidence) -> Check | None:
+    r"""Whether draws without a density of their own differ as those of a posterior must.
+
+    .. math:: p = \sum_n \operatorname{var} \log p(y_n \mid \theta_s)
+
+    is the number of parameters that they leave open; one that the data inform counts one.
+    """
+    pointwise = evidence.log_likelihood
+    if pointwise is None or evidence.is_point or evidence.variable(SAMPLE_STATS, "log_q") is not None:
+        return None
+    if pointwise.shape[0] * pointwise.shape[1] < _FEWEST_MEMBERS or not np.isfinite(pointwise).all():
+        return None
+    effective = float(pointwise.astype(np.float64).var(axis=(0, 1), ddof=1).sum())
+    status: Status = "pass" if effective >= thresholds.EFFECTIVE_WARN else "warn"
+    return Check(
+        "spread",
+        status,
+        effective,
+        f"≥ {thresholds.EFFECTIVE_WARN} effective parameters",
+        thresholds.WAIC_SOURCE,
+        f"The draws leave {effective:.2g} parameters open"
+        + ("." if status == "pass" else ": together they are one point, without epistemic uncertainty."),
+        ""
+        if status == "pass"
+        else "Look at how they came to be the same: members need starts of their own, SWAG a larger learning rate.",
     )
 
 

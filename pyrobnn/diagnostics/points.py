@@ -59,7 +59,10 @@ def replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     found = _observed(evidence)
     if found is None:
         return None
-    y, draws = found[0].values, _draws_first(found[1])
+    y, sample = found[0].values, evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
+    draws = _draws_first(found[1])
+    if sample is not None and len(draws) < FEWEST_DRAWS:
+        draws = sample
     if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
         return None
     if not np.issubdtype(y.dtype, np.floating):

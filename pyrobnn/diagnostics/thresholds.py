@@ -102,6 +102,9 @@ COLLAPSE_SOURCE = "Overpruning in variational Bayesian neural networks (Trippe &
 #: this library's convention
 COLLAPSED_SD = 1e-4
 SITE_SHARE = 0.5
+#: effective parameters below which draws are one point: this library's convention
+EFFECTIVE_WARN = 0.05
+WAIC_SOURCE = "Understanding predictive information criteria for Bayesian models (Gelman, Hwang & Vehtari, 2014) https://doi.org/10.1007/s11222-013-9416-2"
 IN_BETWEEN_SOURCE = (
     "In-between uncertainty in Bayesian neural networks (Foong et al., 2019) https://arxiv.org/abs/1906.11537"
 )

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Status = Literal["pass", "warn", "fail", "info"]
+#: what a check speaks of: the weights (whether the draws are of their posterior), the predictions, or the run as such
+About = Literal["weights", "predictions"]
 
 STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
 
@@ -25,6 +27,7 @@ class Check:
         source: Paper or URL that the threshold comes from.
         evidence: One sentence saying what was seen.
         action: The next action in one plain sentence; empty when there is none.
+        about: ``"weights"``, ``"predictions"``, both, or none for what concerns the run as such.
 
     Raises:
         ValueError: If `status` is unknown, or `value` is not finite (NaN is never evidence).
@@ -41,6 +44,7 @@ class Check:
     source: str
     evidence: str
     action: str = ""
+    about: tuple[About, ...] = ()
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -117,6 +121,42 @@ class Verdict:
         return tuple(check for check in self.checks if check.status == "pass")
 
     @property
+    def weights(self) -> Literal["pass", "warn", "fail", "unchecked"]:
+        """Whether the draws are of the posterior of the weights: the worst of the checks about them."""
+        return self.line("weights")[0]
+
+    @property
+    def predictions(self) -> Literal["pass", "warn", "fail", "unchecked"]:
+        """Whether the function and its predictions can be believed: the worst of the checks about them."""
+        return self.line("predictions")[0]
+
+    def line(self, about: About) -> tuple[Literal["pass", "warn", "fail", "unchecked"], str]:
+        """The status of the weights or of the predictions alone, and the evidence for it in a sentence.
+
+        A fault of the run as such counts for both; that the run as such is without fault is no evidence for either.
+        """
+        own = [check for check in self.checks if about in check.about]
+        for status in ("fail", "warn"):
+            bad = [
+                check for check in self.checks if check.status == status and (check in own or not check.about)
+            ]
+            # what a check of its own has found comes before what concerns the run
+            if bad and (status == "fail" or any(check.status != "info" for check in own)):
+                first = next((check for check in bad if check in own), bad[0])
+                return status, first.evidence
+        passed = [check for check in own if check.status == "pass"]
+        if passed:
+            return "pass", f"{len(passed)} {'check' if len(passed) == 1 else 'checks'} passed."
+        # what was held against a limit and yet decides nothing is the next best thing to say
+        told = next((check.evidence for check in own if check.threshold), "No check looked at them.")
+        return "unchecked", told
+
+    @property
+    def lines(self) -> str:
+        """Both lines in words: ``"weights: unchecked, predictions: pass"``."""
+        return f"weights: {self.weights}, predictions: {self.predictions}"
+
+    @property
     def action(self) -> str:
         """The most important next action: of the first failed check that has one, else of the first warned."""
         return next((check.action for check in (*self.failed, *self.warned) if check.action), "")
@@ -146,10 +186,12 @@ class Verdict:
             "method": self.method,
             "label": self.label,
             "status": self.status,
+            "weights": self.weights,
+            "predictions": self.predictions,
             "summary": self.summary,
             "action": self.action,
             "not_checked": list(self.unchecked),
-            "checks": [asdict(check) for check in self.checks],
+            "checks": [asdict(check) | {"about": list(check.about)} for check in self.checks],
         }
 
     def to_json(self) -> str:

@@ -37,6 +37,7 @@ from pyrobnn.groups import (
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
+from pyrobnn.posterior.predict import Prediction
 from pyrobnn.posterior.program_groups import (
     Coords,
     Dims,
@@ -54,6 +55,8 @@ MAX_PAIRS = 50_000_000
 GRID_POINTS = 200
 #: predictive observations at each held-out point, at the least
 MIN_OBSERVATIONS = 1000
+#: and at each training point, where they are of use only to methods of few draws
+MIN_REPLICATES = 200
 GRID_FUNCTIONS = 30
 
 
@@ -129,12 +132,16 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     log_prior, log_likelihood = log_densities(few, x, y)
     shared = ("chain", "draw")
     x = torch.as_tensor(x)
+    prediction = few.predict(x)
+    replicates = {"y": _targets(prediction.sample(seed=seed), *shared, "obs")}
+    if prediction.task == "gaussian" and len(x) * MIN_REPLICATES <= MAX_PAIRS:
+        replicates |= _observations(prediction, few, "obs", MIN_REPLICATES, seed)
     return {
         LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),
         OBSERVED_DATA: xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
         LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
         CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))}),
-        POSTERIOR_PREDICTIVE: xr.Dataset({"y": _targets(few.predict(x).sample(seed=seed), *shared, "obs")}),
+        POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
     }
 
 
@@ -245,12 +252,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
         "y": _targets(prediction.sample(seed=seed), *shared, "pred_point"),
         "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
     }
-    total = posterior.num_chains * posterior.num_draws
-    if total < MIN_OBSERVATIONS:  # too few draws to see quantiles of the mixture they make
-        observations = prediction.sample(seed=seed, per_draw=math.ceil(MIN_OBSERVATIONS / total)).flatten(
-            0, 1
-        )
-        variables["y_sample"] = _targets(observations, "sample", "pred_point")
+    variables |= _observations(prediction, few, "pred_point", MIN_OBSERVATIONS, seed)
     if prediction.task == "gaussian":
         for name in ("mean", "aleatoric_var", "epistemic_var"):
             variables[name] = (point, _array(getattr(prediction, name)))
@@ -260,6 +262,17 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
             variables[name] = (("pred_point",), _array(getattr(prediction, name)))
     data = {"x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))), "y": _targets(y, "pred_point")}
     return {PREDICTIONS: xr.Dataset(variables), HELD_OUT: xr.Dataset(data)}
+
+
+def _observations(
+    prediction: Prediction, posterior: Posterior, point: str, fewest: int, seed: int
+) -> dict[str, Any]:
+    """Several replicates of each draw, where draws are too few to see quantiles of the mixture they make."""
+    total = posterior.num_chains * posterior.num_draws
+    if total >= fewest:
+        return {}
+    drawn = prediction.sample(seed=seed, per_draw=math.ceil(fewest / total))
+    return {"y_sample": _targets(drawn.flatten(0, 1), "sample", point)}
 
 
 def probes(

@@ -17,22 +17,34 @@ UNEXAMINED = ("posterior_claim", "convergence")
 ORDER = {"pass": 0, "warn": 1, "fail": 2}
 
 
+def _unseen(verdict: Verdict) -> bool:
+    """Whether nobody has looked at the predictions: that nothing speaks against them is then no merit."""
+    return verdict.status == "warn" and verdict.predictions == "unchecked"
+
+
+def _without_claim(verdict: Verdict) -> bool:
+    """Whether the draws were not examined as a posterior's: a point, an ensemble, chains that nothing identifies."""
+    found = {check.name for check in verdict.checks}
+    return not found.isdisjoint((*UNEXAMINED, "point_estimate")) or verdict.failed == verdict.passed == ()
+
+
 def recommended(rows: list[Row], verdicts: Mapping[str, Verdict]) -> str | None:
     """The label to trust first: the best verdict, then the highest held-out log density, then the caller's order.
 
-    Between two verdicts of the same status come last those whose draws nothing has examined as a posterior's (point
-    estimates, ensembles, chains without an identified quantity): the least examined must not win. None where the runs
-    are of different data.
+    The least examined must not win. Predictions that nobody has looked at come after those that were looked at and
+    failed in something, and between two verdicts of the same status come last those whose draws nothing has examined as
+    a posterior's (point estimates, ensembles, chains without an identified quantity). None where the runs are of
+    different data.
     """
     if not all(row.ranked for row in rows):
         return None
 
-    def order(row: Row) -> tuple[int, bool, bool, float]:
+    def order(row: Row) -> tuple[int, bool, bool, bool, float]:
         verdict = verdicts[row.label]
-        found = {check.name for check in verdict.checks}
-        unexamined = not found.isdisjoint(UNEXAMINED) or verdict.failed == verdict.passed == ()
+        unseen, point = _unseen(verdict), any(check.name == "point_estimate" for check in verdict.checks)
         log_prob = -row.values.get("log_prob", float("-inf"))
-        return ORDER[verdict.status], "point_estimate" in found, unexamined, log_prob
+        rank = ORDER["fail"] if unseen else ORDER[verdict.status]
+        return rank, unseen, point, _without_claim(verdict), log_prob
 
     return min(rows, key=order).label
 
@@ -58,20 +70,22 @@ def conclude(
             "",
         )
     verdict = verdicts[best]
-    if verdict.status == "fail":
-        first = "No method can be trusted yet" if len(rows) > 1 else f"{best} cannot be trusted yet"
-        return f"{first}: {_evidence(verdict, best if len(rows) > 1 else '')}.", _next(verdict)
+    others = [row.label for row in rows if row.label != best]
+    if verdict.status == "fail" or (_unseen(verdict) and others):
+        first = "No method can be trusted yet" if others else f"{best} cannot be trusted yet"
+        unseen = [row.label for row in rows if _unseen(verdicts[row.label])]
+        also = f"; of {_listed(unseen)} nothing has examined the predictions" if unseen else ""
+        return f"{first}: {_evidence(verdict, best if others else '')}{also}.", _next(verdict)
     if verdict.status == "pass":
         reason = f"all {len(verdict.passed)} checks passed" if verdict.passed else "nothing spoke against it"
         first = ", and ".join(filter(None, (f"Trust {best}: {reason}", _ranking(best, trees, rows)))) + "."
     else:
-        first = (
-            "; ".join(
-                filter(None, (f"Use {best}, with care: {_evidence(verdict)}", _ranking(best, trees, rows)))
-            )
-            + "."
+        parts = (
+            f"Use {best}, with care: {_evidence(verdict)}",
+            _less(best, others, verdicts),
+            _ranking(best, trees, rows),
         )
-    others = [row.label for row in rows if row.label != best]
+        first = "; ".join(filter(None, parts)) + "."
     if not others:
         return first, _next(verdict) if verdict.status == "warn" else _cost(best, rows)
     return first, _others(others, best, rows, verdicts)
@@ -90,6 +104,15 @@ def _lower(text: str) -> str:
     word = text.split(" ")[0]
     plain = word not in NAMES and (len(word) == 1 or (word[1:].islower() and word.isalpha()))
     return text[:1].lower() + text[1:] if plain else text
+
+
+def _less(best: str, others: list[str], verdicts: Mapping[str, Verdict]) -> str:
+    """That the recommended run was examined less than others, where it was."""
+    if not _without_claim(verdicts[best]) or all(_without_claim(verdicts[other]) for other in others):
+        return ""
+    return (
+        "it was examined less than the others: its predictions alone, not its draws as those of a posterior"
+    )
 
 
 def _next(verdict: Verdict) -> str:

@@ -167,6 +167,7 @@ def _verdict_row(label: str, verdict: Verdict) -> dict[str, object]:
         "label": label,
         "method": "" if verdict.method.lower() in ("unknown", label.lower()) else verdict.method,
         "status": verdict.status,
+        "lines": [(about, *verdict.line(about)) for about in ("weights", "predictions")],
         "evidence": evidence,
         "action": verdict.action,
         "checks": sorted(verdict.checks, key=lambda check: order[check.status]),
