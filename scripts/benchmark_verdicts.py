@@ -4,8 +4,9 @@
     python scripts/readme_tables.py
 
 Every case is a linear net with data from its own prior (1 to 20 inputs, 40 to 200 data, any noise), whose posterior is
-known: its draws are exact, and so is every fault put into them. One JSON line a case; cases that the file has are not
-run again, so that it can be stopped and gone on with.
+known: its draws are exact, and so is every fault put into them. Each case has data of its own. One JSON line a case;
+cases that the file has are not run again, so that it can be stopped and gone on with. At its end the rates of every
+check go to the package, for reports to say.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +22,13 @@ from pathlib import Path
 import numpy as np
 import pyro.distributions as dist
 import torch
+import xarray as xr
 
 import pyrobnn as pb
 from pyrobnn.posterior import Posterior
 
 HELD_OUT = 100
+RATES = Path(__file__).parent.parent / "pyrobnn" / "diagnostics" / "rates.json"
 LENGTHS = {"4x200": (4, 200), "4x1000": (4, 1000)}
 
 
@@ -58,7 +62,7 @@ class Case:
         return mean + normal @ np.linalg.cholesky(covariance).T
 
 
-def make_case(seed: int, shape: tuple[int, int], change: Callable[[Case], None] | None = None) -> Case:
+def make_case(seed: list[int], shape: tuple[int, int], change: Callable[[Case], None] | None = None) -> Case:
     """A problem from the model's own prior; `change` may spoil the data before anything is inferred."""
     rng = np.random.default_rng(seed)
     inputs, num = int(rng.integers(1, 21)), int(rng.integers(40, 201))
@@ -171,6 +175,39 @@ def marginals(case: Case) -> np.ndarray:
     return mean + sd * case.rng.normal(size=(*case.shape, len(mean)))
 
 
+def permuted(case: Case) -> np.ndarray:
+    return replace(case, y=case.rng.permutation(case.y)).draws()
+
+
+def without_bias(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[..., -1] = 0.0
+    return found
+
+
+def other_data(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[0] = replace(case, x=case.x_test, y=case.x_test @ case.rng.normal(size=case.x.shape[1])).draws()[0]
+    return found
+
+
+def twice(case: Case) -> np.ndarray:
+    return np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1)
+
+
+def other_rows(case: Case, tree: xr.DataTree) -> None:
+    values = tree["log_likelihood"]["y"]
+    tree["log_likelihood"]["y"] = values.copy(data=values.values[..., case.rng.permutation(values.shape[-1])])
+
+
+def other_sign(case: Case, tree: xr.DataTree) -> None:
+    tree["log_likelihood"]["y"] = -tree["log_likelihood"]["y"]
+
+
+def doubled(case: Case) -> None:
+    case.x, case.x_test = (np.concatenate([x, x[:, :1]], axis=1) for x in (case.x, case.x_test))
+
+
 def collinear(case: Case) -> None:
     case.x = case.x[:, :1] + 0.1 * case.rng.normal(size=(len(case.x), max(2, case.x.shape[1])))
     case.x_test = case.x_test[:, :1] + 0.1 * case.rng.normal(size=(HELD_OUT, case.x.shape[1]))
@@ -211,56 +248,75 @@ def heteroskedastic(case: Case, x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fault:
-    """How the draws and the data of a case are spoiled, and of which lengths it is tried."""
+    """How the draws, the data or the tree of a case are spoiled, and the checks that are there to see it."""
 
     draws: Callable[[Case], np.ndarray] = Case.draws
     data: Callable[[Case], None] | None = None
     iid: bool = False
+    tree: Callable[[Case, xr.DataTree], None] | None = None
+    checks: tuple[str, ...] = ()
 
 
 HEALTHY = {
     "independent chains": Fault(),
     "correlated chains": Fault(lambda case: case.draws(kept=0.2)),
     "a fitted normal": Fault(iid=True),
+    "a column twice": Fault(data=doubled),
 }
+VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
+CALIBRATION, ROWS = ("pit", "coverage_90", "loo_pit"), ("log_likelihood_rows",)
 SICK = {
-    "sd x 0.5": Fault(spread(0.5)),
-    "sd x 2": Fault(spread(2.0)),
-    "mean off by 1 sd": Fault(moved(1.0)),
-    "mean off by 3 sd": Fault(moved(3.0)),
-    "one weight off by 3 sd": Fault(one_weight),
-    "data counted twice": Fault(lambda case: case.draws(count=2.0)),
-    "data counted ten times": Fault(lambda case: case.draws(count=10.0)),
-    "tempered to 0.5": Fault(spread(np.sqrt(0.5))),
-    "a chain that never moved": Fault(stuck),
-    "a chain in another mode": Fault(moved(4.0, slice(1))),
-    "half of the chains 1 sd away": Fault(moved(1.0, slice(2))),
-    "chains that are copies": Fault(copied),
-    "chains that are nearly copies": Fault(nearly_copied),
-    "draws from 150 distinct ones": Fault(tied),
-    "all chains at one point": Fault(one_point),
-    "chains with a trend": Fault(trend),
-    "warm-up kept": Fault(moved(10.0, slice(None), slice(40))),
-    "slow chains": Fault(lambda case: case.draws(kept=0.99)),
-    "mean field on collinear inputs": Fault(marginals, collinear, iid=True),
-    "a normal of half the sd": Fault(spread(0.5), iid=True),
-    "test rows are training rows": Fault(data=test_is_train),
-    "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x))),
-    "a square in the noise": Fault(data=swallowed(np.square)),
-    "noise twice the model's": Fault(data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x)))),
-    "noise that grows with an input": Fault(data=renoised(heteroskedastic)),
-    "noise with heavy tails": Fault(data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x)))),
-}  # fmt: skip
+    "sd x 0.5": Fault(spread(0.5), checks=VIRIAL),
+    "sd x 2": Fault(spread(2.0), checks=VIRIAL),
+    "mean off by 1 sd": Fault(moved(1.0), checks=SCORE),
+    "mean off by 3 sd": Fault(moved(3.0), checks=SCORE),
+    "one weight off by 3 sd": Fault(one_weight, checks=SCORE),
+    "data counted twice": Fault(lambda case: case.draws(count=2.0), checks=VIRIAL),
+    "data counted ten times": Fault(lambda case: case.draws(count=10.0), checks=VIRIAL),
+    "noise taken for half of it": Fault(lambda case: case.draws(count=4.0), checks=VIRIAL),
+    "tempered to 0.5": Fault(spread(np.sqrt(0.5)), checks=VIRIAL),
+    "targets permuted": Fault(permuted, checks=SCORE),
+    "no bias": Fault(without_bias, checks=("virial", "score")),
+    "a chain of other data": Fault(other_data, checks=RHAT),
+    "a chain that never moved": Fault(stuck, checks=("moving", "rhat_function")),
+    "a chain in another mode": Fault(moved(4.0, slice(1)), checks=("modes", "rhat_function")),
+    "half of the chains 1 sd away": Fault(moved(1.0, slice(2)), checks=RHAT),
+    "chains that are copies": Fault(copied, checks=("copied_chains",)),
+    "chains that are nearly copies": Fault(nearly_copied, checks=("copied_chains",)),
+    "draws from 150 distinct ones": Fault(tied, checks=("repeated_draws",)),
+    "every draw twice": Fault(twice, checks=("moving",)),
+    "all chains at one point": Fault(one_point, checks=VIRIAL),
+    "chains with a trend": Fault(trend, checks=RHAT),
+    "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
+    "slow chains": Fault(lambda case: case.draws(kept=0.99), checks=("ess_function",)),
+    "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("khat",)),
+    "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("khat", "virial")),
+    "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
+    "log-likelihood of other rows": Fault(tree=other_rows, checks=ROWS),
+    "log-likelihood of the other sign": Fault(tree=other_sign, checks=ROWS),
+    "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
+    "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
+    "noise twice the model's": Fault(
+        data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION
+    ),
+    "noise that grows with an input": Fault(data=renoised(heteroskedastic), checks=("coverage_by_region",)),
+    "noise with heavy tails": Fault(
+        data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
+    ),
+}
 
 
 def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
     """One row: the verdict of one case, and every check's status and value."""
-    case = make_case(seed, LENGTHS[length], fault.data)
+    case = make_case([seed, zlib.crc32(f"{kind} {length}".encode())], LENGTHS[length], fault.data)
     if fault.iid:
         case = replace(case, iid=True, shape=(1, case.shape[0] * case.shape[1]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        verdict = pb.diagnose(tree_of(case, fault.draws(case)))
+        tree = tree_of(case, fault.draws(case))
+        if fault.tree is not None:
+            fault.tree(case, tree)
+        verdict = pb.diagnose(tree)
     return {
         "healthy": kind in HEALTHY,
         "kind": kind,
@@ -271,11 +327,33 @@ def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
     }
 
 
+def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
+    """Of each check: on what share of healthy posteriors it warns or fails, and of the faults that it is for."""
+    well = [row for row in rows if row["healthy"]]
+    found = {}
+    for name in sorted({name for row in rows for name in row["checks"]}):
+        # some checks say nothing where nothing is wrong: they were made of every healthy case
+        silent = all(row["checks"].get(name, ["warn"])[0] in ("warn", "fail") for row in well)
+        healthy = [_spoke(row, name) for row in well if silent or name in row["checks"]]
+        sick = [_spoke(row, name) for row in rows if name in SICK.get(row["kind"], Fault()).checks]
+        if any(healthy) or sick:
+            counts = len(healthy), sum(healthy), len(sick), sum(sick)
+            found[name] = dict(zip(("healthy", "false_alarms", "sick", "seen"), counts, strict=True))
+    return found
+
+
+def _spoke(row: dict, name: str) -> bool:
+    return row["checks"].get(name, ["pass"])[0] in ("warn", "fail")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=Path("scripts/results/verdicts.jsonl"))
+    parser.add_argument(
+        "--rates", type=Path, default=RATES, help="where the package keeps what follows from them"
+    )
     parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
     parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
     arguments = parser.parse_args()
@@ -294,6 +372,8 @@ def main() -> None:
         for case in wanted:
             file.write(json.dumps(run(*case)) + "\n")
             file.flush()
+    rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
+    arguments.rates.write_text(json.dumps(rates(rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":

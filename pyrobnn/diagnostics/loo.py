@@ -15,10 +15,13 @@ from scipy import stats
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.leave_one_out import densities, is_large, leave_one_out, relative_efficiency, usable
+from pyrobnn.diagnostics.points import replicates
 from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import LOG_LIKELIHOOD, SAMPLE_DIMS
 
 _LISTED = 8
+#: data whose log-likelihood is held against their replicates
+_MAX_ROWS, _FEWEST_ROWS = 2000, 30
 
 
 def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed: int = 0) -> ELPDData | None:
@@ -203,6 +206,42 @@ def check_loo_khat(evidence: Evidence) -> Check | None:
         "held-out data."
         if hopeless
         else f"Refit without data {listed} (arviz_stats.reloo) or match moments before trusting this elpd.",
+    )
+
+
+def check_rows(evidence: Evidence) -> Check | None:
+    """Whether the log-likelihood is that of the data beside it: least where the outcome is far from its replicates.
+
+    Rank correlation of the two over the data, about 1 for any likelihood with one mode and 0 for that of other rows.
+    """
+    pointwise, outcomes = evidence.log_likelihood, replicates(evidence)
+    if pointwise is None or outcomes is None or len(outcomes[1]) != pointwise.shape[2]:
+        return None
+    points = np.unique(np.linspace(0, pointwise.shape[2] - 1, min(pointwise.shape[2], _MAX_ROWS)).astype(int))
+    draws, y = outcomes[0][:, points], outcomes[1][points]
+    total = pointwise[:, :, points].mean(axis=(0, 1), dtype=np.float64)
+    low, median, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
+    if len(points) < _FEWEST_ROWS or not (high > low).all() or not np.isfinite(total).all():
+        return None
+    distance = (((y - median) / (high - low)) ** 2).sum(axis=1)
+    height = total + np.log(high - low).sum(axis=1)
+    if np.ptp(distance) == 0.0 or np.ptp(height) == 0.0:
+        return None
+    agreement = -float(stats.spearmanr(distance, height).statistic)
+    limit = 2.0 / np.sqrt(len(points))
+    status: Status = "pass" if agreement > limit else "fail"
+    return Check(
+        "log_likelihood_rows",
+        status,
+        agreement,
+        f"rank correlation > {limit:.2f}",
+        "numerical",
+        f"The log-likelihood falls with the distance of the outcomes from their replicates: rank correlation "
+        f"{agreement:.2f}"
+        + ("." if status == "pass" else ", as if it were of other rows or of the other sign."),
+        ""
+        if status == "pass"
+        else "Compute it anew of the data that the tree holds: leave-one-out rests on it.",
     )
 
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.rates import said_rates
 from pyrobnn.diagnostics.scores import LEVELS
 from pyrobnn.groups import POSTERIOR
 from pyrobnn.report.baselines import baselines
@@ -171,6 +172,7 @@ def _verdict_row(label: str, verdict: Verdict) -> dict[str, object]:
         "evidence": evidence,
         "action": verdict.action,
         "checks": sorted(verdict.checks, key=lambda check: order[check.status]),
+        "rates": {check.name: said_rates(check.name) for check in verdict.checks},
         "counts": ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing to judge",
     }
 
