@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from helpers import seeded
 from known_posteriors import SAMPLE, exact_tree, healthy_subspace, healthy_svi
 from models import normal_prior, toy_net
 
 import pyrobnn as pb
-from pyrobnn.diagnostics import diagnose
+from pyrobnn.diagnostics import Evidence, diagnose
+from pyrobnn.diagnostics.integrity import check_optimum
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.rates import rates, said_rates
+from pyrobnn.inference.optim.unfinished import still_falling
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
 def find(verdict, name):
@@ -63,8 +73,7 @@ def test_methods_without_a_density_fail_by_what_they_predict(name, overconfident
     found = find(held_out, "coverage_90")
     assert held_out.predictions == "fail" and found.value < 0.5 and "of 10 held-out" in found.evidence
     alone = diagnose(fitted[name].to_datatree(x, y))
-    assert alone.status == "fail" and find(alone, "training_pit").status == "fail"
-    assert "too narrow" in alone.action
+    assert alone.status == "fail" and "too narrow" in find(alone, "training_pit").action
 
 
 def test_calibrated_few_rows_and_training_rows_are_no_alarm():
@@ -160,3 +169,77 @@ def test_both_lines_stand_in_the_page_and_the_summary(tmp_path):
     assert found["weights"] in ("pass", "unchecked") and found["predictions"] == "pass"
     page = write_report(trees, tmp_path / "report.html").read_text()
     assert "predictions: pass" in page and f"weights: {found['weights']}" in page
+
+
+# searches that were stopped far from their optimum
+
+
+UNFINISHED = {
+    "MAP": (pb.MAP, {"polish_steps": 0}),
+    "MAP of batches": (pb.MAP, {"batch_size": 10}),
+    "MLE": (pb.MLE, {}),
+    "DeepEnsemble": (pb.DeepEnsemble, {"num_members": 2}),
+    "SVI": (pb.SVI, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
+    """Three and thirty steps towards a line that takes five hundred of them; whole runs are silent."""
+    x = torch.linspace(-1, 1, 40)[:, None]
+    y = 5.0 * x + 3.0
+    with seeded(0):
+        model = pb.BNN(torch.nn.Linear(1, 1), normal_prior(10.0), pb.likelihoods.HomoskedasticGaussian(1.0))
+    kind, options = UNFINISHED[name]
+    status = {}
+    for steps, lr in ((3, 0.01), (60, 0.01), (1000, 0.05)):
+        posterior = kind(num_steps=steps, lr=lr, compile=False, **options).fit(model, x, y, seed=0)
+        tree = posterior.to_datatree()
+        status[steps] = check_optimum(Evidence.of(tree)).status
+    assert status[3] in ("warn", "fail") and status[60] in ("warn", "fail") and status[1000] == "pass"
+
+
+def test_a_run_that_a_callback_stopped_was_meant_to_end():
+    x, y = wave(40, 0)
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    stop = [lambda step, metrics: True]
+    assert "gain_limit" not in pb.MLE(num_steps=300, compile=False).fit(model, x, y, callbacks=stop).meta
+
+
+def test_a_rate_that_goes_to_zero_is_no_optimum():
+    steps = torch.arange(100.0)
+    factors = 0.5 * (1 + torch.cos(torch.pi * steps / 100))
+    losses = 10.0 - factors.cumsum(0) / 50  # falls in proportion to the rate, and is level at the end
+    result = SimpleNamespace(factors=factors)
+    assert float(losses[-2] - losses[-1]) < 1e-4
+    assert still_falling(result, losses, 100.0) > 10.0
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert still_falling(result, 10.0 + noise, 100.0) < 50.0
+
+
+# the rates that stand beside each check
+
+
+def test_the_rates_of_every_check_are_those_of_the_study_and_stand_in_the_page(tmp_path):
+    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "benchmark_verdicts.py")
+    study = importlib.util.module_from_spec(spec)
+    sys.modules["benchmark_verdicts"] = study  # its dataclasses look themselves up there
+    spec.loader.exec_module(study)
+    del sys.modules["benchmark_verdicts"]
+    rows = [json.loads(line) for line in (SCRIPTS / "results" / "verdicts.jsonl").read_text().splitlines()]
+    assert rates() == study.rates(rows)
+    assert rates()["virial"]["seen"] > 0 and said_rates("no such check") == ""
+    page = write_report({"nuts": exact_tree()}, tmp_path / "report.html").read_text()
+    assert said_rates("pit") in page and "of the faults it is for" in said_rates("pit")
+
+
+def test_a_log_likelihood_of_other_rows_fails():
+    tree = exact_tree()
+    values = tree["log_likelihood"]["y"]
+    assert find(diagnose(tree), "log_likelihood_rows").value > 0.9
+    for wrong in (values.values[..., ::-1], -values.values):
+        tree["log_likelihood"]["y"] = values.copy(data=wrong)
+        assert (
+            diagnose(tree).status == "fail" and find(diagnose(tree), "log_likelihood_rows").status == "fail"
+        )

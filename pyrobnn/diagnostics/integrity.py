@@ -40,6 +40,8 @@ _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptan
 _LISTED = 3
 #: quantities by whose moves chains are compared, and the moves that this takes
 _FOLLOWED, _FEWEST_MOVES = 8, 20
+#: steps below which losses show nothing
+_FEWEST_STEPS = 20
 
 
 def hopeless(evidence: Evidence) -> Check | None:
@@ -82,6 +84,45 @@ def check_interrupted(evidence: Evidence) -> Check | None:
         f"The fit was interrupted; what it had by then: {evidence.num_draws} "
         f"{'draw' if evidence.num_draws == 1 else 'draws'}.",
         "Run it again to the end before relying on it.",
+    )
+
+
+def check_optimum(evidence: Evidence) -> Check | None:
+    """Whether the search ended at its optimum, by what the fit found that more steps would gain."""
+    measured, fall, limit = (
+        evidence.number(name, np.nan) for name in ("gain_left", "fall_left", "gain_limit")
+    )
+    gain = measured if np.isfinite(measured) else fall
+    if not (np.isfinite(gain) and np.isfinite(limit)):
+        return _check_steps(evidence)
+    # what the losses of a run let expect is rougher than what further steps have gained
+    far = measured > thresholds.UNFINISHED_FAIL * limit
+    status: Status = "pass" if gain <= limit else "fail" if far else "warn"
+    return Check(
+        "optimum",
+        status,
+        gain,
+        f"≤ {limit:.3g} nats; {thresholds.UNFINISHED_FAIL:.0f} times as many, gained by further steps, fail",
+        "numerical",
+        f"A few more steps would gain {gain:.3g} nats"
+        + ("." if status == "pass" else ": the search was stopped far from its optimum."),
+        "" if status == "pass" else "Raise num_steps (or the learning rate), and fit again.",
+    )
+
+
+def _check_steps(evidence: Evidence) -> Check | None:
+    """A warning of a search whose steps are too few to show by their losses where it was going."""
+    steps = evidence.number("num_steps", np.inf)
+    if steps >= _FEWEST_STEPS or evidence.text("stopped") != "num_steps":
+        return None
+    return Check(
+        "optimum",
+        "warn",
+        None,
+        f"≥ {_FEWEST_STEPS} steps",
+        "numerical",
+        f"The search took {steps:.0f} steps, too few to show that it has found its optimum.",
+        "Raise num_steps, and fit again.",
     )
 
 

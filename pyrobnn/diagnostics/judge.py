@@ -44,10 +44,11 @@ from pyrobnn.diagnostics.integrity import (
     check_held_out_rows,
     check_interrupted,
     check_moving,
+    check_optimum,
     check_repeats,
     hopeless,
 )
-from pyrobnn.diagnostics.loo import check_elpd, check_loo_khat
+from pyrobnn.diagnostics.loo import check_elpd, check_loo_khat, check_rows
 from pyrobnn.diagnostics.model_checks import (
     check_collapse,
     check_dead_sites,
@@ -167,6 +168,7 @@ EXAMINATIONS = (
     Examination(check_copies, chains),
     Examination(check_repeats, draws),
     Examination(check_interrupted),
+    Examination(check_optimum),
     Examination(check_point, point, about="weights"),
     Examination(check_count, independent),
     Examination(check_khat, independent, about="weights"),
@@ -189,6 +191,7 @@ EXAMINATIONS = (
     Examination(check_acceptance, chains),
     Examination(check_elpd, draws, about="predictions"),
     Examination(check_loo_khat, draws, about="predictions"),
+    Examination(check_rows),
     Examination(check_held_out_rows),
     Examination(check_pit, about="predictions"),
     Examination(check_coverage, about="predictions"),

@@ -47,6 +47,9 @@ COPY_CORRELATION = 0.9
 LEAK_WARN = 0.02
 LEAK_FAIL = 0.5
 
+#: times the gain that may be left at the end of a search: this library's convention
+UNFINISHED_FAIL = 10.0
+
 PARETO_K = 0.7
 PARETO_SOURCE = (
     "Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html"

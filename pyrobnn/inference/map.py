@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import check_count
 from pyrobnn.density import Density
-from pyrobnn.inference.fitting.problem import Callback, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
-from pyrobnn.inference.optim.point import check_point_options, find_point, point_posterior, polish
+from pyrobnn.inference.optim.point import check_point_options, find_point, gain_left, point_posterior, polish
+from pyrobnn.inference.optim.unfinished import unfinished
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
+
+#: rows of which a fit by mini-batches looks at all together in the end
+_WHOLE = 5000
 
 
 @register("map", standard=True, quick={"num_steps": 500, "compile": False})
@@ -136,9 +140,19 @@ class MAP(Method):
                         f"and not the mode of all data (gradient norm {meta['gradient_norm']:.3g} "
                         "there): leave polish_steps at 200"
                     )
+            if self._sees_all(problem) and not result.interrupted:
+                try:
+                    meta |= unfinished(gain_left(density.log_joint, theta), density.dim)
+                except KeyboardInterrupt:
+                    result = replace(result, stopped="interrupt")
         return point_posterior(
             self, problem, theta, seed=seed, timings=result.timings, result=result, meta=meta, notes=notes
         )
+
+    def _sees_all(self, problem: Problem) -> bool:
+        """Whether a few gradients on all of the data are to be had, cheaply and without noise."""
+        whole = self.batch_size is None or problem.num_rows <= _WHOLE
+        return problem.loader is None and whole and problem.density.stochastic is None
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's."""

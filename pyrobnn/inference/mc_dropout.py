@@ -29,6 +29,7 @@ from pyrobnn.inference.nets.dropout_masks import (
 )
 from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
 from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -178,7 +179,9 @@ class MCDropout(Method):
             seed=seed,
             timings=result.timings,
             history={"loss": result.losses},
-            meta=meta | {"num_steps": result.num_steps, "stopped": result.stopped},
+            meta=meta
+            | {"num_steps": result.num_steps, "stopped": result.stopped}
+            | falling(result, result.losses, problem.num_rows, density.dim),
             notes=[*result.notes(self), *noise_notes(problem, values)],
             interrupted=result.interrupted,
         )

@@ -22,6 +22,7 @@ from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, TOLERATED_RISE, constant_rate
+from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -211,7 +212,8 @@ class AveragingRun:
             history={"loss": result.losses},
             # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
             importance=self.problem.loader is None,
-            meta={**meta, "lr": self.lr, "num_steps": result.num_steps, "stopped": result.stopped},
+            meta={**meta, "lr": self.lr, "num_steps": result.num_steps, "stopped": result.stopped}
+            | falling(result, result.losses, self.problem.num_rows, self.latent_dim),
             notes=[*result.notes(self.method), *noise_notes(self.problem, centre)],
             interrupted=result.interrupted,
             **rest,

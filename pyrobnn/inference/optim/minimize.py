@@ -41,6 +41,7 @@ class Result:
         stopped: ``"num_steps"``, ``"plateau"``, ``"callback"`` or ``"interrupt"``.
         grad_norm: norm of the last gradient, () or (members,).
         timings: seconds of ``compile`` and ``fit``.
+        factors: of the learning rate at every step asked for, (asked,).
     """
 
     params: Tensor
@@ -51,6 +52,7 @@ class Result:
     timings: dict[str, float]
     asked: int
     tracked: dict[str, Tensor] = field(default_factory=dict)
+    factors: Tensor = field(default_factory=lambda: torch.ones(0))
 
     @property
     def interrupted(self) -> bool:
@@ -192,7 +194,8 @@ def _run(
     history, tracked = losses.recorder.read(step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
     return Result(
-        stepper.final(), history, step, watch.stopped, losses.recorder.grad_norm.cpu(), timings, num_steps, tracked
+        stepper.final(), history, step, watch.stopped, losses.recorder.grad_norm.cpu(), timings, num_steps, tracked,
+        stepper.table[:, 3].cpu(),
     )  # fmt: skip
 
 

@@ -12,10 +12,13 @@ from pyrobnn.checks import check_count
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
+from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 Loss = Callable[..., Tensor]
+#: L-BFGS steps whose gain says how far from the mode a search ended
+_FURTHER = 10
 
 
 class _Outside(Exception):
@@ -182,6 +185,12 @@ def polish(
     return best.detach(), float(gradient.norm())
 
 
+def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
+    """Nats that ten L-BFGS steps on all of the data gain from ``theta`` (dim,)."""
+    better, _ = polish(log_joint, theta, _FURTHER)
+    return max(0.0, float(log_joint(better, jacobian=False) - log_joint(theta, jacobian=False)))
+
+
 def point_posterior(
     method: Any,
     problem: Problem,
@@ -200,8 +209,11 @@ def point_posterior(
         if result is None
         else {"loss": result.losses if result.losses.dim() == 1 else result.losses.mean(1)}
     )
-    apart = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
-    record = apart if result is None else apart | {"num_steps": result.num_steps, "stopped": result.stopped}
+    apart: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
+    record = apart
+    if result is not None:
+        record = apart | {"num_steps": result.num_steps, "stopped": result.stopped}
+        record |= falling(result, result.losses, problem.num_rows, problem.density.dim)
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
         notes=[*([] if result is None else result.notes(method)), *_noise_notes(problem, draws, result), *notes],

@@ -18,6 +18,7 @@ from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_notes import elbo_notes
 from pyrobnn.inference.vi.evidence import evaluate_elbo, importance_stats
@@ -152,6 +153,9 @@ class GuideFit:
             "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
             "temperature": self._temperature(result.num_steps),
         }  # fmt: skip
+        # the ELBO is what a tempered fit gives up
+        if meta["temperature"] == 1.0:
+            meta |= falling(result, -result.tracked["elbo"], 1.0, problem.density.dim)
         timings = result.timings | {"evaluate": time.perf_counter() - begun}
         return make_posterior(
             problem, self.config, draws, seed=self.seed, timings=timings, approximation=approximation,

@@ -1,0 +1,56 @@
+"""How far from its optimum a search ended, in nats: what a few more steps, or as many again, would gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: steps below which the losses show nothing
+_SHORT = 20
+#: share of the run whose fall is measured, and the standard errors of it that are not believed
+_PART, _SIGMAS = 0.2, 3.0
+#: nats by which every parameter may be off its optimum (a third of its standard error), and the least that matter
+_PER_PARAMETER, _LEAST = 0.05, 1.0
+
+
+def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[str, float]:
+    """What ``meta`` keeps of it, for :func:`pyrobnn.diagnose` to judge."""
+    return {name: nats, "gain_limit": max(_LEAST, _PER_PARAMETER * num_params)}
+
+
+def falling(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
+    """`unfinished` of a run by its losses; nothing of one that a callback or a plateau ended, which was asked for."""
+    fall = still_falling(result, losses, scale)
+    if fall is None or result.stopped in ("callback", "plateau"):
+        return {}
+    return unfinished(fall, num_params, "fall_left")
+
+
+def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
+    r"""The fall of a loss over the last fifth of a run, in nats; of several members the largest.
+
+    The run is measured by the sum of its learning-rate factors, so that a rate that goes to zero does not look like an
+    optimum. Three standard errors of the noise of mini-batches are taken off.
+
+    Args:
+        result: the :class:`Result`, whose ``factors`` (step,) the rate had.
+        losses: (step,) or (step, members).
+        scale: nats of a unit of the loss.
+
+    Returns:
+        The fall; None of a run too short to show one.
+    """
+    num_steps = len(losses)
+    losses = losses.double().reshape(num_steps, -1)
+    if num_steps < _SHORT:
+        return None
+    time = result.factors[:num_steps].cumsum(0)
+    late = time > (1.0 - _PART) * time[-1]
+    before = (time > (1.0 - 2.0 * _PART) * time[-1]) & ~late
+    if min(int(late.sum()), int(before.sum())) < 2:
+        return None
+    fall = losses[before].mean(0) - losses[late].mean(0)
+    error = sum(losses[part].var(0) / int(part.sum()) for part in (before, late))
+    return max(0.0, scale * float((fall - _SIGMAS * torch.as_tensor(error).sqrt()).max()))
