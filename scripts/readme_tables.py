@@ -35,14 +35,24 @@ def uci_table(metric: str, published: bool) -> str:
         if any(r["dataset"] == name for r in records)
     ]
     columns = read_published(HERE / "published_uci.json") if published else None
-    return markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns)
+    table = markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns)
+    rules = uci_rules()
+    stale = sorted({record["method"] for record in records if record["rule"] != rules[record["method"]]})
+    return f"{table}\n\nMeasured with earlier settings than today's: {', '.join(stale)}." if stale else table
+
+
+def uci_rules() -> dict[str, str]:
+    """What a record of today's settings of each method is marked with."""
+    return {method: fits.rule_id(method) for method in [fits.FLOOR, *RULES]}
 
 
 def uci_records() -> list[dict]:
-    """Results of today's rules."""
-    rules = {method: fits.rule_id(method) for method in [fits.FLOOR, *RULES]}
-    records = read_records(HERE / "results" / "uci.jsonl")
-    return [record for record in records if rules.get(record["method"]) == record["rule"]]
+    """Results of today's settings; of a method that has none, those of the settings it was last measured with."""
+    rules, records = uci_rules(), read_records(HERE / "results" / "uci.jsonl")
+    measured = {(record["method"], record["rule"]) for record in records}
+    last = {record["method"]: record["rule"] for record in records}
+    shown = {m: rule if (m, rule) in measured else last.get(m) for m, rule in rules.items()}
+    return [record for record in records if shown.get(record["method"]) == record["rule"]]
 
 
 def uci_targets() -> str:
