@@ -243,3 +243,6 @@ def test_a_log_likelihood_of_other_rows_fails():
         assert (
             diagnose(tree).status == "fail" and find(diagnose(tree), "log_likelihood_rows").status == "fail"
         )
+    near = tree["posterior_predictive"]["y"].median(("chain", "draw")).values
+    tree["observed_data"]["y"] = ("obs", near + 1e-3)  # no order that could be checked
+    assert find(diagnose(tree), "log_likelihood_rows") is None
