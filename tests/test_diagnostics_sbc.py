@@ -113,6 +113,7 @@ def test_replications_fitted_as_one_batch_have_their_own_posteriors():
         draws = torch.cat([fit.draws["net.weight"].flatten(2), fit.draws["net.bias"]], -1)
         assert_mean_within(draws, mean)
         assert_var_within(draws, covariance.diagonal(), mean=mean)
+        assert fit.sample_stats["diverging"].dtype == torch.bool  # as NUTS has it
 
 
 def test_a_batch_needs_the_compiled_engine():

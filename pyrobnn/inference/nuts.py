@@ -229,7 +229,7 @@ class NUTS(Method):
             draws,
             seed=seed,
             timings={"compile": result.compile_seconds, "fit": seconds},
-            sample_stats=_named(result.stats),
+            sample_stats=named_stats(result.stats),
             history=result.history,
             point_values=None if file is None else _on_cpu(problem.density.initial_points),
             meta={
@@ -389,6 +389,7 @@ def _on_cpu(what: Any) -> Any:
     return replace(what, model=what.model.to(torch.device("cpu"))) if what.is_bnn else what
 
 
-def _named(stats: Tensor) -> dict[str, Tensor]:
+def named_stats(stats: Tensor) -> dict[str, Tensor]:
+    """Statistics (chain, draw, 7) by name, each (chain, draw) in its own dtype."""
     whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
     return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}

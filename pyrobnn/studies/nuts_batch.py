@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import make_posterior, prepare
-from pyrobnn.inference.hmc.machine import STATS, Machine
+from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.run import Run
-from pyrobnn.inference.nuts import DEFAULT_WARMUP, NUTS
+from pyrobnn.inference.nuts import DEFAULT_WARMUP, NUTS, named_stats
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -92,7 +92,7 @@ def fit_batch(
             density.constrain(z[i]),
             seed=seed,
             timings={"compile": drawn.compile_seconds},
-            sample_stats=dict(zip(STATS, stats[i].unbind(-1), strict=True)),
+            sample_stats=named_stats(stats[i]),
         )
         for i, problem in enumerate(problems)
     ]
