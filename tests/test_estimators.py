@@ -94,6 +94,24 @@ def test_a_fit_is_repeated_by_its_random_state_in_any_order_of_the_rows(table):
     assert (seeds.fit(x, y).predict(x) != seeds.fit(x, y).predict(x)).any()
 
 
+def test_a_data_frame_with_more_than_numbers(table):
+    x, y = table
+    x = x.assign(city=np.where(x["b"] > 0.5, "Rome", "Oslo"), day=pd.date_range("2024-01-01", periods=60))
+    model = regressor(SHORT).fit(x, y)
+    assert list(model.feature_names_in_) == ["a", "b", "city", "day"] and model.n_features_in_ == 4
+    assert model.columns_.inputs[2:5] == ("city=Oslo", "city=Rome", "day (days)")
+    assert model.score(x, y) > 0.9 and len(model.predict(x[:1])) == 1
+    with pytest.warns(UserWarning, match="categories that the training data have not"):
+        model.predict(x[:1].assign(city="Pisa"))
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(x[["a", "b"]])
+    with pytest.raises(TypeError, match="must be a DataFrame as it was in the fit, got ndarray"):
+        model.predict(x.to_numpy())
+    with pytest.raises(ValueError, match="X has missing values in row 1 .*SimpleImputer"):
+        regressor(SHORT).fit(x.assign(a=x["a"].where(x.index > 0)), y)
+    assert model.fit(*table).columns_ is None and model.n_features_in_ == 2
+
+
 @QUICK
 def test_several_outputs_keep_their_units_and_their_noise(table):
     x, y = table

@@ -146,7 +146,9 @@ class Columns:
         if self.missing == "drop":
             keep = ~gaps.any(axis=1).to_numpy()
         elif self.missing == "refuse":
-            refuse_gaps(where, gaps, "drop these rows or impute them, or fit anew with missing='impute'")
+            refuse_gaps(
+                where, gaps, "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
+            )
         for column in self.columns:
             _tell(where, values[column.name][keep], column)
         if not keep.any():
@@ -209,9 +211,7 @@ def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
         columns = ", ".join(f"{column!r} ({number})" for column, number in count.items())
         rows = np.flatnonzero(gaps.any(axis=1).to_numpy()) + 1
         listed = ", ".join(map(str, rows[:LISTED])) + (" …" if len(rows) > LISTED else "")
-        raise ValueError(
-            f"{where} has missing values in row {listed} (column {columns}): {remedy} (command line: --missing)"
-        )
+        raise ValueError(f"{where} has missing values in row {listed} (column {columns}): {remedy}")
 
 
 def _learned(where: str, column: pd.Series, missing: Missing) -> Column | None:

@@ -145,7 +145,7 @@ def _dataset(
     frame = _chosen(where, frame, target, features, drop)
     inputs = frame.drop(columns=[target])
     if missing == "refuse":
-        refuse_gaps(where, frame.isna(), "use missing='drop' or missing='impute'")
+        refuse_gaps(where, frame.isna(), "use missing='drop' or missing='impute' (command line: --missing)")
     columns = Columns.fit(inputs, missing, where)
     x, keep = columns.transform(inputs[list(columns.names)], where)
     known = frame[target].notna().to_numpy()

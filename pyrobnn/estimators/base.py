@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
 from pyrobnn.checks import check_choice, check_count
 from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
+from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import choose
 from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
@@ -91,6 +99,28 @@ class Estimator(BaseEstimator):
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
         else:
             self.posterior_ = fit_weighted(self.method_, model, self._x, self._y, fractions, options)
+
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs (n, feature), float64, and targets; a table with other columns than numbers is encoded.
+
+        Args:
+            options: of scikit-learn's ``validate_data`` for the targets.
+        """
+        self.columns_: Columns | None = None
+        if not _has_other_than_numbers(X):
+            return cast(
+                tuple[np.ndarray, np.ndarray],
+                validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options),
+            )
+        names = [str(name) for name in X.columns]
+        check_names("X", names)
+        refuse_gaps("X", X.isna(), "fill them, with scikit-learn's SimpleImputer for instance")
+        columns = Columns.fit(X.set_axis(names, axis=1), "refuse", "X")
+        x, _ = columns.transform(X.set_axis(names, axis=1), "X")
+        _, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2, **options)
+        _check_feature_names(self, X, reset=True)
+        self.n_features_in_, self.columns_ = X.shape[1], columns
+        return x, y
 
     def _seed(self) -> int:
         """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
@@ -168,6 +198,11 @@ class Estimator(BaseEstimator):
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
+        if self.columns_ is not None:
+            if not isinstance(X, pd.DataFrame):
+                raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
+            _check_feature_names(self, X, reset=False)
+            return torch.tensor(self.columns_.transform(X, "X")[0])
         return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
@@ -232,6 +267,15 @@ class Estimator(BaseEstimator):
             # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
             state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
         return state
+
+
+def _has_other_than_numbers(X: Any) -> bool:
+    """Whether it is a DataFrame with text, categories or dates, which scikit-learn would not make numbers of."""
+    if not isinstance(X, pd.DataFrame):
+        return False
+    return any(
+        not (pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_bool_dtype(dtype)) for dtype in X.dtypes
+    )
 
 
 def _canonical(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from pyrobnn.data import Standardizer
@@ -59,7 +59,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
         Warns:
             UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
         """
-        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        x, y = self._validated(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         weights = self._checked_weights(x, sample_weight)

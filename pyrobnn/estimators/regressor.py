@@ -9,7 +9,7 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pyrobnn.checks import check_number
@@ -43,6 +43,9 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
     when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
+
+    A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``); missing
+    values are refused: put an imputer before it, in a pipeline.
 
     Raises:
         TypeError, ValueError: naming the argument, before anything is computed.
@@ -116,9 +119,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         Warns:
             UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
         """
-        x, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
+        x, y = self._validated(X, y, multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
         weights = self._checked_weights(x, sample_weight)
         self._flat = y.ndim == 1
