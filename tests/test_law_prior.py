@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from models import toy, toy_net
-from test_contract import METHODS, num_draws
+from test_contract import METHODS, NO_POINTS, num_draws
 from torch.distributions import transforms
 
 import pyrobnn as pb
@@ -88,7 +88,8 @@ def _assert_own_words(error: pytest.ExceptionInfo) -> None:
 
 def _check(prior: str, method: str) -> None:
     try:
-        model = pb.BNN(toy_net(), PRIORS[prior](), pb.likelihoods.HomoskedasticGaussian("learned"))
+        noise = dist.HalfNormal(1.0) if method in NO_POINTS else "learned"
+        model = pb.BNN(toy_net(), PRIORS[prior](), pb.likelihoods.HomoskedasticGaussian(noise))
         posterior = METHODS[method].fit(model, X, Y, seed=3, **num_draws(method))
     except Exception:
         _assert_own_words(pytest.ExceptionInfo.from_current())
