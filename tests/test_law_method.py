@@ -26,12 +26,15 @@ from pyrobnn.posterior.approximation import FAMILIES
 pytestmark = contract.pytestmark
 
 PACKAGE = Path(pb.__file__).parent
-#: experiments about methods that they name, a surname, and the value of an option (NUTS(init="map"))
+#: experiments about methods that they name, a surname, the value of an option (NUTS(init="map")), and what chooses
+#: a method for a user of estimators
 MAY_NAME = {
     "studies/uci/rules.py": "",
     "studies/nuts_batch.py": "",
     "report/conclusion.py": "Laplace",
     "diagnostics/evidence.py": "map",
+    "estimators/auto.py": "",
+    "estimators/weights.py": "Laplace",
 }
 PUBLIC = {name for name in pb.inference.__all__ if hasattr(getattr(pb, name), "fit")}
 

@@ -165,6 +165,31 @@ def test_runs_say_whether_their_chains_share_a_start():
     assert "nested R-hat" in check.evidence and "Chains that share a start: 0, 2; 1, 3." in check.evidence
 
 
+def test_an_evidence_with_an_error_says_what_the_others_are_off_by():
+    def evidence(value, **attrs):
+        return exact_tree(attrs={"method": "Made", "log_evidence": value, **attrs})
+
+    trees = {
+        "known": evidence(-50.0, method="Known", log_evidence_error=0.1),
+        "low": evidence(-53.0),
+        "near": evidence(-49.9),
+        "tuned": evidence(-40.0, settings='{"tune": "marginal_likelihood"}'),
+        "part": evidence(-40.0, settings='{"subset": "last_layer"}'),
+        "none": exact_tree(),
+    }
+    said = {
+        label: [check.evidence for check in verdict.checks if check.name == "log_evidence"]
+        for label, verdict in judge_all(trees).items()
+    }
+    assert said["known"] == said["part"] == said["none"] == []
+    assert said["low"] == ["The log evidence -53.00 is 3 nats below Known's, -50.00 ± 0.1."]
+    assert said["near"] == ["The log evidence -49.90 agrees with Known's, -50.00 ± 0.1."]
+    assert said["tuned"][0].endswith("10 nats above Known's, -50.00 ± 0.1: this run tuned the prior, so that it is "
+                                     "another model's.")  # fmt: skip
+    del trees["known"]
+    assert not any(c.name == "log_evidence" for v in judge_all(trees).values() for c in v.checks)
+
+
 @pytest.mark.parametrize(("length", "time"), [(50, 1), (300, 2)])
 def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
     """Of 25 sets of 60 exact quantities none may fail, and (at a rate of 1 in 200) at most two warn."""

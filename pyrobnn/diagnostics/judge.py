@@ -49,6 +49,7 @@ from pyrobnn.diagnostics.integrity import (
     hopeless,
 )
 from pyrobnn.diagnostics.loo import check_elpd, check_loo_khat, check_rows
+from pyrobnn.diagnostics.marginal import check_log_evidence, with_error
 from pyrobnn.diagnostics.model_checks import (
     check_collapse,
     check_dead_sites,
@@ -329,16 +330,28 @@ def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:
 def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]:
     """`diagnose` every tree, with the first NUTS run as the reference of the others.
 
-    A tree that cannot be diagnosed at all gets a verdict that says so: the others are still judged.
+    A tree that cannot be diagnosed at all gets a verdict that says so: the others are still judged. Where a run has
+    estimated the evidence with its error, the others say by how much theirs differs.
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference = reference_label(evidence)
     judges = None if reference is None else evidence[reference]
-    return {
+    found = {
         label: _judged(
             label, each, judges if judges not in (None, each) and same_data([each, judges]) else None
         )
         for label, each in evidence.items()
+    }
+    estimate = with_error(evidence.values())
+    if estimate is None:
+        return found
+    checks = {
+        label: check_log_evidence(each, estimate) if same_data([each, estimate]) else None
+        for label, each in evidence.items()
+    }
+    added = {label: () if check is None else (check,) for label, check in checks.items()}
+    return {
+        label: replace(verdict, checks=(*verdict.checks, *added[label])) for label, verdict in found.items()
     }
 
 
