@@ -13,11 +13,12 @@ import pytest
 import torch
 import xarray as xr
 from helpers import seeded
-from known_posteriors import SAMPLE, exact_tree, healthy_subspace, healthy_svi
+from known_posteriors import SAMPLE, classes_tree, exact_tree, healthy_subspace, healthy_svi
 from models import normal_prior, toy_net
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import Evidence, diagnose
+from pyrobnn.diagnostics.calibration import check_ece
 from pyrobnn.diagnostics.integrity import check_optimum
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.rates import rates, said_rates
@@ -83,6 +84,15 @@ def test_calibrated_few_rows_and_training_rows_are_no_alarm():
     assert find(diagnose(tree), "training_pit") is None  # leave-one-out is better
     del tree["log_likelihood"]
     assert find(diagnose(tree), "training_pit").status == "info"
+
+
+def test_confidence_that_is_wrong_is_seen_in_ten_rows():
+    statuses = {}
+    for sharpness in (1.0, 8.0):
+        tree = classes_tree(sharpness)
+        parts = [tree.isel(pred_point=slice(start, start + 10)) for start in range(0, 100, 10)]
+        statuses[sharpness] = [check_ece(Evidence.of(part)).status for part in parts]
+    assert statuses[1.0].count("pass") >= 9 and statuses[8.0].count("pass") <= 2
 
 
 def test_members_that_are_one_are_told():

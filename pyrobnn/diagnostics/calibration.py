@@ -19,8 +19,9 @@ from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 
 _MIN_DATA = 20
-#: held-out values of which coverage says something, by its exact tail: none of eight inside happens to nobody
-_FEWEST_COVERED = 8
+#: held-out values of which coverage and confidence say something, by an exact tail and a simulated one: that none of
+#: eight lies inside happens to nobody
+_FEWEST_HELD_OUT = 8
 _MAX_DATA = 2000
 _MAX_FEATURES = 20
 _NUM_REGIONS = 4
@@ -153,7 +154,7 @@ def _uniform_check(name: str, values: np.ndarray, source: str, which: str, depen
 def check_coverage(evidence: Evidence) -> Check | None:
     """Whether 90 % intervals hold 90 % of the held-out data."""
     held_out, scores = _held_out(evidence), score(evidence)
-    if held_out is None or len(held_out) < _FEWEST_COVERED or "coverage_90" not in scores:
+    if held_out is None or len(held_out) < _FEWEST_HELD_OUT or "coverage_90" not in scores:
         return None
     found, dependence = scores["coverage_90"], _dependence(evidence)[1]
     error = np.sqrt(_LEVEL * (1 - _LEVEL) / scores.num_data) * dependence
@@ -278,7 +279,7 @@ def _covariates(evidence: Evidence, x: np.ndarray | None, mean: np.ndarray | Non
 def check_ece(evidence: Evidence) -> Check | None:
     """Whether confidence and accuracy of classes agree, held against what perfect calibration would score."""
     probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
-    if probs is None or y is None or len(y) < _MIN_DATA:
+    if probs is None or y is None or len(y) < _FEWEST_HELD_OUT:
         return None
     p_class, labels = class_tensors(probs, y)
     confidence, correct = p_class.max(dim=1).values.numpy(), (p_class.argmax(dim=1) == labels).numpy()
