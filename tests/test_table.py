@@ -311,12 +311,13 @@ def test_a_file_of_every_kind_gives_the_same_data(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "inputs"),
     [
-        (["01.02.2024", "13.02.2024", "14.02.2024"], [19754, 19766, 19767]),
-        (["02/01/2024", "02/13/2024", "02/14/2024"], [19754, 19766, 19767]),
+        (["02.02.2024", "13.02.2024", "14.02.2024"], [19755, 19766, 19767]),
+        (["02/02/2024", "02/13/2024", "02/14/2024"], [19755, 19766, 19767]),
         (["2024-02-01 12:00", "2024-02-13", None], [19754.5, 19766, None]),
         (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
         ([True, None, False], [1, None, 0]),
         (pd.to_timedelta([1, 2, 36], unit="h"), [1 / 24, 2 / 24, 1.5]),
+        (pd.PeriodIndex(["2024-02", "2024-03", None], freq="M"), [19754, 19783, None]),
         (pd.Categorical([3, 1, 3]), [[0, 1], [1, 0], [0, 1]]),
         (pd.array([1, None, 3], dtype="Int64"), [1, None, 3]),
     ],
@@ -346,6 +347,19 @@ def rows(**columns):
         (rows(z=[1j] * 12), {}, "column 'z' holds complex numbers"),
         (rows(big=[2**60, 2**60 + 1] * 6), {}, "2 distinct whole numbers of which float64 keeps 1"),
         (rows(b=["1", "2", "x"] * 4), {}, "holds numbers but for 4 of 12 cells, first 'x' in row 3"),
+        (
+            rows(b=[f"{i}.5 km" for i in range(12)]),
+            {},
+            "holds numbers written such as '0.5 km': write plain numbers",
+        ),
+        (rows(b=[f"1.{200 + i},5" for i in range(12)]), {}, "holds numbers written such as '1.200,5'"),
+        (rows(b=[f"€{i}" for i in range(12)]), {}, "holds numbers written such as '€0'"),
+        (rows(b=[[1, 2]] * 12), {}, "'b' holds lists or other objects"),
+        (
+            rows(b=[np.inf] + [None] * 11),
+            {"missing": "impute"},
+            r"infinite values, first in row 1 \(column 'b'\)",
+        ),
         (rows(), {"features": ["b"]}, r"no column 'b' \(features\): it has a, y"),
         (rows(), {"drop": ["a"]}, "no column besides the target"),
         (rows(), {"features": ["y"]}, "'y' is the target and cannot be among 'features'"),
@@ -364,6 +378,14 @@ def test_a_malformed_table_is_explained_in_a_line(frame, options, message):
     with pytest.raises(ValueError, match=message) as refusal:
         data.from_frame(frame, "y", **options)
     assert "\n" not in str(refusal.value)
+
+
+def test_truth_values_with_gaps_are_classes():
+    with pytest.warns(UserWarning, match="1 of 3 rows have a missing value"):
+        dataset = data.from_frame(
+            pd.DataFrame({"a": [1.0, 4, 9], "y": [True, None, False]}), "y", missing="drop"
+        )
+    assert dataset.task == "classification" and dataset.class_names == ("False", "True")
 
 
 def test_rare_categories_share_no_input():

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?$")
+#: so few different values may be meant as classes, also where they are written with digits
+FEW_VALUES = 10
 _SECONDS = 86_400.0
 
 
@@ -76,13 +78,20 @@ def day_first(where: str, name: str, text: pd.Series) -> bool | None:
     )
 
 
+def dated(column: pd.Series) -> bool:
+    """Whether a column has a type of dates or of spans between them."""
+    return pd.api.types.is_datetime64_any_dtype(column) or isinstance(column.dtype, pd.PeriodDtype)
+
+
 def days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
     """Days since 1970 of a column of dates, float64, NaN for gaps.
 
     Raises:
         ValueError: text that is no date; the first is named.
     """
-    if not pd.api.types.is_datetime64_any_dtype(column):
+    if isinstance(column.dtype, pd.PeriodDtype):
+        column = column.dt.to_timestamp()
+    if not dated(column):
         text = as_text(column)
         found = pd.to_datetime(text, errors="coerce", dayfirst=bool(day_first), format="mixed", utc=True)
         wrong = (found.isna() & text.notna()).to_numpy()
@@ -97,6 +106,24 @@ def days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
     nanoseconds = column.astype("datetime64[ns]").to_numpy()
     since = (nanoseconds - np.datetime64(0, "ns")) / np.timedelta64(1, "s")
     return np.asarray(np.where(np.isnat(nanoseconds), np.nan, since / _SECONDS), dtype=np.float64)
+
+
+def refuse_units(where: str, name: str, text: pd.Series) -> None:
+    """Refuse numbers with one unit, currency or other separators, which are no categories.
+
+    Args:
+        text: the cells, without gaps.
+
+    Raises:
+        ValueError: naming the column and what stands around its numbers.
+    """
+    units = text.str.extract(r"^[+-]?([$€£¥]?\s*)\d[\d.,\s']*?(\s*[^\d.,']{0,6})$")
+    alike = bool(units.notna().all().all()) and len(units.drop_duplicates()) == 1
+    if alike and text.nunique() > FEW_VALUES:
+        raise ValueError(
+            f"{where}: column {name!r} holds numbers written such as {text.iloc[0]!r}: write plain numbers, with a "
+            "decimal point and without units and separators, or drop it"
+        )
 
 
 def as_text(column: pd.Series) -> pd.Series:

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from pyrobnn.checks import check_choice
-from pyrobnn.data.cells import DATE, as_text, day_first, days, numbers, truths
+from pyrobnn.data.cells import DATE, as_text, dated, day_first, days, numbers, refuse_units, truths
 
 Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date"]
@@ -141,6 +141,7 @@ class Columns:
             {column.name: _values(where, frame[column.name], column) for column in self.columns},
             index=frame.index,
         )
+        _refuse_infinite(where, values)
         gaps = values.isna()
         keep = np.ones(len(values), bool)
         if self.missing == "drop":
@@ -156,10 +157,6 @@ class Columns:
                 f"{where} has a missing value in every row: use missing='impute' (--missing impute)"
             )
         x = self._transformer().fit_transform(values[keep])
-        infinite = ~np.isfinite(x)
-        if infinite.any():
-            row = int(np.flatnonzero(keep)[infinite.any(axis=1).argmax()]) + 1
-            raise ValueError(f"{where} has infinite values, first in row {row}: drop these rows")
         return np.asarray(x, dtype=np.float64), keep
 
     def _transformer(self) -> ColumnTransformer:
@@ -214,6 +211,16 @@ def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
         raise ValueError(f"{where} has missing values in row {listed} (column {columns}): {remedy}")
 
 
+def _refuse_infinite(where: str, values: pd.DataFrame) -> None:
+    infinite = values.select_dtypes("number").abs() == np.inf
+    if infinite.to_numpy().any():
+        name = infinite.columns[infinite.any().to_numpy().argmax()]
+        row = int(infinite.any(axis=1).to_numpy().argmax()) + 1
+        raise ValueError(
+            f"{where} has infinite values, first in row {row} (column {name!r}): drop these rows"
+        )
+
+
 def _learned(where: str, column: pd.Series, missing: Missing) -> Column | None:
     """What the column is; None where it is to be left out."""
     name, gaps = str(column.name), column.isna()
@@ -222,17 +229,22 @@ def _learned(where: str, column: pd.Series, missing: Missing) -> Column | None:
     indicator = missing == "impute" and bool(gaps.any())
     if isinstance(column.dtype, pd.CategoricalDtype):
         return _categories(where, name, column, indicator)
-    if pd.api.types.is_datetime64_any_dtype(column):
+    if dated(column):
         return _dates(name, days(where, column, None), None, indicator)
     values = numbers(where, column)
     if values is not None:
         kind: Kind = "boolean" if pd.api.types.is_bool_dtype(column) or truths(column) else "number"
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         return Column(name, kind, fill=fill, indicator=indicator)
+    if not column.dropna().map(pd.api.types.is_scalar).all():
+        raise ValueError(
+            f"{where}: column {name!r} holds lists or other objects: make columns of them, or drop it"
+        )
     text = as_text(column).dropna()
     if text.str.match(DATE).all():
         first = day_first(where, name, text)
         return _dates(name, days(where, column, first), first, indicator)
+    refuse_units(where, name, text)
     if len(text) >= _FEWEST_LABELS and text.nunique() > _LABEL_SHARE * len(text):
         warnings.warn(
             f"{where}: the column {name!r} is text with {text.nunique()} different values in {len(text)} rows "
@@ -263,7 +275,7 @@ def _dates(name: str, values: np.ndarray, day_first: bool | None, indicator: boo
     known = values[~np.isnan(values)]
     steps = np.diff(np.unique(known))
     span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
-    cycles = tuple(cycle for cycle, length in CYCLES.items() if 2 * finest <= length <= span / 2)
+    cycles = tuple(cycle for cycle, length in CYCLES.items() if 2 * finest <= length <= (span + finest) / 2)
     return Column(
         name, "date", fill=float(np.median(known)), indicator=indicator, day_first=day_first, cycles=cycles
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pyrobnn.data.cells import DATE, numbers
+from pyrobnn.data.cells import DATE, FEW_VALUES, dated, numbers, truths
 from pyrobnn.data.columns import Columns, Missing, refuse_gaps
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.files import check_names, read_frame
@@ -20,8 +20,6 @@ __all__ = ["from_csv", "from_frame", "read_features"]
 
 #: rows from which a column of consecutive whole numbers is no coincidence
 _FEWEST_COUNTED = 10
-#: a numeric target of so few values, each met so often on average, may be meant as classes
-_FEW_VALUES = 10
 
 
 def from_csv(
@@ -208,9 +206,9 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
                 f"{where}: target {column.name!r} holds fractions, which are no class labels: use task='regression'"
             )
         return _classes(where, column)
-    labelled = pd.api.types.is_bool_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
-    dated = pd.api.types.is_datetime64_any_dtype(column)
-    values = None if (labelled and task is None) or dated else numbers(where, column)
+    labelled = pd.api.types.is_bool_dtype(column) or truths(column)
+    labelled |= isinstance(column.dtype, pd.CategoricalDtype)
+    values = None if (labelled and task is None) or dated(column) else numbers(where, column)
     if values is not None:
         return torch.tensor(values).unsqueeze(-1), ()
     if task == "regression":
@@ -228,7 +226,7 @@ def _text_classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[st
             "since the first (if the dates are classes, say so with task='classification')"
         )
     units = {re.sub(r"^[+-]?(\d+\.?\d*|\.\d+)", "", name) for name in class_names}
-    if len(class_names) > _FEW_VALUES and len(units) == 1:
+    if len(class_names) > FEW_VALUES and len(units) == 1:
         raise ValueError(
             f"{where}: target {column.name!r} holds numbers with {units.pop().strip()!r} behind them, such as "
             f"{class_names[0]!r}: write plain numbers (if they are classes, say so with task='classification')"
@@ -274,7 +272,7 @@ def _ask(where: str, dataset: Dataset, task: Task | None) -> None:
     """Refuse to guess whether a few whole numbers are classes."""
     values = np.unique(dataset.y.numpy())
     whole = task is None and dataset.task == "regression" and bool((values % 1 == 0).all())
-    if whole and len(values) <= _FEW_VALUES and dataset.num_data >= _FEW_VALUES * len(values):
+    if whole and len(values) <= FEW_VALUES and dataset.num_data >= FEW_VALUES * len(values):
         raise ValueError(
             f"{where}: the target {dataset.target_name!r} has {len(values)} values, all whole numbers, which may be "
             "numbers or classes: say task='regression' or task='classification' (command line: --task)"
