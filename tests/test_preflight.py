@@ -49,10 +49,8 @@ def test_memory_grows_with_what_it_should_grow_with():
 
 
 def test_time_grows_with_what_it_should_grow_with():
-    small, large = (
-        seconds_per_datum(model(*hidden), X.repeat(5, 1), Y.repeat(5, 1)) for hidden in ((4,), (300, 300))
-    )
-    assert large > 3 * small
+    small, large = (seconds_per_datum(model(*hidden), X[:20], Y[:20]) for hidden in ((4,), (300, 300)))
+    assert large > 3 * small > 0
 
     def seconds(method, **options):
         return expected_seconds(method, model(50), X, Y, 1e-6, **options)

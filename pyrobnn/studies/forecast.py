@@ -22,8 +22,8 @@ from pyrobnn.studies.study import QUICK_ROWS, Study
 Prepared = Mapping[str, tuple[Method, dict[str, Any]]]
 #: seconds from which a faster way is named
 _LONG = 60.0
-#: rows and sets of weights of the gradients that are timed, and how often
-_ROWS, _SETS, _TIMES = 4096, 4, 5
+#: of the gradients that are timed: least and most rows, bytes that autograd keeps, sets of weights, and how often
+_ROWS, _BYTES, _SETS, _TIMES = (16, 4096), 2**20, 4, 5
 
 
 class Forecast:
@@ -78,7 +78,7 @@ class Forecast:
 
 
 def seconds_per_datum(model: BNN, x: Tensor, y: Tensor) -> float:
-    """Seconds that a gradient takes of one datum and one set of weights, measured on up to 4096 rows.
+    """Seconds that a gradient takes of one datum and one set of weights, measured on so many rows that it shows.
 
     What a call takes whatever its rows is left out: compiled, it is small.
 
@@ -87,15 +87,17 @@ def seconds_per_datum(model: BNN, x: Tensor, y: Tensor) -> float:
         x, y: the data.
     """
     spent = []
-    rows = min(len(x), _ROWS)
+    datum = measure(None, model, x, y, 1, False).datum
+    rows = max(_ROWS[0], min(_ROWS[1], _BYTES // (_SETS * datum)))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the fit says it
-        for num in (rows, max(1, rows // 8)):
-            density = prepare(model, x[:num], y[:num], points="free", device=model.device).density
+        for num in (rows, rows // 8):
+            some = torch.arange(num) % len(x)
+            density = prepare(model, x[some], y[some], points="free", device=model.device).density
             z = density.initial().expand(_SETS, -1).contiguous()
             gradient, _ = batched_gradient(density.log_joint, z)
             spent.append(min(_timed(gradient, z) for _ in range(_TIMES)) / _SETS)
-    return max(0.0, spent[0] - spent[1]) / max(1, rows - rows // 8)
+    return max(0.0, spent[0] - spent[1]) / (rows - rows // 8)
 
 
 def expected_seconds(
