@@ -41,7 +41,7 @@ check_pages.write(HERE / "checks")
 shutil.copytree(ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery"))
 
 nb_execution_mode = "off"  # the outputs are those that are stored
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline", "deflist"]
 myst_heading_anchors = 3
 myst_url_schemes = ("http", "https", "mailto")
 
@@ -52,8 +52,11 @@ python_maximum_signature_line_length = 90
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = ["Caveat", "Papers"]
-# what other projects document: their pages are on the network, and a build needs none
-nitpick_ignore_regex = [(r"py:.*", r"(?!pyrobnn\b).*"), (r"py:class", r".*\.[A-Z]")]  # and type variables
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!pyrobnn\b).*"),  # what others document is on the network, and a build needs none
+    (r"py:class", r".*\.[A-Z]"),  # type variables
+    (r"py:class", r"pyrobnn(\.\w+){3,}"),  # types of internal modules, named in signatures alone
+]
 
 html_theme = "furo"
 html_title = "pyrobnn"

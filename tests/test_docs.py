@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import inspect
 import json
 import re
@@ -24,7 +25,8 @@ DOCS = ROOT / "docs"
 WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
 #: takes longer than a few seconds
-SLOW = {"several-machines", "compare"}
+SLOW = {"deploy", "methods", "million-rows", "other-trees", "pyro-program", "save-and-resume", "trackers"}
+OPTIONAL = {"numpyro", "pymc", "tensorboard"}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
@@ -38,6 +40,12 @@ def runnable():
     for page in PAGES:
         if blocks(page.read_text(encoding="utf-8"), "python"):
             yield pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
+
+
+def missing(block):
+    """Libraries of others that a block imports and that the package does not require."""
+    imported = set(re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE))
+    return [name for name in OPTIONAL & imported if importlib.util.find_spec(name) is None]
 
 
 @pytest.fixture
@@ -54,7 +62,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     names: dict = {"__name__": "__page__"}
     with seeded(0):  # a page draws initial weights as a user would
         for block in blocks(page.read_text(encoding="utf-8"), "python"):
-            exec(compile(block, str(page), "exec"), names)
+            if not missing(block):
+                exec(compile(block, str(page), "exec"), names)
 
 
 def test_no_page_is_without_an_example():
@@ -63,6 +72,17 @@ def test_no_page_is_without_an_example():
         code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
         included = "{include}" in text  # of the README, whose examples its own test runs
         assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
+
+
+def test_the_messages_that_are_explained_are_those_of_the_code():
+    texts = []
+    for path in (ROOT / "pyrobnn").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = getattr(node, "values", [node])
+            texts.append("".join(p.value for p in parts if isinstance(getattr(p, "value", None), str)))
+    said = "\n".join(texts)
+    quoted = re.findall(r'^"(.+)"$', (DOCS / "questions.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quoted) > 10 and [words for words in quoted if words not in said] == []
 
 
 def test_the_reference_has_every_public_name(extension, tmp_path):

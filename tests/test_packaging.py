@@ -125,6 +125,22 @@ def test_the_top_level_holds_what_it_may():
     assert {name for name in top if not name.startswith(".")} <= allowed
 
 
+def test_citation_and_changes_name_the_version():
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "pyrobnn/__init__.py").read_text()).group(1)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
+    (pin,) = re.findall(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"rev: v{pin}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
+    makefile, public = (ROOT / "Makefile").read_text(), (ROOT / ".github/workflows/ci.yml").read_text()
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE).group(1)
+    for command in re.findall(r"\$\(BIN\)/(.+)", lint):
+        assert f"- run: {command}\n" in public
+    assert all(f'"{python}"' in public for python in PYTHONS)
+
+
 @pytest.mark.parametrize(
     ("verb", "command"),
     [
