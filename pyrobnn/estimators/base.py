@@ -125,7 +125,7 @@ class Estimator(BaseEstimator):
     def _seed(self) -> int:
         """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
         if isinstance(self.random_state, Integral):
-            return int(self.random_state)
+            return check_count("random_state", self.random_state, minimum=0)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _checked_weights(self, x: np.ndarray, sample_weight: Any) -> np.ndarray | None:
