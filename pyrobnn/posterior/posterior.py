@@ -32,8 +32,9 @@ class Posterior:
             ``pyro.deterministic`` sites of a plain program.
         sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps,
             acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q.
-        log_evidence: Laplace: log marginal likelihood; SVI: the ELBO; else None. In nats, of the targets in the units
-            of the program: with a standardizer, subtract N log(y_scale) for that of the targets as they came.
+        log_evidence: Laplace: log marginal likelihood; SMC: its estimate, with ``meta["log_evidence_error"]``; SVI: the
+            ELBO; else None. In nats, of the targets in the units of the program: with a standardizer, subtract
+            N log(y_scale) for that of the targets as they came.
         approximation: q of SVI, Laplace and SWAG, else None.
         network: (params, x) → f where it isn't the model's own ``forward`` (linearised Laplace).
         moments: x → exact (mean, variance) of f where the method has them in closed form.
