@@ -187,8 +187,20 @@ def test_what_has_no_path_from_the_prior_is_refused_in_words():
             config.fit(program)
 
 
+def steep(x, y):
+    where = pyro.sample("where", dist.Normal(torch.zeros(20), 1.0).to_event(1))
+    pyro.sample("y", dist.Normal(where, 0.02).to_event(1), obs=torch.full((20,), 2.0))
+
+
+def test_particles_that_lag_behind_say_so():
+    exact = float(20 * dist.Normal(0.0, math.sqrt(1 + 0.02**2)).log_prob(torch.tensor(2.0)))
+    with pytest.warns(UserWarning, match="lag behind, many of the draws .* too low by"):
+        posterior = pb.SMC(num_particles=80, ess=0.5, max_leapfrogs=10, compile=False).fit(steep)
+    assert posterior.log_evidence < exact - 4 * posterior.meta["log_evidence_error"]
+
+
 def test_one_island_says_that_it_knows_no_error():
-    config = pb.SMC(num_particles=40, num_islands=1, max_leapfrogs=4, ess=0.5, compile=False)
+    config = pb.SMC(num_particles=300, num_islands=1, max_leapfrogs=8, compile=False)
     with pytest.warns(
         UserWarning, match="there is one island, so that nothing tells the error of log_evidence"
     ):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -306,6 +307,11 @@ class _Course:
         """Statistics of the draws, each (island, draw)."""
         return {"lp": self._drawn(1), "ancestor": self._drawn(2)}
 
+    def _lag(self) -> float:
+        """What the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up."""
+        steps = [after.beta - rung.beta for rung, after in pairwise(self.rungs)]
+        return sum(step * rung.rise for step, rung in zip(steps, self.rungs, strict=False))
+
     def _drawn(self, which: int) -> Tensor:
         """As many as were asked for, evenly spread over the particles: siblings are neighbours."""
         found = torch.cat([each[which] for each in self._rounds], 1)
@@ -319,7 +325,7 @@ class _Course:
         """What happened at each temperature, (temperature,)."""
         return {
             name: torch.tensor([float(getattr(rung, name)) for rung in self.rungs], dtype=torch.float64)
-            for name in ("beta", "ess", "acceptance_rate", "step_size", "moves", "left")
+            for name in ("beta", "ess", "acceptance_rate", "step_size", "moves", "rise", "left")
         }
 
     def notes(self) -> list[str]:
@@ -339,6 +345,13 @@ class _Course:
                 f"the log evidence is known to ±{error:.2g} nats only (the islands' own range from "
                 f"{float(islands.min()):.2f} to {float(islands.max()):.2f}), and each island has as many of the draws "
                 "as any other: use more num_particles"
+            )
+        lag = self._lag()
+        if lag > _ERROR + 2.0 * (error or 0.0):
+            found.append(
+                "the moves raised the log likelihood at one temperature after the other: the particles lag behind, "
+                f"many of the draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats "
+                "or more. Use more num_particles, raise max_moves and max_leapfrogs"
             )
         late = [rung for rung in self.rungs if not rung.settled]
         if len(late) > _UNSETTLED * len(self.rungs):

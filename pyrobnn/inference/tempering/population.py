@@ -32,6 +32,7 @@ class Rung(NamedTuple):
     acceptance_rate: float
     step_size: float
     moves: int
+    rise: float  # of the mean log likelihood by the moves: none, where the particles keep up
     left: float  # correlation of the log likelihood with where the particles were resampled
     settled: bool  # whether they had moved as far as they can
 
@@ -130,7 +131,10 @@ class Population:
             settled = forgotten or (all(growth) and rate >= 0.5 * self.target_accept)
             if settled:
                 break
-        return Rung(self.beta, worth, rate, self._step, len(self._states) - 1, 1.0 - gone[1] / 2.0, settled)
+        up = float((self.log_likelihood - before).mean())
+        return Rung(
+            self.beta, worth, rate, self._step, len(self._states) - 1, up, 1.0 - gone[1] / 2.0, settled
+        )
 
     def _move(self, scale: Tensor) -> float:
         """One trajectory of every particle, accepted or not; the mean acceptance rate, by which the step is tuned."""
