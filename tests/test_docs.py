@@ -60,10 +60,12 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     names: dict = {"__name__": "__page__"}
+    state = np.random.get_state()  # NumPyro draws from it
     with seeded(0):  # a page draws initial weights as a user would
         for block in blocks(page.read_text(encoding="utf-8"), "python"):
             if not missing(block):
                 exec(compile(block, str(page), "exec"), names)
+    np.random.set_state(state)
 
 
 def test_no_page_is_without_an_example():
