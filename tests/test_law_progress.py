@@ -10,7 +10,7 @@ from models import toy_model
 from test_contract import METHODS, X, Y, num_draws
 from test_law_interrupt import EARLY
 
-from pyrobnn.inference.hmc.draws import Look
+from pyrobnn.inference.hmc.draws import Progress
 from pyrobnn.inference.hmc.hooks import Hooks
 from pyrobnn.inference.optim.minimize import minimize
 
@@ -131,8 +131,8 @@ def test_a_bar_says_at_once_what_is_done_and_soon_how_long_it_takes(name, bars, 
 def test_before_the_first_transition_the_bar_knows_what_it_takes_at_least(bars):
     with Hooks(None, None, None, (), True, 100, 50, METHODS["NUTS"]) as hooks:
         for steps in (0, 16, 32):
-            hooks.look(Look("warm-up", 0, 50, 0.1, 0.0, 0, steps, ""))
-        hooks.look(Look("warm-up", 1, 50, 0.1, 5.0, 0, 48, ""))
+            hooks.look(Progress("warm-up", 0, 50, 0.1, 0.0, 0, steps, ""))
+        hooks.look(Progress("warm-up", 1, 50, 0.1, 5.0, 0, 48, ""))
     [bar] = bars
     assert bar.told[1:3] == [
         "NUTS: warm-up 0 of 50",

@@ -19,7 +19,7 @@ _NUM_BATCHES = 8
 _MIN_PER_BATCH = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Score:
     """One score with its error bars.
 

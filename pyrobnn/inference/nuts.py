@@ -31,9 +31,9 @@ from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.checks import (
     check_memory,
     disagreement,
-    fingerprint,
     needed_bytes,
     num_slots,
+    run_fingerprint,
     verdicts,
 )
 from pyrobnn.inference.hmc.converged import check_until, ended
@@ -294,7 +294,7 @@ class NUTS(Method):
     ) -> tuple[Draws, DrawFile | None, str]:  # fmt: skip
         earlier, save, file = None, None, None
         if checkpoint is not None or stream_to is not None:
-            name = fingerprint(self, problem, num_draws, seed, z, stream_to is not None)
+            name = run_fingerprint(self, problem, num_draws, seed, z, stream_to is not None)
             if checkpoint is not None:
                 earlier, save = checkpoints.read(checkpoint, name), (checkpoint, name, self.checkpoint_every)
             if stream_to is not None:

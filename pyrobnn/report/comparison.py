@@ -63,7 +63,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """The numbers of one method; a key that is missing does not apply to it or could not be had.
 

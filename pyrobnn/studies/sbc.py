@@ -106,7 +106,7 @@ def rank(
         raise ValueError(
             f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws."
         )
-    expected, found = quantities(truth, x, y, probe_x), quantities(posterior, x, y, probe_x)
+    expected, found = ranked_quantities(truth, x, y, probe_x), ranked_quantities(posterior, x, y, probe_x)
     keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
     rng = np.random.default_rng(seed)
     ranks = {}
@@ -116,7 +116,7 @@ def rank(
     return ranks
 
 
-def quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> dict[str, np.ndarray]:
+def ranked_quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> dict[str, np.ndarray]:
     """The ranked quantities of a posterior, name → (chain, draw)."""
     # the raw output: a heteroskedastic net's noise is ranked with its mean
     f = posterior.standard_function(probe_x).detach().double().cpu().numpy()

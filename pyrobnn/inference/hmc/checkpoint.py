@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MAGIC = b"pyrobnn checkpoint 2\n"
+_MAGIC = b"pyrobnn checkpoint 3\n"
 
 
 def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

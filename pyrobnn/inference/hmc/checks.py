@@ -68,7 +68,9 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
     memory.require(need, problem.device, what, ", or ".join(options))
 
 
-def fingerprint(config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool) -> str:
+def run_fingerprint(
+    config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool
+) -> str:
     """Fingerprint of everything that the draws depend on."""
     parts = {"x": problem.x, "y": problem.y, "start": z}
     tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
@@ -121,10 +123,10 @@ def movable(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
         if not left:
             return z
         todo = left
-    raise Refused(_no_start(problem, z[todo[0]], *single(z[todo[0]])))
+    raise Refused(_why_no_start(problem, z[todo[0]], *single(z[todo[0]])))
 
 
-def _no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
     """Which site is to blame that no start has a finite density."""
     density = problem.density
     log_prior, log_likelihood = density.log_parts(z)

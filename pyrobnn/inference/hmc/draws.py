@@ -35,7 +35,7 @@ class Draws(NamedTuple):
         return self.z
 
 
-class Look(NamedTuple):
+class Progress(NamedTuple):
     """What the host sees before the first step and between steps."""
 
     phase: str

@@ -16,7 +16,7 @@ from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws, Look
+from pyrobnn.inference.hmc.draws import Draws, Progress
 
 if TYPE_CHECKING:
     from pyrobnn.inference.nuts import NUTS
@@ -66,7 +66,7 @@ class Hooks:
         self._watch.stopped = "interrupt" if result.interrupted else stopped
         return self._watch.stopped
 
-    def _look(self, look: Look) -> bool:
+    def _look(self, look: Progress) -> bool:
         if self._tell(look):
             return True
         limit = self._config.max_seconds
@@ -75,7 +75,7 @@ class Hooks:
         self._stopped = "max_seconds"
         return True
 
-    def _tell(self, look: Look) -> bool:
+    def _tell(self, look: Progress) -> bool:
         warming = look.phase == "warm-up"
         if warming and look.wanted > self._num_warmup:
             self._num_warmup = look.wanted
@@ -109,12 +109,12 @@ class Hooks:
         self._stopped = "callback" if stop else self._stopped
         return stop
 
-    def _phase(self, look: Look) -> str:
+    def _phase(self, look: Progress) -> str:
         if look.phase == "warm-up":
             return f"warm-up {look.draws} of {look.wanted}"
         return "sampling until enough, or the end" if self.enough else "sampling"
 
-    def _say(self, look: Look, done: int) -> None:
+    def _say(self, look: Progress, done: int) -> None:
         """What is being done before the first transition; from the first leapfrogs on how long it takes at least."""
         if self._began is None:
             return

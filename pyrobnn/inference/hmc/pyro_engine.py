@@ -51,7 +51,7 @@ def sample(
             kernel = HMC(num_steps=trajectory, trajectory_length=None, **options)
         else:
             kernel = NUTS(max_tree_depth=max_tree_depth, **options)
-        record = _Recorder(kernel, potential)
+        record = _Transitions(kernel, potential)
         with seeded(seed * 1_000_003 + chain, z.device):
             mcmc = MCMC(
                 kernel,
@@ -92,7 +92,7 @@ class _Potential:
         return -self._log_density(params["z"].to(self._dtype))
 
 
-class _Recorder:
+class _Transitions:
     """Collects every kept draw and its statistics through Pyro's hook and the kernel's own energy function."""
 
     def __init__(self, kernel: HMC, potential: _Potential) -> None:

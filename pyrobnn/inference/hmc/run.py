@@ -15,7 +15,7 @@ from pyrobnn.compile import CudaGraph, compiled
 from pyrobnn.inference.hmc import checkpoint, rng
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws, Look
+from pyrobnn.inference.hmc.draws import Draws, Progress
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
 from pyrobnn.inference.hmc.warmup import (
     TooCoarse,
@@ -83,8 +83,8 @@ class Run:
         self.kept = min(machine.num_slots, kept_in_warmup(longest, machine.num_chains, machine.dim))
         self.file = file
         # draws that are in the file already, by chain, and their statistics
-        self.spilled = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
-        self.spilled_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
+        self.written = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
+        self.written_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
         self.history: list[list[float]] = []
         self._advance: Callable[[int], None] | None = None
         self.compile_seconds, self.mode = 0.0, "eager"
@@ -116,8 +116,8 @@ class Run:
             "plan": plan,
             "unfinished": torch.tensor(list(self.unfinished.encode()), dtype=torch.uint8),
             "history": history,
-            "spilled": self.spilled,
-            "spilled_stats": self.spilled_stats,
+            "written": self.written,
+            "written_stats": self.written_stats,
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -127,7 +127,7 @@ class Run:
         for mine, name in zip(self.buffers, Buffers._fields, strict=True):
             mine.copy_(tensors[name])
         self.scale = tensors["scale"].to(device)
-        self.spilled, self.spilled_stats = tensors["spilled"].to(device), tensors["spilled_stats"]
+        self.written, self.written_stats = tensors["written"].to(device), tensors["written_stats"]
         self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
         self.history = tensors["history"].tolist()
         self.plan = [(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
@@ -139,7 +139,7 @@ class Run:
         self,
         num_draws: int,
         *,
-        look: Callable[[Look], bool] | None = None,
+        look: Callable[[Progress], bool] | None = None,
         enough: Callable[[Draws], bool] | None = None,
         save: tuple[str | Path, str, float] | None = None,
     ) -> Draws:
@@ -147,7 +147,7 @@ class Run:
 
         Args:
             num_draws: draws per chain.
-            look: called now and then with a :class:`Look`; True stops the run at the draws that every chain has.
+            look: called now and then with a :class:`Progress`; True stops the run at the draws that every chain has.
             enough: called with the draws so far at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes.
 
@@ -164,7 +164,7 @@ class Run:
             return self._finish(self.ready, num_draws)._replace(interrupted=True)
 
     def _sample(
-        self, num_draws: int, look: Callable[[Look], bool] | None, enough: Callable[[Draws], bool] | None,
+        self, num_draws: int, look: Callable[[Progress], bool] | None, enough: Callable[[Draws], bool] | None,
         save: tuple[str | Path, str, float] | None,
     ) -> Draws:  # fmt: skip
         written, next_check = time.monotonic(), 100
@@ -176,8 +176,8 @@ class Run:
             self.advance(self.every)
             if self.file is not None and not warming:
                 if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
-                    self._spill(self.file, num_draws)
-            slots = self.state.scalars[_SLOT] + self.spilled
+                    self._write_out(self.file, num_draws)
+            slots = self.state.scalars[_SLOT] + self.written
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
             self.ready = 0 if warming else min(count, num_draws)
@@ -326,30 +326,30 @@ class Run:
         most = self.most or 0
         self.plan, self.unfinished = extended(self.plan, self.phase, most, reason, self.unfinished)
 
-    def _spill(self, file: DrawFile, num_draws: int) -> None:
+    def _write_out(self, file: DrawFile, num_draws: int) -> None:
         """Move the block of draws to the file; every chain begins an empty block."""
-        if self.spilled_stats.shape[1] < num_draws:
-            self.spilled_stats = self.spilled_stats.new_zeros(self.machine.num_chains, num_draws, len(STATS))
+        if self.written_stats.shape[1] < num_draws:
+            self.written_stats = self.written_stats.new_zeros(self.machine.num_chains, num_draws, len(STATS))
         slots = self.state.scalars[_SLOT]
         for chain in range(self.machine.num_chains):
-            start = int(self.spilled[chain])
+            start = int(self.written[chain])
             num = min(int(slots[chain]), num_draws - start)
             if num > 0:
                 file.write(chain, start, self._unwhiten(self.buffers.draws[chain, :num]))
-                self.spilled_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
-        self.spilled = self.spilled + slots
+                self.written_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
+        self.written = self.written + slots
         scalars = self.state.scalars.clone()
         scalars[_SLOT] = 0.0
         self.state = self.state._replace(scalars=scalars)
 
-    def _look(self, warming: bool, count: int, wanted: int) -> Look:
+    def _look(self, warming: bool, count: int, wanted: int) -> Progress:
         slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
         rows = self.buffers.stats
         latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
         column = STATS.index("diverging")
         valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
-        diverging = int((rows[..., column] * valid).sum()) + int(self.spilled_stats[..., column].sum())
-        return Look(
+        diverging = int((rows[..., column] * valid).sum()) + int(self.written_stats[..., column].sum())
+        return Progress(
             "warm-up" if warming else "sampling",
             min(count, wanted) + (sum(length for length, *_ in self.plan[: self.phase]) if warming else 0),
             sum(length for length, *_ in self.plan) if warming else wanted,
@@ -363,11 +363,11 @@ class Run:
     def _finish(self, count: int, num_draws: int) -> Draws:
         """The first ``count`` draws of every chain."""
         if self.file is not None:
-            self._spill(self.file, num_draws)
+            self._write_out(self.file, num_draws)
         history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return Draws(
             self._unwhiten(self.buffers.draws[:, :count]) if self.file is None else None,
-            (self.buffers.stats if self.file is None else self.spilled_stats)[:, :count],
+            (self.buffers.stats if self.file is None else self.written_stats)[:, :count],
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
             self.scale,
