@@ -164,7 +164,7 @@ def test_fifty_correlated_dimensions(mass_matrix, engine):
         assert steps < 8 if mass_matrix == "dense" else steps > 12
 
 
-@pytest.mark.filterwarnings("ignore:the chains have not mixed")
+@pytest.mark.filterwarnings("ignore:the chains have not mixed|the warm-up was not finished")
 def test_funnel_centred_reports_divergences():
     def centred(x, y):
         v = pyro.sample("v", dist.Normal(0.0, 3.0))

@@ -59,9 +59,10 @@ def disagreement(
         return None
     spreads: list[Any] = [None] * len(exact)
     graph = trace()
+    plain = results(graph)  # a graph that is wrong is no more spread out for it
     for seed in range(_SAMPLES):
         noisy = results(_WithNoise(graph, seed).run)
-        spreads = list(map(_spread, spreads, noisy, exact))
+        spreads = list(map(_spread, spreads, noisy, plain))
     found = map(_difference, mine, exact, spreads)
     place = f"of the {len(exact)} tensors that it returns and writes into"
     return next((f"{what} in number {i + 1} {place}" for i, what in enumerate(found) if what), None)
@@ -119,15 +120,15 @@ def _rounds(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _spread(so_far: Tensor | None, noisy: Any, exact: Any) -> Tensor | None:
-    """The largest distance of the noisy results from the exact one; of integers, whether any was another."""
-    if not isinstance(exact, Tensor):
+def _spread(so_far: Tensor | None, noisy: Any, plain: Any) -> Tensor | None:
+    """The largest distance of the noisy results from the one without noise; of integers, whether any was another."""
+    if not isinstance(plain, Tensor):
         return None
-    if not _rounds(exact):
-        other = noisy != exact
+    if not _rounds(plain):
+        other = noisy != plain
         return other if so_far is None else so_far | other
-    same = (noisy == exact) | (noisy.isnan() & exact.isnan())
-    distance = torch.where(same, 0.0, (noisy - exact).abs().nan_to_num(torch.inf))
+    same = (noisy == plain) | (noisy.isnan() & plain.isnan())
+    distance = torch.where(same, 0.0, (noisy - plain).abs().nan_to_num(torch.inf))
     return distance if so_far is None else torch.maximum(so_far, distance)
 
 

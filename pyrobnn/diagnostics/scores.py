@@ -189,7 +189,7 @@ def num_outputs(evidence: Evidence) -> int:
     for group in (HELD_OUT, OBSERVED_DATA):
         y = evidence.values(group, "y")
         if y is not None and y.ndim > 0:
-            return y.size // len(y)
+            return math.prod(y.shape[1:])
     return 1
 
 

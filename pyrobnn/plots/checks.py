@@ -160,6 +160,9 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
             if prior is None or posterior is None or prior.shape[2:] != posterior.shape[2:]:
                 empty_panel(ax, "no functions of the prior in this tree")
                 continue
+            if not (prior.size and posterior.size):
+                empty_panel(ax, "no draws in this tree")
+                continue
             drawn = [each.reshape(-1, *each.shape[2:])[..., output] for each in (prior, posterior)]
             order = np.argsort(np.median(drawn[1], axis=0))
             for draws, colour, shift in ((drawn[0], MUTED, -0.15), (drawn[1], EPISTEMIC, 0.15)):
