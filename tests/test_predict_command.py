@@ -23,7 +23,7 @@ KINDS = {
     "learned": {"noise": "learned"},
     "classes": {"target": "kind"},
 }
-SHORT = {"num_steps": 30, "num_warmup": 10, "init_steps": 20}
+SHORT = {"num_steps": 30, "num_warmup": 10, "init_steps": 20, "num_particles": 8, "max_moves": 2, "ess": 0.5}
 
 
 @pytest.fixture(scope="module")
