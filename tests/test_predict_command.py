@@ -59,6 +59,8 @@ def saved(table, folder, name, kind):
 def cases():
     for name in METHODS:
         for kind in KINDS:
+            if (name, kind) == ("smc", "learned"):
+                continue  # a point parameter has no prior to start from: refused
             fast = kind == "inferred" or name == "laplace" or (name == "svi" and kind == "classes")
             yield pytest.param(name, kind, marks=() if fast else pytest.mark.slow)
 
