@@ -148,7 +148,7 @@ def test_energy_statistics_are_consistent(whole_zoo):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mass_matrix", ["diag", "dense"])
+@pytest.mark.parametrize("mass_matrix", [pytest.param("diag", marks=pytest.mark.slow), "dense"])
 def test_fifty_correlated_dimensions(mass_matrix, engine):
     chains, draws = (16, 300) if engine == "compiled" else (2, 400)
     config = NUTS(num_chains=chains, num_warmup=150, mass_matrix=mass_matrix, engine=engine)
@@ -311,6 +311,7 @@ def test_large_activations_are_kept_in_the_cache():
     assert chains_per_call(gradient, z[:8]) == 8
 
 
+@pytest.mark.slow
 def test_sixty_four_short_chains_agree_with_four_long_ones():
     x, y = _regression_data()
     for chains, draws in ((64, 50), (4, 800)):
