@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import arviz_stats
 import numpy as np
@@ -64,6 +65,13 @@ def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed:
     return _full(evidence)
 
 
+def elpd_data(**fields: Any) -> ELPDData:
+    """Expected log predictive densities as ArviZ compares them, from the fields of its ``ELPDData``."""
+    # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
+    one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
+    return ELPDData(kind="loo", **fields) if one is None else one(**fields)
+
+
 @statistic
 def _full(evidence: Evidence) -> ELPDData | None:
     pointwise = evidence.log_likelihood
@@ -77,8 +85,7 @@ def _full(evidence: Evidence) -> ELPDData | None:
         return None
     num_data, num_draws = len(found.points), pointwise[:, :, 0].size
     coords = {"obs": found.points}
-    return ELPDData(
-        kind="loo",
+    return elpd_data(
         elpd=float(found.elpd.sum()),
         se=float(np.sqrt(num_data * found.elpd.var())),
         p=float((found.lppd - found.elpd).sum()),

@@ -14,7 +14,7 @@ from arviz_stats.utils import ELPDData
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.loo import loo, refit_points
+from pyrobnn.diagnostics.loo import elpd_data, loo, refit_points
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.groups import PREDICTIONS
 
@@ -125,8 +125,7 @@ def _ranking(title: str, elpds: Mapping[str, ELPDData], refused: tuple[str, ...]
 
 def _elpd(values: np.ndarray) -> ELPDData:
     """Log densities of held-out points in ArviZ's clothes."""
-    return ELPDData(
-        kind="held-out",
+    return elpd_data(
         elpd=float(values.sum()),
         se=float(np.sqrt(values.size * values.var())),
         p=0.0,
