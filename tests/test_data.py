@@ -42,6 +42,38 @@ def test_generator_has_the_published_size_range_function_and_noise(name):
     )
 
 
+def _nats(dataset, sigma):
+    """Mean negative log-likelihood of the truth with noise ``sigma``."""
+    return float(-torch.distributions.Normal(dataset.true_f, sigma).log_prob(dataset.y).mean())
+
+
+def test_the_points_of_the_studies_are_theirs():
+    plain, varying = data.study("uncertainty"), data.study("uncertainty_heteroskedastic")
+    # what the truth itself scores on the points of the study, as published, to its three digits
+    assert _nats(plain, 0.5) == pytest.approx(0.303, abs=6e-4)
+    assert _nats(plain, 0.2) == pytest.approx(-0.207, abs=6e-4)
+    assert _nats(varying, 0.5) == pytest.approx(0.327, abs=6e-4)
+    assert _nats(varying, varying.true_noise) == pytest.approx(-0.476, abs=6e-4)
+    first = {
+        "uncertainty": (-1.0, 0.6353831),
+        "uncertainty_heteroskedastic": (-1.0, -0.3280746),
+        "laplace": (8.8226929, 0.3465213),
+        "four_clusters": (-3.0672460, -0.9936748),
+        "four_cubic_clusters": (-3.0672460, -0.0788847),
+        "two_clusters": (-0.8524637, 0.7293868),
+        "two_cubic_clusters": (-0.8524637, 0.0694867),
+        "variational": (-0.5, -2.2516787),
+        "swag": (-5.0, 1.1887517),
+    }
+    for name in data.study_sets.STUDIES:
+        dataset = data.load(f"study_{name}", seed=7)
+        assert dataset.x.dtype == dataset.y.dtype == torch.float32
+        x, y = float(dataset.x[0, 0]), float(dataset.y[0, 0])
+        assert (x, y) == pytest.approx(first[name], abs=2e-6), (name, x, y)
+    with pytest.raises(ValueError, match="'name' must be one of 'uncertainty'"):
+        data.study("unknown")
+
+
 @pytest.mark.parametrize("name", [*GENERATORS, "clusters", "cubic_clusters", "polynomial_heteroskedastic"])
 def test_residuals_over_the_true_noise_are_standard_normal(name):
     if name == "polynomial_heteroskedastic":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyrobnn.data.dataset import Dataset, Standardizer, train_test_split
 from pyrobnn.data.real import breast_cancer, diabetes, digits
 from pyrobnn.data.registry import load, names
+from pyrobnn.data.study_sets import study
 from pyrobnn.data.synthetic import clusters, cubic_clusters, gap, polynomial, sine, sinusoid, sinx3
 from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all
 from pyrobnn.lazy import late_names
@@ -36,6 +37,7 @@ __all__ = [
     "sine",
     "sinusoid",
     "sinx3",
+    "study",
     "train_test_split",
     "uci",
     "uci_all",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyrobnn.data.dataset import Dataset, Task
+from pyrobnn.data.study_sets import STUDIES, study
 from pyrobnn.data.uci_sets import OPENML, uci_all
 
 from . import real, synthetic
@@ -28,6 +29,8 @@ SYNTHETIC: dict[str, Callable[[int], Dataset]] = {
     "sine": lambda seed: synthetic.sine(seed=seed),
     "sinx3": lambda seed: synthetic.sinx3(seed=seed),
 }
+#: points of published studies, which no seed changes
+PUBLISHED: dict[str, str] = {f"study_{name}": name for name in STUDIES}
 REAL: dict[str, Callable[[], Dataset]] = {
     "diabetes": real.diabetes,
     "digits": real.digits,
@@ -37,7 +40,7 @@ REAL: dict[str, Callable[[], Dataset]] = {
 
 def names() -> tuple[str, ...]:
     """The names :func:`load` knows; the UCI sets among them need the directory of ``PYROBNN_DATA``."""
-    return (*REAL, *SYNTHETIC, *OPENML)
+    return (*REAL, *SYNTHETIC, *PUBLISHED, *OPENML)
 
 
 def load(
@@ -56,7 +59,7 @@ def load(
         name: one of :func:`names`, or the path of a file that :func:`pyrobnn.data.from_csv` reads.
         target: the target column; needed with a file and meaningless with a name.
         task, features, drop, missing: of a file, as of :func:`pyrobnn.data.from_frame`.
-        seed: of the synthetic sets.
+        seed: of the synthetic sets; those of a study (``study_…``) have their own.
 
     Returns:
         :class:`Dataset` in original units.
@@ -89,4 +92,6 @@ def load(
             )
     if key in SYNTHETIC:
         return SYNTHETIC[key](seed)
+    if key in PUBLISHED:
+        return study(PUBLISHED[key])
     return REAL[key]() if key in REAL else uci_all(key)
