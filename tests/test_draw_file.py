@@ -41,7 +41,9 @@ def same(one, other):
 
 
 @pytest.mark.filterwarnings("ignore:.*diverged")
-@pytest.mark.parametrize("options", [{}, {"compile": False, "trajectory": 3}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), {"compile": False, "trajectory": 3}]
+)
 def test_draws_on_disk_are_the_draws_in_memory(tmp_path, options):
     config = NUTS(num_chains=3, num_warmup=60, **options)
     kept = config.fit(program, num_draws=MANY)
