@@ -14,9 +14,11 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.predict import Prediction
 
 if TYPE_CHECKING:
+    from pyrobnn import conformal as conformal
     from pyrobnn import diagnostics as diagnostics
     from pyrobnn import plots
     from pyrobnn import report as report
+    from pyrobnn.conformal import conformal_interval, conformal_set
     from pyrobnn.diagnostics import Verdict, diagnose
     from pyrobnn.estimators import BNNClassifier, BNNRegressor
     from pyrobnn.posterior.datatree import to_datatree
@@ -29,6 +31,9 @@ else:
             "BNNClassifier": "pyrobnn.estimators",
             "BNNRegressor": "pyrobnn.estimators",
             "Verdict": "pyrobnn.diagnostics",
+            "conformal": "pyrobnn.conformal",
+            "conformal_interval": "pyrobnn.conformal",
+            "conformal_set": "pyrobnn.conformal",
             "diagnose": "pyrobnn.diagnostics",
             "diagnostics": "pyrobnn.diagnostics",
             "plots": "pyrobnn.plots",
@@ -51,6 +56,8 @@ __all__ = [
     "Refused",
     "Verdict",
     "callbacks",
+    "conformal_interval",
+    "conformal_set",
     "data",
     "diagnose",
     "guides",

@@ -22,7 +22,7 @@ from sklearn.utils.validation import (
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
-from pyrobnn.checks import check_choice, check_count
+from pyrobnn.checks import Refused, check_choice, check_count
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
@@ -36,6 +36,7 @@ from pyrobnn.model import BNN
 from pyrobnn.posterior.predict import Prediction
 from pyrobnn.seeding import seeded
 
+_Rows = tuple[Tensor, Tensor]
 #: scalars (draw × point × output) that a prediction holds at once
 MOST_SCALARS = 2**24
 
@@ -224,6 +225,34 @@ class Estimator(BaseEstimator):
         keep = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
         found = self._predict(X, lambda p: part(p).flatten(0, 1)[keep.to(p.f.device)].movedim(0, 1))[0]
         return np.moveaxis(found, 0, 1)
+
+    def _conformal_rows(self, conformal: Any) -> tuple[_Rows | None, _Rows | None]:
+        """The rows that a conformal prediction is made from: those of the fit, or others to calibrate it by."""
+        check_is_fitted(self)
+        if conformal is True:
+            if self._weighted:
+                raise Refused(
+                    "rows with weights are not exchangeable with new ones: pass conformal=(X, y), rows that the fit "
+                    "has not seen"
+                )
+            return (self._x, self._y), None
+        if not isinstance(conformal, (tuple, list)) or len(conformal) != 2:
+            raise TypeError(
+                f"'conformal' must be True, False or a pair (X, y), got {type(conformal).__name__}"
+            )
+        x, y = self._inputs(conformal[0]), self._targets(conformal[1])
+        known = {row.tobytes() for row in self._joined(self._x, self._y)}
+        shared = sum(row.tobytes() in known for row in self._joined(x, y))
+        if shared > len(x) / 2:
+            raise ValueError(
+                f"{shared} of the {len(x)} calibration rows were in the fit, where the errors are too small: pass rows "
+                "that the fit has not seen"
+            )
+        return None, (x, y)
+
+    @staticmethod
+    def _joined(x: Tensor, y: Tensor) -> np.ndarray:
+        return np.concatenate([x.numpy(), y.reshape(len(y), -1).double().numpy()], axis=1)
 
     # -- judgement --------------------------------------------------------------------------------------------------
 

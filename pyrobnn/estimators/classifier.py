@@ -11,6 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
+from pyrobnn.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.base import Estimator
@@ -79,6 +80,38 @@ class BNNClassifier(ClassifierMixin, Estimator):
         """The most probable class of each row, (n,)."""
         probs = self.predict_proba(X)
         return np.asarray(self.classes_[probs.argmax(1)])
+
+    def predict_set(self, X: Any, level: float = 0.9, conformal: Any = False) -> np.ndarray:
+        """Whether each class belongs to the set that holds a new label with probability ``level``.
+
+        Args:
+            X: inputs (n, feature).
+            level: in (0, 1).
+            conformal: False takes the most probable classes until they have that probability; True or a pair (X, y) as
+                of :meth:`pyrobnn.BNNRegressor.predict_interval`: see :func:`pyrobnn.conformal_set`.
+
+        Returns:
+            (n, class), truth values, in the order of ``classes_``.
+
+        Raises:
+            Refused, TypeError, ValueError: as of :meth:`pyrobnn.BNNRegressor.predict_interval`.
+        """
+        check_number("level", level, above=0, below=1)
+        if conformal is not False:
+            from pyrobnn.conformal import conformal_set
+
+            train, calibration = self._conformal_rows(conformal)
+            found = conformal_set(
+                self.posterior_, self._inputs(X), train=train, calibration=calibration, alpha=1 - level
+            )
+            return found.member.numpy()
+        probs = self.predict_proba(X)
+        order = np.argsort(-probs, axis=1, kind="stable")
+        falling = np.take_along_axis(probs, order, 1)
+        needed = falling.cumsum(1) - falling < level
+        member = np.zeros(probs.shape, dtype=bool)
+        np.put_along_axis(member, order, needed, 1)
+        return member
 
     def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
         """Class probabilities of functions drawn from the posterior, (draw, n, class).

@@ -154,14 +154,37 @@ class BNNRegressor(RegressorMixin, Estimator):
         found = self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0]
         return self._shaped(found)
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+    def predict_interval(self, X: Any, level: float = 0.9, conformal: Any = False) -> np.ndarray:
         """The central interval that holds a new observation with probability ``level``.
+
+        Args:
+            X: inputs (n, feature).
+            level: in (0, 1).
+            conformal: False takes the model at its word; True gives the interval that holds so many observations on
+                average even where the model is wrong, without held-out rows, from draws of a posterior; a pair (X, y)
+                of rows that the fit has not seen does it for every method. See :func:`pyrobnn.conformal_interval`,
+                whose notes become warnings.
 
         Returns:
             (n, 2) or (n, output, 2): its lower and its upper end.
+
+        Raises:
+            Refused: a conformal interval of several outputs, of rows with weights, or (True) by a method whose draws
+                are of no posterior.
+            TypeError, ValueError: naming the argument.
         """
-        tail = (1 - check_number("level", level, above=0, below=1)) / 2
-        return self.predict_quantiles(X, (tail, 1 - tail))
+        check_number("level", level, above=0, below=1)
+        if conformal is False:
+            tail = (1 - level) / 2
+            return self.predict_quantiles(X, (tail, 1 - tail))
+        from pyrobnn.conformal import conformal_interval
+
+        train, calibration = self._conformal_rows(conformal)
+        found = conformal_interval(
+            self.posterior_, self._inputs(X), train=train, calibration=calibration, alpha=1 - level
+        )
+        ends = torch.stack([found.lower, found.upper], -1).numpy()
+        return ends if self._flat else ends[:, None]
 
     def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
         """Functions drawn from the posterior, at ``X``: each is coherent over its points, and without noise.
