@@ -2,16 +2,20 @@
 
     python scripts/benchmark_uci.py --data-root DIR --datasets yacht --jobs 2
     python scripts/benchmark_uci.py --data-root DIR --scheduler tcp://host:8786
+    python scripts/benchmark_uci.py --data-root DIR --budget 1h       # what fits into it, and what it leaves out
+    python scripts/benchmark_uci.py --data-root DIR --check 5%        # a random part again: exit code 1 if it differs
     python scripts/benchmark_uci.py --table-only
 
-Each finished fit is one line of the results file: stop the sweep at any moment, by any means, and the same command goes
-on where it was. Hyper-parameters follow one rule per method (pyrobnn.studies.uci.RULES), from the train part alone.
+A data set is one of the usual names, or any folder in the same layout. Each finished fit is one line of the results
+file: stop the sweep at any moment, by any means, and the same command goes on where it was. Hyper-parameters follow one
+rule per method (pyrobnn.studies.uci.RULES), from the train part alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import sys
 import time
@@ -29,11 +33,18 @@ def main(argv: list[str] | None = None) -> int:
     from pyrobnn.studies.uci import fits
 
     methods = options.methods or [fits.FLOOR, *uci.RULES]
+    if options.check:
+        recorded = current(uci.read_records(options.results), fits.rule_id, methods)
+        recorded = [
+            record for record in recorded if record["dataset"] in (options.datasets or [record["dataset"]])
+        ]
+        return check(recorded, options, functools.partial(fits.run_task, root=options.data_root))
     failures = 0
     if not options.table_only:
-        tasks = uci.tasks(options.datasets, methods, options.splits)
+        names = options.datasets or list(fits.DATASETS)
+        tasks = uci.tasks(names, methods, options.splits, root=options.data_root)
         sweep = uci.Sweep(options.results, fits.key, jobs=options.jobs, scheduler=options.scheduler)
-        failures = run(sweep, functools.partial(fits.run_task, root=options.data_root), tasks)
+        failures = run(sweep, functools.partial(fits.run_task, root=options.data_root), tasks, options.budget)
     records = current(uci.read_records(options.results), fits.rule_id, [fits.FLOOR, *uci.RULES])
     published = uci.read_published(HERE / "published_uci.json")
     show(records, [fits.FLOOR, *uci.RULES], published)
@@ -46,14 +57,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
-    parser.add_argument("--datasets", nargs="+", default=["yacht", "energy", "boston", "concrete"])
+    parser.add_argument("--datasets", nargs="+", help="names or folders (default: the nine usual ones)")
     parser.add_argument("--methods", nargs="+", help="default: all")
     parser.add_argument(
-        "--splits", type=splits, default=list(range(20)), help="such as 0-4 or 0,7 (default: 0-19)"
+        "--splits", type=splits, default=None, help="such as 0-4 or 0,7 (default: all that a set has)"
     )
     parser.add_argument("--results", default=HERE / "results" / "uci.jsonl", help="the results file")
     parser.add_argument("--jobs", type=int, default=1, help="processes on this machine")
     parser.add_argument("--scheduler", help="address of a Dask scheduler whose workers run the fits")
+    parser.add_argument(
+        "--budget", type=duration, default=math.inf, help="such as 90m or 1h: run what fits into it"
+    )
+    parser.add_argument("--check", type=share, help="such as 5%%: make a random part of the records again")
+    parser.add_argument("--seed", type=int, default=0, help="of the part that --check draws")
     parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
     return parser.parse_args(argv)
 
@@ -67,10 +83,63 @@ def splits(text: str) -> list[int]:
     return found
 
 
-def run(sweep, function, tasks) -> int:
+def duration(text: str) -> float:
+    """Of the option ``--budget``."""
+    from pyrobnn.studies.uci import plan
+
+    return _of_an_option(plan.duration, text)
+
+
+def share(text: str) -> float:
+    """Of the option ``--check``."""
+    from pyrobnn.studies.uci import plan
+
+    return _of_an_option(plan.share, text)
+
+
+def _of_an_option(read, text: str) -> float:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def check(records, options, function) -> int:
+    """Make a random part of the records again; 1 if one lies beyond the tolerance, 2 if there is none."""
+    from pyrobnn.studies.uci import fits, plan
+
+    if not records:
+        print(f"no record of today's rules in {options.results}: nothing to check")
+        return 2
+    drawn = plan.sample(records, options.check, options.seed)
+    print(
+        f"{len(drawn)} of {len(records)} records again; {plan.plan(drawn, records, math.inf).describe(1)}",
+        flush=True,
+    )
+    failed = 0
+    for number, record in enumerate(drawn, 1):
+        name = f"[{number}/{len(drawn)}] {record['dataset']} split {record['split']} {record['method']}"
+        task = {key: record[key] for key in ("dataset", "split", "method", "rule")}
+        again = function(task)
+        wrong = plan.differences(record, again)
+        failed += bool(wrong)
+        code = "" if record.get("code") == fits.code() else ", recorded by other code than today's"
+        exact = "the same number" if again["scores"] == record["scores"] else "within the tolerance"
+        print(f"{name}: {'; '.join(wrong) or exact}{code}", flush=True)
+    print(f"{len(drawn) - failed} of {len(drawn)} records were met")
+    return 1 if failed else 0
+
+
+def run(sweep, function, tasks, budget) -> int:
     """Run what is pending and say how it goes; the number of fits that failed."""
-    pending, failures, started = len(sweep.pending(tasks)), 0, time.perf_counter()
+    from pyrobnn.studies.uci import plan, read_records
+
+    waiting, failures, started = sweep.pending(tasks), 0, time.perf_counter()
+    planned = plan.plan(waiting, read_records(sweep.path), budget, sweep.jobs)
+    tasks = [task for task in tasks if task not in planned.left_out]
+    pending = len(planned.tasks)
     print(f"{len(tasks) - pending} of {len(tasks)} fits are in {sweep.path}; {pending} to run", flush=True)
+    print(planned.describe(sweep.jobs), flush=True)
     try:
         for number, (task, outcome) in enumerate(sweep.run(function, tasks), 1):
             name = f"{task['dataset']} split {task['split']} {task['method']}"
@@ -103,11 +172,7 @@ def show(records, methods, published) -> None:
     from pyrobnn.studies.uci import compare_with_published
     from pyrobnn.studies.uci.tables import METRICS, markdown
 
-    names = [
-        name
-        for name in ("yacht", "energy", "boston", "concrete")
-        if any(r["dataset"] == name for r in records)
-    ]
+    names = sorted({record["dataset"] for record in records})
     if not records:
         print("no results yet")
         return

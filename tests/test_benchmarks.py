@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -12,11 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import seeded
 
-from pyrobnn.data import Dataset, diabetes
+from pyrobnn.data import Dataset, diabetes, uci
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
@@ -30,14 +32,15 @@ from pyrobnn.studies.uci import (
     compare_with_published,
     fits,
     mixture_scores,
+    plan,
     read_published,
     read_records,
     summarize,
     tasks,
 )
-from pyrobnn.studies.uci.rules import RULES
+from pyrobnn.studies.uci.rules import RULES, OfLinear
 from pyrobnn.studies.uci.scores import mixture_crps
-from pyrobnn.studies.uci.tables import markdown
+from pyrobnn.studies.uci.tables import markdown, smallest_difference
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "scripts" / "published_uci.json"
@@ -197,13 +200,88 @@ def test_every_declared_rule_can_be_written_down():
         json.dumps(rule.describe())
 
 
-def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="yacht"):
-        tasks(["yaht"], ["map"], [0])
+@pytest.fixture
+def small_sets(tmp_path):
+    """Two folders in the layout of the UCI sets: one with two splits, one with three."""
+    generator = np.random.default_rng(0)
+    for name, count in (("yacht", 2), ("mine", 3)):
+        folder = tmp_path / name
+        folder.mkdir()
+        x = generator.normal(size=(40, 2))
+        np.savetxt(folder / "data.txt", np.column_stack([x, np.sin(x[:, 0]) + 0.1 * x[:, 1]]))
+        (folder / "index_features.txt").write_text("0\n1\n")
+        (folder / "index_target.txt").write_text("2\n")
+        for split in range(count):
+            rows = np.roll(np.arange(40), 7 * split)
+            np.savetxt(folder / f"index_train_{split}.txt", rows[:36], fmt="%d")
+            np.savetxt(folder / f"index_test_{split}.txt", rows[36:], fmt="%d")
+    return tmp_path
+
+
+def test_unknown_names_are_refused_with_the_known_ones(small_sets):
+    with pytest.raises(ValueError, match="'yaht'.*found mine, yacht.*usual ones are boston"):
+        tasks(["yaht"], ["map"], [0], root=small_sets)
     with pytest.raises(ValueError, match="mc-dropout"):
-        tasks(["yacht"], ["dropout"], [0])
-    with pytest.raises(ValueError, match="0 … 19"):
-        tasks(["yacht"], ["map"], [20])
+        tasks(["yacht"], ["dropout"], [0], root=small_sets)
+    with pytest.raises(ValueError, match="no split 3: they are 0 … 2"):
+        tasks(["yacht", "mine"], ["map"], [3], root=small_sets)
+
+
+def test_a_set_has_the_splits_of_its_folder(small_sets):
+    found = tasks(["yacht", "mine"], ["linear"], root=small_sets)
+    assert [(task["dataset"], task["split"]) for task in found] == [
+        ("yacht", 0),
+        ("mine", 0),
+        ("yacht", 1),
+        ("mine", 1),
+        ("mine", 2),
+    ]
+    record = fits.run_task(found[-1], root=small_sets)
+    assert record["num_train"] == 36 and record["peak_mb"] > 10 and len(record["code"]) == 8
+
+
+def test_the_noise_of_a_rule_is_a_share_of_what_a_line_leaves(small_sets):
+    train, _ = uci("mine", 0, small_sets)
+    residual = LinearFloor.fit(train).noise
+    assert OfLinear(0.5).sd(train) == pytest.approx(0.5 * residual, rel=0.06)
+    scaled = dataclasses.replace(train, y=1000 * train.y)  # a share knows no unit
+    assert OfLinear(0.5).sd(scaled) == OfLinear(0.5).sd(train)
+    assert not any(isinstance(noise, float) for rule in RULES.values() for noise in rule.noises)
+
+
+def test_the_cost_is_told_and_a_budget_leaves_out_what_does_not_fit():
+    known = [{"dataset": "a", "method": "map", "cpu_seconds": 10.0, "peak_mb": 400}]
+    waiting = [{"dataset": name, "method": "map", "split": split} for split in (0, 1) for name in ("a", "b")]
+    whole = plan.plan(waiting, known, math.inf)
+    assert (whole.seconds, whole.guessed, whole.peak_mb, whole.left_out) == (40.0, 2, 400, [])
+    cut = plan.plan(waiting, known, plan.duration("0.5m"))
+    assert cut.tasks == waiting[:3] and cut.left_out == waiting[3:]
+    assert "about 30 s with 1 process, 400 MB" in cut.describe(1)
+    assert "left out for the budget: 1 fits, of b map" in cut.describe(1)
+    assert plan.plan(waiting, known, 15, jobs=2).tasks == waiting[:3]
+    for text in ("1 hour", "0h", "h", "-3m"):
+        with pytest.raises(ValueError, match="a time is a number"):
+            plan.duration(text)
+    for text in ("5", "0%", "101%"):
+        with pytest.raises(ValueError, match="a share is a percentage"):
+            plan.share(text)
+
+
+def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path, capsys):
+    benchmark, results = script("benchmark_uci"), tmp_path / "results.jsonl"
+    common = ["--data-root", str(small_sets), "--results", str(results), "--datasets", "mine"]
+    assert benchmark.main([*common, "--check", "50%"]) == 2  # nothing is no proof
+    assert benchmark.main([*common, "--methods", "linear"]) == 0
+    assert "about" in capsys.readouterr().out
+    assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
+    assert capsys.readouterr().out.count("the same number") == 3
+    first, *rest = read_records(results)
+    first["scores"]["log_density"] += 0.06
+    results.unlink()
+    for record in (first, *rest):
+        append_record(results, record)
+    assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 1
+    assert "(-0.060 nats a point)" in capsys.readouterr().out
 
 
 def uci_root():
@@ -215,18 +293,21 @@ def uci_root():
 
 def test_the_floor_on_the_standard_splits_is_the_known_one():
     root = uci_root()
-    floor = [fits.run_task(task, root=root) for task in tasks(["yacht"], ["linear"], range(20))]
+    floor = [fits.run_task(task, root=root) for task in tasks(["yacht"], ["linear"], root=root)]
     known = next(c for c in read_published(PUBLISHED)["columns"] if c["id"] == "linear")
     for metric in ("rmse", "log_density"):
         found = summarize(floor, metric)["yacht"]["linear"]
         assert found.mean == pytest.approx(known[metric]["yacht"][0], abs=2e-3)
-        assert found.error == pytest.approx(known[metric]["yacht"][1], rel=0.04)
+        # the published error takes overlapping splits for independent: sqrt(1/20) for sqrt(1/20 + 31/277)
+        assert found.error / math.sqrt(1 + 20 * 31 / 277) == pytest.approx(
+            known[metric]["yacht"][1], rel=0.04
+        )
 
 
 def test_a_record_says_how_it_was_made():
     root = uci_root()
     rules = {"map": Rule(MAP(num_steps=20, compile=False, polish_steps=0), (1.0,), (0.2,))}
-    (task,) = tasks(["yacht"], ["map"], [3], rules)
+    (task,) = tasks(["yacht"], ["map"], [3], rules, root=root)
     record = json.loads(json.dumps(fits.run_task(task, root=root, rules=rules), allow_nan=False))
     assert fits.key(record) == fits.key(task)
     assert set(record["scores"]) == {"rmse", "log_density", "crps", "coverage"}
@@ -375,6 +456,16 @@ def test_the_error_is_the_standard_deviation_over_root_n():
         "map"
     ]
     assert found == (-2.0, pytest.approx(1 / math.sqrt(3)), 3)  # repeated work counts once
+    sized = [{**record, "num_train": 90, "num_test": 10} for record in records("map", [-1.0, -2.0, -3.0])]
+    found = summarize(sized, "log_density")["yacht"]["map"]
+    assert found.error == pytest.approx(math.sqrt(1 / 3 + 1 / 9))  # splits that share their training rows
+
+
+def test_a_table_says_what_it_cannot_tell_apart():
+    two = records("map", [-1.0, -2.0, -1.0, -2.0]) + records("svi", [-2.0, -1.0, -2.0, -1.0])
+    assert smallest_difference(two, "log_density") == {"yacht": pytest.approx(2 * math.sqrt(4 / 3) / 2)}
+    table = markdown(two, "log_density", ["map", "svi"], ["yacht"])
+    assert "differ by less cannot be told apart (two standard errors): yacht 1.155." in table
 
 
 def test_targets_are_judged_by_the_numbers():

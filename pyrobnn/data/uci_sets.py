@@ -18,7 +18,7 @@ import torch
 
 from pyrobnn.data.dataset import Dataset
 
-__all__ = ["fetch_uci_openml", "uci", "uci_all"]
+__all__ = ["fetch_uci_openml", "uci", "uci_all", "uci_splits"]
 
 VARIABLE = "PYROBNN_DATA"
 
@@ -68,6 +68,14 @@ def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset,
             raise ValueError(f"{path} holds rows outside 0 … {full.num_data - 1}: indices count from 0")
         parts.append(full.subset(rows))
     return parts[0], parts[1]
+
+
+def uci_splits(name: str, root: str | Path | None = None) -> int:
+    """How many standard splits a UCI set has; arguments and errors as in :func:`uci`."""
+    folder, count = _folder(name, root), 0
+    while (folder / f"index_train_{count}.txt").is_file():
+        count += 1
+    return count
 
 
 def uci_all(name: str, root: str | Path | None = None) -> Dataset:

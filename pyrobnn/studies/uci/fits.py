@@ -6,6 +6,8 @@ import hashlib
 import json
 import math
 import platform
+import resource
+import subprocess
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,40 +21,71 @@ import numpy as np
 import torch
 from arviz_stats.base import array_stats
 
-from pyrobnn.data import Dataset, uci
+import pyrobnn
+from pyrobnn.data import Dataset, uci, uci_splits
 from pyrobnn.posterior import Posterior
 from pyrobnn.studies.uci.linear_floor import LinearFloor
 from pyrobnn.studies.uci.rules import RULES, Rule, held_out_scores
 from pyrobnn.studies.uci.scores import mixture_scores
 
-#: name in the tables → folder of the set
-DATASETS = {"boston": "bostonHousing", "concrete": "concrete", "energy": "energy", "yacht": "yacht"}
-NUM_SPLITS = 20
+#: name in the tables → folder of the set; a folder that is not here has its own name in the tables
+DATASETS = {
+    "boston": "bostonHousing",
+    "concrete": "concrete",
+    "energy": "energy",
+    "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant",
+    "power": "power-plant",
+    "protein": "protein-tertiary-structure",
+    "wine": "wine-quality-red",
+    "yacht": "yacht",
+}
 FLOOR = "linear"
 
 
 def tasks(
-    datasets: Sequence[str], methods: Sequence[str], splits: Sequence[int], rules: Mapping[str, Rule] = RULES
+    datasets: Sequence[str],
+    methods: Sequence[str],
+    splits: Sequence[int] | None = None,
+    rules: Mapping[str, Rule] = RULES,
+    *,
+    root: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Every method on every split of every data set, all methods of a split together, split by split.
 
+    Args:
+        datasets: names of :data:`DATASETS`, or of folders in the same layout.
+        methods: names of rules, or ``"linear"``.
+        splits: their numbers, of which a set leaves out those that it does not have; None for all that it has.
+        rules: by name.
+        root: directory of the sets, as in :func:`pyrobnn.data.uci`.
+
     Raises:
-        ValueError: an unknown data set or method, or a split outside 0 … 19; the message lists the known.
+        ValueError: an unknown data set or method, or a split that none of the sets has.
     """
     known = [FLOOR, *rules]
-    for kind, names, available in (("data set", datasets, DATASETS), ("method", methods, known)):
-        for name in names:
-            if name not in available:
-                raise ValueError(f"unknown {kind} {name!r}: choose from {', '.join(available)}")
-    for split in splits:
-        if not 0 <= split < NUM_SPLITS:
-            raise ValueError(f"there is no split {split}: they are 0 … {NUM_SPLITS - 1}")
+    for name in methods:
+        if name not in known:
+            raise ValueError(f"unknown method {name!r}: choose from {', '.join(known)}")
+    has = {name: _num_splits(name, root) for name in datasets}
+    most = max(has.values(), default=0)
+    for split in splits or ():
+        if not 0 <= split < most:
+            raise ValueError(f"there is no split {split}: they are 0 … {most - 1}")
     return [
         {"dataset": dataset, "split": split, "method": method, "rule": rule_id(method, rules)}
-        for split in splits
+        for split in (range(most) if splits is None else splits)
         for dataset in datasets
+        if split < has[dataset]
         for method in methods
     ]
+
+
+def _num_splits(name: str, root: str | Path | None) -> int:
+    try:
+        return uci_splits(DATASETS.get(name, name), root)
+    except ValueError as error:
+        raise ValueError(f"data set {name!r}: {error}. The usual ones are {', '.join(DATASETS)}") from error
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -77,10 +110,11 @@ def run_task(
 
     Returns:
         The task with ``scores``, ``seconds`` (wall clock of everything, choice of hyper-parameters included),
-        ``cpu_seconds``, ``chosen``, ``criterion`` of each candidate, ``diagnosis`` of chains, ``warnings``, ``seed``,
-        ``versions``.
+        ``cpu_seconds``, ``peak_mb`` of the process so far, ``chosen``, ``criterion`` of each candidate, ``diagnosis``
+        of chains, ``warnings``, ``seed``, ``versions``, the ``commit`` (None outside of a checkout), and ``code``,
+        which changes with any line of what fits and predicts.
     """
-    train, test = uci(DATASETS[task["dataset"]], task["split"], root)
+    train, test = uci(DATASETS.get(task["dataset"], task["dataset"]), task["split"], root)
     seed = task["split"]
     started, cpu = time.perf_counter(), time.process_time()
     details: dict[str, Any] = {}
@@ -96,12 +130,15 @@ def run_task(
         "scores": {name: round(value, 6) for name, value in found.items()},
         "seconds": round(time.perf_counter() - started, 3),
         "cpu_seconds": round(time.process_time() - cpu, 3),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         **details,
         "seed": seed,
         "num_train": train.num_data,
         "num_test": test.num_data,
         "warnings": sorted({str(warning.message)[:200] for warning in caught}),
         "versions": versions(),
+        "code": code(),
+        "commit": commit(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -138,6 +175,36 @@ def _diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:
             numbers = stats[value].double()
             found[name] = float(numbers.sum() if name == "divergences" else numbers.mean())
     return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
+
+
+#: parts of the package that no score depends on
+APART = ("report", "plots", "diagnostics", "estimators", "studies", "cli.py", "callbacks.py", "preflight.py")
+
+
+@cache
+def code() -> str:
+    """Eight letters that change with any line that fits or predicts."""
+    package, found = Path(pyrobnn.__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package)
+        if inside.parts[0] not in APART or inside.parts[:2] == ("studies", "uci"):
+            found.update(inside.as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:8]
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the checkout that the package is imported from."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(Path(pyrobnn.__file__).parent), "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
 
 
 @cache

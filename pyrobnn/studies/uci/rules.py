@@ -28,9 +28,22 @@ from pyrobnn.networks import mlp
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.predict import Prediction
 from pyrobnn.priors import FanInNormal
+from pyrobnn.studies.uci.linear_floor import LinearFloor
 from pyrobnn.studies.uci.scores import mixture_scores
 
-Noise = float | Literal["inferred", "learned"]
+
+@dataclass(frozen=True)
+class OfLinear:
+    """A noise as a share of that of a Bayesian linear regression on the same rows, the most that a net should leave."""
+
+    share: float
+
+    def sd(self, train: Dataset) -> float:
+        """The standard deviation, in units of the target's, to two digits."""
+        return float(f"{self.share * LinearFloor.fit(train).noise:.1e}")
+
+
+Noise = float | OfLinear | Literal["inferred", "learned"]
 NUM_HIDDEN = 50
 #: share of the train part that is held out where a rule chooses by validation
 VALIDATION_FRACTION = 0.2
@@ -40,8 +53,8 @@ VALIDATION_FRACTION = 0.2
 class Candidate:
     """One setting of the hyper-parameters: the method, the prior scale s of N(0, s²/fan-in), and the noise.
 
-    ``noise`` is a standard deviation in units of the target's, ``"inferred"`` (under a HalfNormal(1) prior) or
-    ``"learned"`` (a point estimate). ``init`` is the method whose fit this one starts at.
+    ``noise`` is a standard deviation in units of the target's, a share of a linear model's, ``"inferred"`` (under a
+    HalfNormal(1) prior) or ``"learned"`` (a point estimate). ``init`` is the method whose fit this one starts at.
     """
 
     method: Any
@@ -51,7 +64,8 @@ class Candidate:
 
     def model(self, train: Dataset, seed: int) -> BNN:
         """1 × 50 ReLU on ``train`` in standard units; net initialised by ``seed``."""
-        scale = dist.HalfNormal(1.0) if self.noise == "inferred" else self.noise
+        noise = self.noise.sd(train) if isinstance(self.noise, OfLinear) else self.noise
+        scale = dist.HalfNormal(1.0) if noise == "inferred" else noise
         net = mlp(train.x.shape[1], (NUM_HIDDEN,), activation="relu", seed=seed)
         return BNN(
             net,
@@ -73,8 +87,12 @@ class Candidate:
             "method": type(self.method).__name__,
             "settings": settings(self.method),
             "prior_scale": self.prior_scale,
-            "noise": self.noise,
+            "noise": _plain(self.noise),
         }
+
+
+def _plain(noise: Noise) -> Any:
+    return f"{noise.share:g} of a linear model's" if isinstance(noise, OfLinear) else noise
 
 
 @dataclass(frozen=True)
@@ -182,7 +200,7 @@ class Rule:
         if len(self.prior_scales) > 1:
             parts.append(f"prior_scale={candidate.prior_scale:g}")
         if len(self.noises) > 1:
-            parts.append(f"noise={candidate.noise}")
+            parts.append(f"noise={_plain(candidate.noise)}")
         changed = {name for variant in self.variants for name in variant}
         parts += [f"{name}={getattr(candidate.method, name)}" for name in sorted(changed)]
         return " ".join(parts)
@@ -199,7 +217,7 @@ class Rule:
             "method": type(self.method).__name__,
             "settings": settings(self.method),
             "prior_scales": list(self.prior_scales),
-            "noises": list(self.noises),
+            "noises": [_plain(noise) for noise in self.noises],
             "variants": [dict(variant) for variant in self.variants],
             "choose": self.choose,
             "validate_with": None if self.validate_with is None else settings(self.validate_with),
@@ -219,7 +237,7 @@ def _rules() -> dict[str, Rule]:
     # every split of a data set
     whole = 10**6
     search = MAP(num_steps=1000, batch_size=whole)
-    noises = (0.02, 0.05, 0.12, 0.3)
+    noises = tuple(OfLinear(share) for share in (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0))
     validated: dict[str, Any] = {
         "prior_scales": (1.0,),
         "noises": noises,
@@ -245,7 +263,10 @@ def _rules() -> dict[str, Rule]:
             choose="evidence",
             num_draws=400,
         ),
-        "swag": Rule(SWAG(lr=None, num_steps=1000, init_steps=1000), **validated, num_draws=100),
+        # an iterate an epoch would be three of kin8nm's
+        "swag": Rule(
+            SWAG(lr=None, num_steps=2000, collect_every=20, init_steps=1000), **validated, num_draws=100
+        ),
         "mc-dropout": Rule(
             MCDropout(p=0.01, num_steps=1500, batch_size=whole),
             prior_scales=(1.0,),

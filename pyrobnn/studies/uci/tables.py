@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,15 @@ _DIGITS = {"log_density": 3, "rmse": 3, "crps": 3, "coverage": 3, "seconds": 1, 
 
 
 class Cell(NamedTuple):
-    """A mean over splits with its standard error sd / √n (sd with ddof 1; NaN for one split)."""
+    r"""A mean over splits and its standard error (NaN for one split).
+
+    .. math:: sd\,\sqrt{1/n + n_{test}/n_{train}}
+
+    since the splits share most of their training rows: sd / √n takes them for independent and is too small. Where the
+    sizes are not known it is sd / √n.
+
+    Reference: Inference for the Generalization Error (Nadeau & Bengio, 2003).
+    """
 
     mean: float
     error: float
@@ -52,24 +61,51 @@ def summarize(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, di
     """
     if metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}: choose from {', '.join(METRICS)}")
+    shares = overlaps(records)
     return {
-        dataset: {method: cell(list(splits.values())) for method, splits in methods.items()}
+        dataset: {method: cell(list(splits.values()), shares[dataset]) for method, splits in methods.items()}
         for dataset, methods in values_of(records, metric).items()
     }
 
 
-def cell(values: Sequence[float]) -> Cell:
-    """Mean and standard error of the values of several splits."""
+def overlaps(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Test rows over training rows, by data set; 0 where the records do not tell them."""
+    found: dict[str, float] = {}
+    for record in records:
+        found.setdefault(record["dataset"], record.get("num_test", 0) / record.get("num_train", 1))
+    return found
+
+
+def cell(values: Sequence[float], overlap: float = 0.0) -> Cell:
+    """Mean and standard error of the values of several splits; ``overlap`` is test rows over training rows."""
     numbers = np.asarray(values, dtype=float)
-    error = float(numbers.std(ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else math.nan
+    shrunk = math.sqrt(1 / len(numbers) + overlap)
+    error = float(numbers.std(ddof=1)) * shrunk if len(numbers) > 1 else math.nan
     return Cell(float(numbers.mean()), error, len(numbers))
 
 
-def difference(values: Values, dataset: str, method: str, other: str) -> Cell | None:
+def difference(values: Values, dataset: str, method: str, other: str, overlap: float = 0.0) -> Cell | None:
     """Mean of method − other over the splits both have (paired: its error is that of the difference)."""
     one, two = values[dataset].get(method, {}), values[dataset].get(other, {})
     shared = sorted(one.keys() & two.keys())
-    return cell([one[split] - two[split] for split in shared]) if shared else None
+    return cell([one[split] - two[split] for split in shared], overlap) if shared else None
+
+
+def smallest_difference(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+    """By data set: two standard errors of the paired difference of two methods, the median over all pairs.
+
+    Two methods that are closer cannot be told apart by this table.
+    """
+    values, shares, found = values_of(records, metric), overlaps(records), {}
+    for dataset, methods in values.items():
+        pairs = [
+            difference(values, dataset, one, two, shares[dataset])
+            for one, two in itertools.combinations(methods, 2)
+        ]
+        errors = [pair.error for pair in pairs if pair is not None and math.isfinite(pair.error)]
+        if errors:
+            found[dataset] = 2 * float(np.median(errors))
+    return found
 
 
 def markdown(
@@ -100,6 +136,12 @@ def markdown(
             noise = "" if column["noise"] == "homoskedastic" else ", heteroskedastic"
             label = f"*{column['label']}{spread}{noise}{own}*"
             lines.append(f"| {label} | {' | '.join(_published(e) for e in entries)} |")
+    least = smallest_difference(records, metric)
+    if told := [f"{name} {least[name]:.{digits}f}" for name in datasets if name in least]:
+        lines += [
+            "",
+            f"Two methods that differ by less cannot be told apart (two standard errors): {', '.join(told)}.",
+        ]
     return "\n".join(lines)
 
 
@@ -158,26 +200,31 @@ def compare_with_published(
     with homoskedastic noise on the same splits.
     """
     columns = {column["id"]: column for column in published["columns"]}
-    density, rmse = values_of(records, "log_density"), values_of(records, "rmse")
+    density, rmse, shares = values_of(records, "log_density"), values_of(records, "rmse"), overlaps(records)
     targets: list[Target] = []
     for dataset, methods in density.items():
-        means = {method: cell(list(splits.values())) for method, splits in methods.items()}
+        overlap = shares[dataset]
+        means = {method: cell(list(splits.values()), overlap) for method, splits in methods.items()}
         for method in methods:
             if method != floor and floor in methods:
-                targets.append(_beats_floor(density, rmse, dataset, method, floor))
+                targets.append(_beats_floor(density, rmse, dataset, method, floor, overlap))
         for method in ("svi-rt", "svi-lrt"):
-            if method in methods:
-                targets.append(_no_worse(density, rmse, columns["pyro_svi"], dataset, method, errors=0.0))
-        if "mc-dropout" in methods:
-            for column in ("mc_dropout_2016", "mc_dropout_2018"):
-                targets.append(_no_worse(density, rmse, columns[column], dataset, "mc-dropout", errors=2.0))
+            if method in methods and dataset in columns["pyro_svi"]["rmse"]:
+                targets.append(_no_worse(density, rmse, columns["pyro_svi"], dataset, method, overlap))
+        for column in ("mc_dropout_2016", "mc_dropout_2018"):
+            if "mc-dropout" in methods and dataset in columns[column]["rmse"]:
+                theirs = columns[column]
+                targets.append(_no_worse(density, rmse, theirs, dataset, "mc-dropout", overlap, errors=2.0))
         peers = {
             column["label"]: column["log_density"][dataset][0]
             for column in columns.values()
-            if column["noise"] == "homoskedastic"
+            if dataset in column["log_density"]
+            and column["noise"] == "homoskedastic"
             and column["splits"] == "standard"
             and column["id"] != "linear"
         }
+        if not peers:  # nothing was published on these splits
+            continue
         best, peer = max(means, key=lambda method: means[method].mean), max(peers, key=peers.__getitem__)
         targets.append(
             Target(
@@ -191,10 +238,12 @@ def compare_with_published(
     return targets
 
 
-def _beats_floor(density: Values, rmse: Values, dataset: str, method: str, floor: str) -> Target:
+def _beats_floor(
+    density: Values, rmse: Values, dataset: str, method: str, floor: str, overlap: float
+) -> Target:
     gains = []
     for values, sign in ((density, 1.0), (rmse, -1.0)):
-        gap = difference(values, dataset, method, floor)
+        gap = difference(values, dataset, method, floor, overlap)
         gains.append(sign * gap.mean / gap.error if gap is not None and gap.error > 0 else math.nan)
     return Target(
         dataset,
@@ -205,11 +254,17 @@ def _beats_floor(density: Values, rmse: Values, dataset: str, method: str, floor
 
 
 def _no_worse(
-    density: Values, rmse: Values, column: Mapping[str, Any], dataset: str, method: str, errors: float
+    density: Values,
+    rmse: Values,
+    column: Mapping[str, Any],
+    dataset: str,
+    method: str,
+    overlap: float,
+    errors: float = 0.0,
 ) -> Target:
     found, parts = [], []
     for values, name, sign in ((density, "log_density", 1.0), (rmse, "rmse", -1.0)):
-        ours, theirs = cell(list(values[dataset][method].values())), column[name][dataset]
+        ours, theirs = cell(list(values[dataset][method].values()), overlap), column[name][dataset]
         spread = theirs[1] if column["spread"] == "se" else theirs[1] / math.sqrt(20)
         slack = errors * math.hypot(0.0 if math.isnan(ours.error) else ours.error, spread)
         found.append(sign * (ours.mean - theirs[0]) >= -slack)
