@@ -34,7 +34,11 @@ def uci_table(metric: str, published: bool) -> str:
     table = markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns)
     rules = uci_rules()
     stale = sorted({record["method"] for record in records if record["rule"] != rules[record["method"]]})
-    return f"{table}\n\nMeasured with earlier settings than today's: {', '.join(stale)}." if stale else table
+    if not stale:
+        return table
+    for method in stale:
+        table = table.replace(f"\n| {method} |", f"\n| {method} † |")
+    return f"{table}\n\n† measured with earlier settings than today's"
 
 
 def uci_rules() -> dict[str, str]:
