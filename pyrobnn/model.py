@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.checks import as_tensor, check_cast, check_finite
 from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
+from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.point import given, point
@@ -87,8 +88,12 @@ class BNN:
             kind = f"{type(likelihood).__module__}.{type(likelihood).__name__}"
             raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods, got {kind}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
-        priors = site_priors(prior, net)
+        priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
         self.net = copy.deepcopy(net)
+        if likelihood.exposure is not None and not isinstance(net, Exposed):
+            self.net = Exposed(self.net, likelihood.exposure)
+        if isinstance(self.net, Exposed):
+            priors = {f"net.{name}": site for name, site in priors.items()}
         self.prior = prior
         self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
@@ -185,8 +190,20 @@ class BNN:
         return torch.func.functional_call(self.eval_net, values, (x,))
 
     def standard_inputs(self, x: Tensor) -> Tensor:
-        """Inputs (N, …) of the data in the units of the program, in the floating type of the data."""
-        return x if self.standardizer is None else self.standardizer.transform_x(x)
+        """Inputs (N, …) of the data in the units of the program, in the floating type of the data.
+
+        Raises:
+            ValueError: an exposure that is not positive.
+        """
+        standard = x if self.standardizer is None else self.standardizer.transform_x(x)
+        if not isinstance(self.net, Exposed):
+            return standard
+        self.net.check(x)
+        return standard if standard is x else self.net.with_exposure(standard, self.net.exposures(x))
+
+    def unit_exposure(self, x: Tensor) -> Tensor:
+        """Inputs (N, …) whose rows all have exposure one, where the model has exposures: there rates are compared."""
+        return self.net.with_exposure(x, 1.0) if isinstance(self.net, Exposed) else x
 
     def cast_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) in the net's floating type; the indices that an ``nn.Embedding`` looks up stay whole numbers.
@@ -196,12 +213,19 @@ class BNN:
         embeds = any(isinstance(module, nn.Embedding) for module in self.net.modules())
         return x if embeds and not x.is_floating_point() else x.to(self.dtype)
 
+    @property
+    def units(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and scale of the targets by which the program measures them; None where it takes them as they are."""
+        if self.standardizer is None:
+            return None
+        return self.likelihood.units(self.standardizer.y_mean, self.standardizer.y_scale)
+
     def standard_targets(self, y: Tensor) -> Tensor:
         """Targets (N, out) of the data in the units of the program; labels as they are."""
-        if self.standardizer is None or self.likelihood.task != "gaussian":
+        if self.units is None:
             return y
         y = y if y.is_floating_point() else y.double()  # whole numbers are measured in units too
-        return self.standardizer.transform_y(y if y.dim() > 1 else y[:, None])
+        return self.likelihood.in_units(y if y.dim() > 1 else y[:, None], *self.units)
 
     def initial_values(self) -> dict[str, Tensor]:
         """The net's own parameter values by site: where optimisation starts."""
@@ -279,7 +303,7 @@ def check_data(
         ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
             net's floating type keeps too little.
     """
-    x, y = as_tensor("x", x).to(device), as_tensor("y", y).to(device)
+    x, y = as_tensor("x", x).to(device), model.likelihood.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):
@@ -291,7 +315,7 @@ def check_data(
     cast = model.cast_inputs(x)
     if whole:
         check_cast("x", x, cast)
-        if model.likelihood.task == "gaussian":
+        if model.likelihood.linear_mean:
             check_cast("y", y, y.to(model.dtype))
     x = cast
     width = _output_width(model, x)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pyrobnn.seeding import seeded
 
-__all__ = ["mlp", "small_cnn"]
+__all__ = ["Exposed", "mlp", "small_cnn"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -128,6 +129,46 @@ def small_cnn(
             layers += [nn.Conv2d(before, after, 3, padding=1), make_activation(), nn.MaxPool2d(2)]
         last = channels[-1] if channels else in_channels
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(last * side * side, num_classes))
+
+
+class Exposed(nn.Module):
+    r"""A net of log rates for rows of different exposure: :math:`f(x) = \mathrm{net}(x_{-c}) + \log x_c`.
+
+    A likelihood with ``exposure=c`` puts it around the net of a :class:`pyrobnn.BNN`; the sites of its parameters are
+    then ``net.net.<parameter>``.
+
+    Args:
+        net: takes inputs without the column.
+        column: of x (N, feature) that holds the exposures, from the end where negative.
+    """
+
+    def __init__(self, net: nn.Module, column: int):
+        super().__init__()
+        self.net, self.column = net, column
+
+    def exposures(self, x: Tensor) -> Tensor:
+        """The exposure of each row, (N, 1)."""
+        return x[:, self.column].unsqueeze(-1)
+
+    def with_exposure(self, x: Tensor, exposure: Tensor | float) -> Tensor:
+        """The same inputs with another exposure, a number or (N, 1)."""
+        place = torch.arange(x.shape[1], device=x.device) == self.column % x.shape[1]
+        return torch.where(place, exposure, x)
+
+    def check(self, x: Tensor) -> None:
+        """Raise ValueError where the inputs are no table or an exposure is not positive."""
+        if x.dim() != 2 or not -x.shape[1] <= self.column < x.shape[1]:
+            raise ValueError(f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure")
+        worst = float(self.exposures(x).min())
+        if not worst > 0:
+            raise ValueError(
+                f"'x' holds the exposure {worst:g} in its column {self.column}: exposures must be positive"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        column = self.column % x.shape[1]
+        inputs = torch.cat([x[:, :column], x[:, column + 1 :]], 1)
+        return self.net(inputs) + self.exposures(x).log()
 
 
 def _check_count(name: str, value: int) -> None:

@@ -80,7 +80,7 @@ class Weighted(Likelihood):
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor]:
         values, weights = y[:, :-1], y[:, -1]
-        return (values[:, 0].long() if self.likelihood.task == "categorical" else values), weights
+        return (values[:, 0].long() if self.likelihood.labels else values), weights
 
 
 def fit_weighted(

@@ -100,6 +100,8 @@ def to_datatree(
     Raises:
         TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`; ``coords`` or ``dims`` that fit nothing.
     """
+    if isinstance(posterior.model, BNN) and y is not None:
+        y = posterior.bnn.likelihood.read(y)
     axes = posterior.meta.get("axes", {})
     groups = {POSTERIOR: draws_dataset(posterior.draws, axes)}
     if posterior.sample_stats:
@@ -133,12 +135,13 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     shared = ("chain", "draw")
     x = torch.as_tensor(x)
     prediction = few.predict(x)
+    outcome = _outcome(prediction, y)
     replicates = {"y": _targets(prediction.sample(seed=seed), *shared, "obs")}
-    if prediction.task == "gaussian" and len(x) * MIN_REPLICATES <= MAX_PAIRS:
+    if not prediction.likelihood.classes and len(x) * MIN_REPLICATES <= MAX_PAIRS:
         replicates |= _observations(prediction, few, "obs", MIN_REPLICATES, seed)
     return {
         LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),
-        OBSERVED_DATA: xr.Dataset({"y": _targets(torch.as_tensor(y), "obs")}),
+        OBSERVED_DATA: xr.Dataset({"y": _targets(outcome, "obs")}),
         LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
         CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))}),
         POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
@@ -180,6 +183,7 @@ def _function_groups(
 ) -> dict[str, xr.Dataset]:
     x = torch.as_tensor(x)
     probe_x, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+    probe_x = posterior.bnn.unit_exposure(probe_x)
     shared = ("chain", "draw")
     variables: dict[str, Any] = {
         "f": ((*shared, "probe", "output"), _array(posterior.function(probe_x))),
@@ -191,7 +195,7 @@ def _function_groups(
         variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
     norms = layer_norms(posterior.draws)
     variables["layer_norm"] = ((*shared, "layer"), _array(torch.stack(list(norms.values()), -1)))
-    if posterior.bnn.likelihood.priors:
+    if posterior.bnn.likelihood.priors and posterior.bnn.likelihood.normal:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
         variables["noise"] = ((*shared, "output"), _array(scale))
     groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
@@ -219,7 +223,7 @@ def _grid_group(
     true_function: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, xr.Dataset]:
     x = torch.as_tensor(x)
-    if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.task != "gaussian":
+    if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.classes:
         return {}
     if grid is None:
         low, high = float(x.min()), float(x.max())
@@ -243,7 +247,7 @@ def _grid_group(
 
 
 def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    x, y = torch.as_tensor(x), posterior.bnn.likelihood.read(y)
     few = _thinned(posterior, len(x))
     prediction = few.predict(x)
     shared, point = ("chain", "draw"), ("pred_point", "output")
@@ -253,14 +257,17 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
         "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
     }
     variables |= _observations(prediction, few, "pred_point", MIN_OBSERVATIONS, seed)
-    if prediction.task == "gaussian":
+    if not prediction.likelihood.classes:
         for name in ("mean", "aleatoric_var", "epistemic_var"):
             variables[name] = (point, _array(getattr(prediction, name)))
     else:
         variables["probs"] = (("pred_point", "class"), _array(prediction.probs))
         for name in ("aleatoric_entropy", "epistemic_entropy"):
             variables[name] = (("pred_point",), _array(getattr(prediction, name)))
-    data = {"x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))), "y": _targets(y, "pred_point")}
+    data = {
+        "x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))),
+        "y": _targets(_outcome(prediction, y), "pred_point"),
+    }
     return {PREDICTIONS: xr.Dataset(variables), HELD_OUT: xr.Dataset(data)}
 
 
@@ -326,6 +333,12 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
             layer = name.removeprefix(NET).rpartition(".")[0] or "net"
             squares[layer] = squares.get(layer, 0) + value.flatten(2).square().sum(-1)
     return {layer: total.sqrt() for layer, total in squares.items()}
+
+
+def _outcome(prediction: Prediction, y: Tensor) -> Tensor:
+    """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
+    y = prediction.likelihood.values(y)
+    return y if prediction.likelihood.classes or y.is_floating_point() else y.double()
 
 
 def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:

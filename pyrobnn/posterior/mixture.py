@@ -1,8 +1,9 @@
-"""Quantiles of mixtures of Gaussians, one mixture per row."""
+"""Quantiles of mixtures, one mixture per row: of Gaussians, and of whatever has a distribution function."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ _CHUNK_SCALARS = 2**17
 #: error allowed, in standard deviations of the mixture
 _TOLERANCE = 1e-7
 _NUM_STARTS = 128
+#: of a probability
+_EXACT = 1e-12
 _MAX_STEPS = 200
 
 
@@ -37,6 +40,72 @@ def mixture_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
     return sign * torch.cat(
         [_lower_quantile(min(level, 1 - level), sign * m.double(), s.double()) for m, s in parts]
     )
+
+
+def cdf_quantile(
+    level: float, below: Callable[[Tensor], Tensor], start: Tensor, *, discrete: bool = False
+) -> Tensor:
+    """The quantile of each distribution by its distribution function.
+
+    A bracket around ``start`` grows until it holds the quantile; then the Illinois form of regula falsi, with every
+    third step a bisection; of whole numbers bisection alone.
+
+    Args:
+        level: q in (0, 1).
+        below: y → P(Y ≤ y), both of the shape of ``start``.
+        start: somewhere near, float64.
+        discrete: whole numbers from 0; the least y with P(Y ≤ y) ≥ q is found.
+
+    Returns:
+        Of the shape of ``start``, to 1e-6 of the width of the bracket and better.
+    """
+    low, high = _bracket(level, below, start, discrete)
+    if discrete:
+        while bool((high - low > 1).any()):
+            t = ((low + high) / 2).floor()
+            under = below(t) < level
+            low, high = torch.where(under, t, low), torch.where(under, high, t)
+        return high
+    f_low, f_high = below(low) - level, below(high) - level
+    width = high - low
+    for step in range(_MAX_STEPS):
+        middle = (low + high) / 2
+        t = middle if step % 3 == 2 else high - f_high * (high - low) / (f_high - f_low)
+        t = torch.where((t > low) & (t < high), t, middle)
+        value = below(t) - level
+        under, exact = value < 0, value.abs() < _EXACT
+        # the end that stays counts for half, so that it moves next
+        f_low, f_high = torch.where(under, value, f_low / 2), torch.where(under, f_high / 2, value)
+        low, high = torch.where(under | exact, t, low), torch.where(under & ~exact, high, t)
+        if bool((high - low <= _TOLERANCE * width).all()):
+            break
+    return (low + high) / 2
+
+
+def _bracket(
+    level: float, below: Callable[[Tensor], Tensor], start: Tensor, discrete: bool
+) -> tuple[Tensor, Tensor]:
+    """Ends with P(Y ≤ low) < q ≤ P(Y ≤ high); they move away from the start by steps that double."""
+    start = torch.where(torch.isfinite(start), start, 0.0)
+    start = start.floor().clamp_min(0.0) if discrete else start
+    low, high, reach = start - 1, start.clone(), 1.0
+    for _ in range(_MAX_STEPS):
+        short = below(high) < level
+        if not bool(short.any()):
+            break
+        low = torch.where(short, high, low)
+        high = torch.where(short, high + reach, high)
+        reach *= 2
+    reach = 1.0
+    for _ in range(_MAX_STEPS):
+        over = (below(low) >= level) & (low > -1 if discrete else torch.ones_like(low, dtype=torch.bool))
+        if not bool(over.any()):
+            break
+        high = torch.where(over, low, high)
+        low = torch.where(over, low - reach, low)
+        low = low.clamp_min(-1.0) if discrete else low
+        reach *= 2
+    return low, high
 
 
 def _lower_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:

@@ -147,10 +147,8 @@ class Posterior:
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
         prediction = Prediction(standard_f, self.bnn.likelihood, few.draws, moments=moments)
-        units = self.bnn.standardizer
-        if units is None or prediction.task != "gaussian":
-            return prediction
-        return prediction.in_units(units.y_mean, units.y_scale)
+        units = self.bnn.units
+        return prediction if units is None else prediction.in_units(*units)
 
     def function(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS

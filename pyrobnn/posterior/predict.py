@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor, check_count
+from pyrobnn.checks import check_count
 from pyrobnn.likelihoods import Likelihood
-from pyrobnn.posterior.mixture import mixture_quantile
-from pyrobnn.seeding import seeded
+from pyrobnn.posterior.mixture import cdf_quantile, mixture_quantile
+from pyrobnn.seeding import generator, seeded
 
 
 class Prediction:
@@ -29,11 +30,11 @@ class Prediction:
         y_mean, y_scale: units: targets were fitted as (y − y_mean) / y_scale; all but ``standard_f`` is in the units
             of y, and in the wider of the two floating types.
 
-    Attributes: ``f`` (chain, draw, point, out), the mean function of every draw for regression, (chain, draw, point,
-    class) the logits for classification; ``standard_f``, the network's raw output, in standard units where the model
-    has a standardizer and with the noise head of a heteroskedastic net; for regression ``mean``, ``aleatoric_var``,
+    Attributes: ``f`` (chain, draw, point, out), the mean of y under every draw for numbers, (chain, draw, point,
+    class) the logits for classes; ``standard_f``, the network's raw output, in standard units where the model
+    has a standardizer and with the noise head of a heteroskedastic net; for numbers ``mean``, ``aleatoric_var``,
     ``epistemic_var``, ``var``, all (point, out), with
-    :math:`\mathrm{var} = E_s[\sigma_s^2] + \mathrm{Var}_s[\mu_s]` (law of total variance); for classification
+    :math:`\mathrm{var} = E_s[\sigma_s^2] + \mathrm{Var}_s[\mu_s]` (law of total variance); for classes
     ``probs`` (point, class), and in nats ``aleatoric_entropy``, ``epistemic_entropy`` (mutual information) and
     their sum ``entropy``, all (point,).
 
@@ -65,14 +66,10 @@ class Prediction:
             value.to(standard_f.device) if isinstance(value, Tensor) else float(value)
             for value in (y_mean, y_scale)
         )
-        if self.task == "gaussian":
-            loc, scale = likelihood.loc_scale(standard_f, self.params)
-            #: mean and noise sd of every mixture component, (chain, draw, point, out)
-            self.loc, self.scale = self._in_y(loc), scale * self._y_scale
 
     def in_units(self, y_mean: float | Tensor, y_scale: float | Tensor) -> Prediction:
         """The same prediction in the units of the original targets, y = y_mean + y_scale · standardised."""
-        self._need("gaussian")
+        self._need_numbers()
         return Prediction(
             self.standard_f,
             self.likelihood,
@@ -85,7 +82,22 @@ class Prediction:
     @property
     def f(self) -> Tensor:
         """Every draw's function: the mean of y (chain, draw, point, out) in its units, or logits (…, class)."""
-        return self.loc if self.task == "gaussian" else self.standard_f
+        return self.standard_f if self.likelihood.classes else self.loc
+
+    @cached_property
+    def loc(self) -> Tensor:
+        """Mean of y under every draw, (chain, draw, point, out)."""
+        return self._in_y(self._mean_variance[0])
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """Standard deviation of y under every draw, (chain, draw, point, out)."""
+        return self._mean_variance[1].sqrt() * self._y_scale
+
+    @cached_property
+    def _mean_variance(self) -> tuple[Tensor, Tensor]:
+        self._need_numbers()
+        return self.likelihood.mean_variance(self.standard_f, self.params)
 
     def _in_y(self, values: Tensor) -> Tensor:
         return values * self._y_scale + self._y_mean
@@ -97,22 +109,21 @@ class Prediction:
         """Predictive mean (point, out); for Bernoulli the probability of 1."""
         if self.task == "bernoulli":
             return self.probs
-        self._need("gaussian")
-        if self._moments is not None:
+        self._need_numbers()
+        if self._moments is not None and self.likelihood.linear_mean:
             return self._in_y(self._moments[0])
         return _mean(self.loc)
 
     @property
     def aleatoric_var(self) -> Tensor:
-        """Expected noise variance E[σ²] (point, out)."""
-        self._need("gaussian")
+        """Expected variance of y given the function, E[σ²] (point, out); infinite where that of a draw is."""
         return _mean(self.scale.double().square()).to(self.f.dtype)
 
     @property
     def epistemic_var(self) -> Tensor:
         """Variance of the mean over draws, Var[μ] (point, out); exactly 0 for a single draw."""
-        self._need("gaussian")
-        if self._moments is not None:
+        self._need_numbers()
+        if self._moments is not None and self.likelihood.linear_mean:
             return self._moments[1] * self._y_scale**2
         return self.loc.double().flatten(0, 1).var(0, correction=0).to(self.f.dtype)
 
@@ -124,6 +135,8 @@ class Prediction:
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of the mixture of draws, each output by itself, to 1e-6 standard deviations of it.
 
+        Of counts the least number whose probability to be reached is q or more.
+
         Of the draws, as ``log_prob`` and ``sample`` are, also where ``mean`` and ``var`` are known exactly.
 
         Args:
@@ -133,33 +146,44 @@ class Prediction:
         Raises:
             ValueError: q outside (0, 1).
         """
-        self._need("gaussian")
+        self._need_numbers()
         levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
         shape = self.loc.shape[2:]
-        loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
-        found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
+        if self.likelihood.normal:
+            loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
+            found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
+        else:
+            start = _mean(self._mean_variance[0].double())
+            found = [
+                self._in_y(cdf_quantile(level, self._below, start, discrete=self.likelihood.discrete))
+                for level in levels.reshape(-1).tolist()
+            ]
         return torch.stack(found).reshape(levels.shape + shape).to(self.f.dtype)
+
+    def _below(self, y: Tensor) -> Tensor:
+        """P(Y ≤ y) of the mixture at y (point, out) in the units of the program."""
+        return _mean(self.likelihood.cdf(self.standard_f, y, self.params)[1])
 
     # -- classification ---------------------------------------------------------------------------------------------
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities averaged over draws, (point, class); Bernoulli: probability of 1, (point, out)."""
-        self._need("categorical", "bernoulli")
-        return _mean(self.likelihood.probs(self.f))
+        self._need_classes()
+        return _mean(self.likelihood.probs(self.f, self.params))
 
     @property
     def entropy(self) -> Tensor:
         """Entropy of the averaged probabilities in nats, (point,)."""
-        return _entropy(self.probs, self.task)
+        return self.likelihood.entropy(self.probs)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
         """Average entropy of the draws in nats, (point,)."""
-        self._need("categorical", "bernoulli")
-        return _mean(_entropy(self.likelihood.probs(self.f), self.task))
+        self._need_classes()
+        return _mean(self.likelihood.entropy(self.likelihood.probs(self.f, self.params)))
 
     @property
     def epistemic_entropy(self) -> Tensor:
@@ -182,17 +206,50 @@ class Prediction:
         Raises:
             ValueError: ``y`` has another number of points, or a shape the likelihood does not take.
         """
-        y = as_tensor("y", y).to(self.f.device)
-        outputs = self.standard_f.shape[-1]
+        y = self._target(y)
+        f, params = self._wide
+        log_prob = self.likelihood.log_prob(f, self._standard(y), params)
+        return log_prob if self._unitless else log_prob - self.likelihood.log_volume(y, self._y_scale)
+
+    def pit(self, y: Tensor, *, seed: int = 0) -> Tensor:
+        """Probability integral transform of ``y``, (point, out): uniform where the prediction is right.
+
+        That of the mixture of draws, :math:`P(Y < y) + u\\, P(Y = y)` with a uniform u: what a count, a label or a
+        censored time leaves open is drawn at random.
+
+        Args:
+            y: targets (point, out), or labels (point,).
+            seed: of u.
+
+        Reference: Diagnostic checks for discrete data regression models using posterior predictive simulations
+        (Gelman et al., 2000); Randomized quantile residuals (Dunn & Smyth, 1996).
+        """
+        f, params = self._wide
+        lower, upper = (_mean(p) for p in self.likelihood.cdf(f, self._standard(self._target(y)), params))
+        u = torch.rand(lower.shape, generator=generator(seed), dtype=lower.dtype).to(lower.device)
+        return lower + u * (upper - lower)
+
+    @property
+    def _wide(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The network's output and the likelihood's own parameters in float64."""
+        return self.standard_f.double(), {name: value.double() for name, value in self.params.items()}
+
+    @property
+    def _unitless(self) -> bool:
+        return not isinstance(self._y_scale, Tensor) and (self._y_mean, self._y_scale) == (0.0, 1.0)
+
+    def _target(self, y: Tensor) -> Tensor:
+        y = self.likelihood.read(y).to(self.standard_f.device)
+        outputs, points = self.standard_f.shape[-1], self.standard_f.shape[-2]
         y = self.likelihood.target(y, outputs, torch.float64)
-        if len(y) != self.f.shape[-2]:
-            points = self.f.shape[-2]
+        if len(y) != points:
             raise ValueError(
                 f"'y' has {len(y)} rows but the prediction has {points} points: predict at the same x"
             )
-        if self.task == "gaussian":
-            return torch.distributions.Normal(self.loc.double(), self.scale.double()).log_prob(y).sum(-1)
-        return self.likelihood.log_prob(self.f.double(), y, self.params)
+        return y
+
+    def _standard(self, y: Tensor) -> Tensor:
+        return y if self._unitless else self.likelihood.in_units(y, self._y_mean, self._y_scale)
 
     def sample(self, *, seed: int = 0, per_draw: int = 1) -> Tensor:
         """Noisy observations: (chain, draw · per_draw, point, out), or labels (chain, draw · per_draw, point).
@@ -203,18 +260,21 @@ class Prediction:
         """
         check_count("per_draw", per_draw)
         with seeded(seed, self.f.device):
-            if self.task == "gaussian":
-                loc, scale = (value.repeat_interleave(per_draw, 1) for value in (self.loc, self.scale))
-                return loc + scale * torch.randn_like(loc)
-            labels = self.likelihood.distribution(self.f, self.params).sample((per_draw,))
-            return labels.movedim(0, 2).flatten(1, 2)
+            law = self.likelihood.distribution(self.standard_f, self.params)
+            drawn = self.likelihood.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
+        return drawn if self._unitless else self._in_y(drawn)
 
-    def _need(self, *tasks: str) -> None:
-        if self.task not in tasks:
-            use = (
-                "probs and the entropies" if "gaussian" in tasks else "mean, aleatoric_var and epistemic_var"
+    def _need_numbers(self) -> None:
+        if self.likelihood.classes:
+            raise AttributeError(
+                f"this is the prediction of a {self.task} likelihood: use probs and the entropies"
             )
-            raise AttributeError(f"this is the prediction of a {self.task} likelihood: use {use}")
+
+    def _need_classes(self) -> None:
+        if not self.likelihood.classes:
+            raise AttributeError(
+                f"this is the prediction of a {self.task} likelihood: use mean, aleatoric_var and epistemic_var"
+            )
 
     def __repr__(self) -> str:
         chains, draws, points, width = self.f.shape
@@ -223,9 +283,3 @@ class Prediction:
 
 def _mean(values: Tensor) -> Tensor:
     return values.flatten(0, 1).mean(0)
-
-
-def _entropy(probs: Tensor, task: str) -> Tensor:
-    if task == "bernoulli":
-        return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1)
-    return torch.special.entr(probs).sum(-1)

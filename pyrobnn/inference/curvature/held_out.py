@@ -19,7 +19,6 @@ from pyrobnn.inference.curvature.output import output_root
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.map import MAP
-from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.model import NET
 from pyrobnn.seeding import generator
 
@@ -108,14 +107,7 @@ def _score(method: Any, centre: Centre, x: Tensor, y: Tensor) -> Callable[[Tenso
 
     def score(tau: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
-        var = cov.diagonal(dim1=1, dim2=2).double()
-        if likelihood.task != "gaussian":
-            return likelihood.log_prob(f / (1 + math.pi / 8 * var).sqrt().to(f), y, parameters).double()
-        loc, scale = likelihood.loc_scale(f, parameters)
-        if isinstance(likelihood, HeteroskedasticGaussian):
-            var = var[:, : loc.shape[1]]
-        total = (var + scale.double().square()).sqrt()
-        return torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1)
+        return likelihood.log_predictive(f, cov, y, parameters)
 
     return score
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,7 +17,7 @@ from pyrobnn.inference.curvature.blocks import (
 from pyrobnn.inference.curvature.forward import jvp
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.layers import Factors
-from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian
+from pyrobnn.likelihoods.categorical import probit
 
 
 class Linearized:
@@ -56,13 +55,10 @@ class Linearized:
         return f + slope
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the likelihood's mean (point, out); for classes of the logits (point, width)."""
+        """Mean and variance of the network's first head, that of the mean where there is one, (point, out)."""
         f, cov = self.output_moments(x)
-        var = cov.diagonal(dim1=1, dim2=2)
-        if isinstance(self.jacobian.model.likelihood, HeteroskedasticGaussian):
-            out = f.shape[1] // 2
-            f, var = f[:, :out], var[:, :out]
-        return f, var
+        out = f.shape[1] // self.jacobian.model.likelihood.heads
+        return f[:, :out], cov.diagonal(dim1=1, dim2=2)[:, :out]
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (point, width) of f and its covariance over outputs (point, width, width), point by point."""
@@ -93,12 +89,11 @@ class Linearized:
             TypeError: the likelihood is not of classes.
         """
         likelihood = self.jacobian.model.likelihood
-        if not isinstance(likelihood, (Bernoulli, Categorical)):
+        if not likelihood.classes:
             raise TypeError(
                 f"probit probabilities need Categorical or Bernoulli, the likelihood is {likelihood!r}"
             )
-        f, cov = self.output_moments(x)
-        return likelihood.probs(f / (1 + math.pi / 8 * cov.diagonal(dim1=1, dim2=2)).sqrt())
+        return likelihood.probs(probit(*self.output_moments(x)))
 
     @property
     def _by_products(self) -> bool:

@@ -198,9 +198,9 @@ def _needed(lowest: float, highest: float) -> float:
 
 @torch.no_grad()
 def _residual(centre: Centre) -> Residual | None:
-    """Scaled residuals, where the noise is learned and hence tuned too."""
+    """Scaled residuals, where Gaussian noise is learned and hence tuned too."""
     problem = centre.problem
-    if SCALE not in centre.points:
+    if SCALE not in centre.points or not problem.bnn.likelihood.normal:
         return None
     f = problem.bnn.forward(centre.density.constrain(centre.mode) | centre.points, problem.x)
     loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.model import NET
 
 #: numbers in the Jacobian, and the side of the matrix that is decomposed, beyond which there is no check
@@ -48,10 +47,10 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
 
     Reference: Bayesian Interpolation (MacKay, 1992).
     """
-    if not problem.is_bnn or problem.bnn.likelihood.task != "gaussian":
+    if not problem.is_bnn or not problem.bnn.likelihood.normal:
         return []
     model, likelihood = problem.bnn, problem.bnn.likelihood
-    if not likelihood.points and not isinstance(likelihood, HeteroskedasticGaussian):
+    if not likelihood.points and likelihood.heads == 1:
         return []
     names = [name for name in model.priors if name.startswith(NET) and name in values]
     num_weights = sum(values[name].numel() for name in names)

@@ -165,7 +165,7 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from pyrobnn.posterior.datatree import layer_norms, probes
 
     model = problem.bnn
-    x = probes(problem.x.cpu())[0].to(problem.device)
+    x = model.unit_exposure(probes(problem.x.cpu())[0]).to(problem.device)
     function = torch.func.vmap(lambda params: model.forward(params, x))
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     blocks: dict[str, list[Tensor]] = {}
@@ -173,10 +173,7 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for start in range(0, num_draws, _BLOCK):
             rows = {n: v[chain : chain + 1, start : start + _BLOCK].to(x.device) for n, v in draws.items()}
             f = function({name: value[0] for name, value in rows.items()}).unsqueeze(0)
-            if (
-                model.likelihood.task == "categorical"
-            ):  # a shift of all scores leaves the probabilities as they are
-                f = f - f.mean(-1, keepdim=True)
+            f = model.likelihood.identified(f)
             log_prior = torch.stack([prior.log_prob(rows[name]) for name, prior in model.priors.items()]).sum(
                 0
             )

@@ -33,7 +33,7 @@ class LinearFit:
     @torch.no_grad()
     def of(cls, problem: Problem) -> LinearFit | None:
         """None where there is nothing to compare: no regression with a BNN, or less than two rows an input."""
-        if not problem.is_bnn or problem.bnn.likelihood.task != "gaussian":
+        if not problem.is_bnn or not problem.bnn.likelihood.normal:
             return None
         x, y = _rows(problem)
         y = y.double()

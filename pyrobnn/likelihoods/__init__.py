@@ -1,0 +1,27 @@
+"""What a network's output says about the data: the likelihoods, on top of :mod:`tyxe.likelihoods`.
+
+TyXe supplies the vocabulary (the classes, the ``likelihood.data`` site inside its plate); the arithmetic is pure here:
+every method takes the network output ``f`` and the likelihood's own parameters as arguments, so that the same lines
+serve one draw inside a Pyro program and a batch of posterior draws, and the noise is always *the posterior's* noise.
+
+A new response is a subclass of :class:`Likelihood` in a file of its own, and a line in the contract test.
+"""
+
+from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood
+from pyrobnn.likelihoods.categorical import Bernoulli, Categorical
+from pyrobnn.likelihoods.counts import NegativeBinomial, Poisson
+from pyrobnn.likelihoods.gaussian import HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods.robust import StudentT
+
+__all__ = [
+    "DATA",
+    "SCALE",
+    "Bernoulli",
+    "Categorical",
+    "HeteroskedasticGaussian",
+    "HomoskedasticGaussian",
+    "Likelihood",
+    "NegativeBinomial",
+    "Poisson",
+    "StudentT",
+]

@@ -1,0 +1,317 @@
+"""What every likelihood answers: the one interface that methods, prediction, trees and diagnostics ask."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pyro
+import torch
+import torch.distributions.constraints as constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroParam
+from torch import Tensor
+
+from pyrobnn.checks import Refused, as_tensor, check_finite, check_number
+from pyrobnn.priors import move
+from pyrobnn.seeding import generator
+from pyrobnn.sites.point import point
+
+SITE = "likelihood."
+SCALE = f"{SITE}scale"
+DATA = f"{SITE}data"
+#: draws of the network output that stand for its Gaussian where the predictive density has no closed form
+_NUM_DRAWS = 256
+
+
+class Likelihood(torch.nn.Module):
+    r"""Interface of all likelihoods; shapes: ``f`` (\*batch, N, width), ``y`` (N, out) or (N,) for class labels.
+
+    ``params`` maps the sites of the likelihood's own parameters (``"likelihood.scale"``) to draws of shape (\*batch,
+    \*site_shape); it may be empty where the likelihood has none. A new likelihood is a subclass: what it must say is
+    ``task``, :meth:`width_error`, :meth:`target`, :meth:`distribution` and, for numbers, :meth:`mean_variance` and
+    :meth:`cdf`; :meth:`fisher_root` gives it the Gauss-Newton Laplace approximation.
+    """
+
+    #: the name that trees carry
+    task: ClassVar[str]
+    #: whether y is a class label: it is predicted by probabilities and entropies, a number by a mean and a variance
+    classes: ClassVar[bool] = False
+    #: whether y is one whole number per datum, (N,)
+    labels: ClassVar[bool] = False
+    #: whether a number is a whole one
+    discrete: ClassVar[bool] = False
+    #: whether y given f is normal, with the moments of ``loc_scale``: what has a closed form only then asks this
+    normal: ClassVar[bool] = False
+    #: whether the mean of y is the first outputs of the network, one per column
+    linear_mean: ClassVar[bool] = False
+    #: network outputs per target column
+    heads: int = 1
+    #: the column of x that holds the exposure of each row, see :class:`pyrobnn.networks.Exposed`
+    exposure: int | None = None
+    #: priors of inferred parameters and (initial value, constraint) of learned ones, by site name
+    priors: Mapping[str, TorchDistributionMixin] = {}
+    points: Mapping[str, tuple[Tensor, constraints.Constraint]] = {}
+
+    # -- data -------------------------------------------------------------------------------------------------------
+
+    def read(self, y: Any) -> Tensor:
+        """``y`` as it was handed over, as a tensor.
+
+        Raises:
+            TypeError: not numeric.
+        """
+        return as_tensor("y", y)
+
+    def width_error(self, width: int, y: Tensor) -> str | None:
+        """What is wrong with a network of output ``width`` for targets ``y``; None if nothing is."""
+        raise NotImplementedError
+
+    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """``y`` in canonical shape and dtype for a network of output ``width``.
+
+        Raises:
+            ValueError: wrong shape, NaN, values out of range.
+            TypeError: wrong dtype.
+        """
+        raise NotImplementedError
+
+    def values(self, y: Tensor) -> Tensor:
+        """The columns of ``y`` that are predicted."""
+        return y
+
+    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and scale of y, of those given, in which the program may measure it; None where y has no units."""
+        return None
+
+    def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
+        """Targets in the units that :meth:`units` gave."""
+        return (y - mean) / scale
+
+    def log_volume(self, y: Tensor, scale: Tensor | float) -> Tensor:
+        """What the log density of every row loses where ``y`` is ``scale`` times what the program measures, (N,)."""
+        sizes = torch.as_tensor(scale, dtype=torch.float64, device=y.device)
+        return sizes.log().expand(self.values(y).shape).sum(-1)
+
+    # -- law of a datum ---------------------------------------------------------------------------------------------
+
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
+        """Distribution of one datum given the network output, batch shape (\\*batch, N)."""
+        raise NotImplementedError
+
+    def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """Log density of every datum in nats, shape (\\*batch, N)."""
+        return self.distribution(f, params).log_prob(y)
+
+    def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of a number given the network output, both (\\*batch, N, out); infinite where they are."""
+        raise NotImplementedError
+
+    def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """P(Y < y) and P(Y ≤ y), both (\\*batch, N, out) and float64: equal where y is observed on a continuous scale.
+
+        Between the two lies what the datum does not tell: the probability integral transform is uniform on it.
+        """
+        raise Refused(
+            f"the distribution function of {type(self).__name__} is not known: judge it by log_prob"
+        )
+
+    def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and noise standard deviation, both (\\*batch, N, out), where y is ``normal``."""
+        raise NotImplementedError
+
+    def probs(self, f: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Probabilities of the labels, where y is one of ``classes``."""
+        raise NotImplementedError
+
+    def entropy(self, probs: Tensor) -> Tensor:
+        """Entropy of :meth:`probs` in nats, without their last dimension."""
+        return torch.special.entr(probs).sum(-1)
+
+    def identified(self, f: Tensor) -> Tensor:
+        """What of ``f`` the data can tell."""
+        return f
+
+    def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        r"""A square root of the expected Fisher information of one datum in the network output.
+
+        .. math:: S_n S_n^\top = H_n = E_{y \sim p(\cdot \mid f_n)}\left[ -\partial_f^2 \log p(y \mid f_n) \right]
+
+        Args:
+            f: network outputs (N, width).
+            params: the likelihood's own parameters, without batch dimensions.
+
+        Returns:
+            (N, width, k): column k is one vector to be pulled back through the network.
+
+        Raises:
+            Refused: it is not known.
+        """
+        raise Refused(
+            f"the Gauss-Newton matrix of {type(self).__name__} is not known: use curvature='hessian'"
+        )
+
+    def log_predictive(self, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """Log density of ``y`` where the network output is normal, by draws of it unless there is a closed form, (N,).
+
+        Args:
+            f: means (N, width). cov: covariances (N, width, width). y: targets as :meth:`target` gives them.
+        """
+        f, cov = f.double(), cov.double()
+        values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        noise = torch.randn(_NUM_DRAWS, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)
+        noise = torch.cat([noise, -noise])
+        drawn = f + (root @ noise).squeeze(-1)
+        own = {name: value.double() for name, value in params.items()}
+        return torch.logsumexp(self.log_prob(drawn, y, own), 0) - math.log(len(drawn))
+
+    # -- own parameters ---------------------------------------------------------------------------------------------
+
+    def declare(self, name: str, value: float | Tensor | str | PyroParam | TorchDistributionMixin) -> None:
+        """A positive parameter of the likelihood, one or one per output: fixed, learned or inferred by its ``value``.
+
+        Raises:
+            ValueError: a value that is not positive, or a prior whose support is not.
+        """
+        site = SITE + name
+        if isinstance(value, torch.distributions.Distribution):
+            if not getattr(value.support, "lower_bound", -1) >= 0:
+                raise ValueError(
+                    f"the prior of {name!r} must live on positive numbers, got {value}: use HalfNormal or LogNormal"
+                )
+            if len(value.batch_shape) + len(value.event_shape) > 1:
+                raise ValueError(
+                    f"the prior of {name!r} must have shape () or (out,), got {tuple(value.shape())}"
+                )
+            self.priors = dict(self.priors) | {site: value.to_event(len(value.batch_shape))}
+        elif isinstance(value, (str, torch.nn.Parameter, PyroParam)):
+            if isinstance(value, str) and value != "learned":
+                raise ValueError(
+                    f"{name!r} must be a number, 'learned', a parameter or a distribution, got {value!r}"
+                )
+            init: Any = torch.tensor(1.0) if isinstance(value, str) else getattr(value, "init_value", value)
+            init = torch.as_tensor(init() if callable(init) else init).detach().clone()
+            self.points = dict(self.points) | {site: (_positive(name, init), constraints.positive)}
+        else:
+            if not isinstance(value, Tensor):
+                check_number(name, value, above=0)
+            # kept in float64: 0.7 must stay 0.7 for a float64 network
+            fixed = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+            self.register_buffer(f"fixed_{name}", _positive(name, fixed))
+
+    def own(self, name: str, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
+        site = SITE + name
+        fixed = getattr(self, f"fixed_{name}", None)
+        value = params[site] if fixed is None else fixed.to(f)
+        if site in self.priors:
+            per_output = bool(self.priors[site].event_shape)
+        else:
+            per_output = (self.points[site][0] if fixed is None else fixed).dim() > 0
+        if not per_output:  # (*batch,) -> (*batch, 1)
+            value = value.unsqueeze(-1)
+        return value.unsqueeze(-2)
+
+    def how(self, name: str) -> str:
+        """Whether a declared parameter is fixed, learned or inferred."""
+        site = SITE + name
+        return "inferred" if site in self.priors else "learned" if site in self.points else "fixed"
+
+    def like(self, weight: Tensor) -> Likelihood:
+        """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""
+        own: dict[int, Any] = {id(self.priors): {}, id(self.points): {}}  # copied below
+        moved = copy.deepcopy(self, own).to(weight.device)
+        moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
+        moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
+        return moved
+
+    # -- statements of the program ----------------------------------------------------------------------------------
+
+    def sample_parameters(self) -> dict[str, Tensor]:
+        """The Pyro statements of the likelihood's own parameters, by site."""
+        inferred = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
+        learned = {name: point(name, init, support) for name, (init, support) in self.points.items()}
+        return inferred | learned
+
+    def observe(
+        self, f: Tensor, y: Tensor | None, params: Mapping[str, Tensor], num_data: float | None = None
+    ) -> Tensor:
+        """The Pyro statement of the data: sampled, or observed at ``y``; scaled to ``num_data`` for a mini-batch."""
+        # weighted batches make it a fraction, which Pyro's plate takes
+        size: Any = len(f) if num_data is None else num_data
+        with pyro.plate(f"{DATA}_plate", size=size, subsample=f):
+            return pyro.sample(DATA, self.distribution(f, params), obs=y)
+
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """TyXe's reading of a likelihood, both statements at once: the data given the network output."""
+        return self.observe(f, y, self.sample_parameters())
+
+
+class Numbers(Likelihood):
+    """Likelihoods of numbers: y is (N, out), or (N,) for one output, and the network returns ``heads`` values for each.
+
+    Attributes: ``kind``, what an error calls them; ``head_names``, of the heads where there are several.
+    """
+
+    kind: ClassVar[str] = ""
+    head_names: ClassVar[str] = ""
+
+    def width_error(self, width: int, y: Tensor) -> str | None:
+        out = 1 if y.dim() == 1 else y.shape[-1]
+        kind = self.kind or type(self).__name__
+        if y.dim() > 2:
+            return f"'y' has shape {tuple(y.shape)} but {kind} expects (N, outputs): flatten the outputs"
+        if width == self.heads * out:
+            return None
+        heads = f"{self.head_names} for each output, " if self.heads > 1 else ""
+        return (
+            f"the net returns {width} values per point but {type(self).__name__} expects {self.heads * out} "
+            f"({heads}'y' has shape {tuple(y.shape)}): give the net {self.heads * out} outputs "
+            f"or y {width // self.heads} columns"
+        )
+
+    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        if error := self.width_error(width, y):
+            raise ValueError(error)
+        if y.is_complex() or y.dtype == torch.bool:
+            raise TypeError(
+                f"'y' has dtype {y.dtype} but {self.kind or type(self).__name__} expects real numbers"
+            )
+        check_finite("y", y)
+        if error := self.value_error(y):
+            raise ValueError(error)
+        return y.reshape(len(y), -1).to(dtype)
+
+    def value_error(self, y: Tensor) -> str | None:
+        """What is wrong with finite values; None if nothing is."""
+        return None
+
+
+class Real(Numbers):
+    """Numbers on the whole line, which the program may measure in any units."""
+
+    linear_mean = True
+
+    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+        return mean, scale
+
+
+def by_scipy(function: str, *values: Tensor) -> Tensor:
+    """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
+    from scipy import special  # imported late: a fit needs none of it
+
+    with np.errstate(all="ignore"):
+        found = getattr(special, function)(*(value.detach().double().cpu().numpy() for value in values))
+    return torch.from_numpy(np.asarray(found)).to(values[0].device)
+
+
+def _positive(name: str, value: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        value = value.to(torch.get_default_dtype())
+    if value.dim() > 1 or not bool(torch.isfinite(value).all() and (value > 0).all()):
+        raise ValueError(f"{name!r} must be positive with shape () or (out,), got {value}")
+    return value

@@ -1,0 +1,447 @@
+"""The law of likelihoods: every response is its own density, moments, curvature and transform, in every method's hands.
+
+A new likelihood is a file and a line in CASES.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+from models import normal_prior
+from scipy import stats
+from test_contract import METHODS, num_draws
+
+import pyrobnn as pb
+from pyrobnn import likelihoods as lk
+from pyrobnn.data import Dataset, Standardizer
+
+# runs this short are told to be too short
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode|the weights use up|.*left out"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A likelihood with fixed parameters, as SciPy has it, and the targets that it must not take.
+
+    Args:
+        law: outputs (…, width) of the network → SciPy's distribution of y.
+        inferred: the same likelihood with its own parameters inferred.
+        wrong: targets and what is said of them.
+    """
+
+    fixed: Callable[[], lk.Likelihood]
+    law: Callable[[np.ndarray], object]
+    inferred: Callable[[], lk.Likelihood]
+    wrong: dict[str, object]
+    width: int = 1
+
+
+def prior() -> dist.Distribution:
+    return dist.LogNormal(0.0, 0.5)
+
+
+CASES = {
+    "gaussian": Case(
+        lambda: lk.HomoskedasticGaussian(0.5),
+        lambda f: stats.norm(f[..., 0], 0.5),
+        lambda: lk.HomoskedasticGaussian(prior()),
+        {"NaN": torch.nan},
+    ),
+    "heteroskedastic": Case(
+        lambda: lk.HeteroskedasticGaussian(1e-3),
+        lambda f: stats.norm(f[..., 0], np.logaddexp(f[..., 1], 0) + 1e-3),
+        lambda: lk.HeteroskedasticGaussian(),
+        {"NaN": torch.nan},
+        width=2,
+    ),
+    "bernoulli": Case(
+        lambda: lk.Bernoulli(),
+        lambda f: stats.bernoulli(1 / (1 + np.exp(-f[..., 0]))),
+        lambda: lk.Bernoulli(),
+        {"0 and 1 only": 2.0},
+    ),
+    "student_t": Case(
+        lambda: lk.StudentT(5.0, 0.5),
+        lambda f: stats.t(5.0, f[..., 0], 0.5),
+        lambda: lk.StudentT("inferred", prior()),
+        {"NaN": torch.nan},
+    ),
+    "poisson": Case(
+        lambda: lk.Poisson(),
+        lambda f: stats.poisson(np.exp(f[..., 0])),
+        lambda: lk.Poisson(),
+        {"NaN": torch.nan, "counts 0, 1, 2, … for Poisson, got -1": -1.0, "got 1.5": 1.5},
+    ),
+    "negative_binomial": Case(
+        lambda: lk.NegativeBinomial(3.0),
+        lambda f: stats.nbinom(3.0, 3.0 / (3.0 + np.exp(f[..., 0]))),
+        lambda: lk.NegativeBinomial(prior()),
+        {"NaN": torch.nan, "counts 0, 1, 2, … for NegativeBinomial, got -2": -2.0},
+    ),
+}
+NUMBERS = [name for name in CASES if not CASES[name].fixed().classes]
+N = 6
+
+
+def outputs(name: str, dtype: torch.dtype = torch.float64, num: int = N) -> torch.Tensor:
+    """Network outputs (num, width) in the range that data have."""
+    draw = np.random.default_rng(1).normal(0.3, 0.7, (num, CASES[name].width))
+    return torch.tensor(draw, dtype=dtype)
+
+
+def samples(name: str, f: torch.Tensor, num: int, seed: int = 0) -> torch.Tensor:
+    """Targets (num, N, out) from the likelihood itself."""
+    with seeded(seed):
+        return CASES[name].fixed().distribution(f, {}).sample((num,))
+
+
+def joined(name: str, y: torch.Tensor) -> np.ndarray:
+    return y[..., 0].numpy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CASES)
+def test_the_density_is_that_of_scipy(name, dtype):
+    f = outputs(name, dtype)
+    law = CASES[name].law(f.double().numpy())
+    y = samples(name, f, 20)
+    found = CASES[name].fixed().log_prob(f, y, {})
+    assert found.dtype == dtype and found.shape == (20, N)
+    log_law = getattr(law, "logpdf", None) if not hasattr(law.dist, "pmf") else law.logpmf
+    expected = torch.tensor(log_law(joined(name, y.double())))
+    torch.testing.assert_close(
+        found.double(), expected, rtol=1e-4, atol=2e-4 if dtype == torch.float32 else 1e-9
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
+    likelihood, f = CASES[name].fixed(), outputs(name)
+    law = CASES[name].law(f.numpy())
+    if likelihood.discrete or likelihood.classes:
+        top = 2 if likelihood.classes else int(law.ppf(1 - 1e-13).max())
+        grid = torch.arange(top, dtype=torch.float64)[:, None, None].expand(-1, N, 1)
+        mass = likelihood.log_prob(f, grid, {}).exp().cumsum(0)
+        lower, upper = likelihood.cdf(f, grid, {})
+        torch.testing.assert_close(upper[..., 0], mass, rtol=0, atol=1e-9)
+        torch.testing.assert_close(lower[1:, ..., 0], mass[:-1], rtol=0, atol=1e-9)
+        assert float(lower[0].abs().max()) == 0.0
+        return
+    ends = torch.tensor(np.stack([law.ppf(1e-6), law.ppf(1 - 1e-6)]))
+    grid = ends[0] + torch.linspace(0, 1, 20001, dtype=torch.float64)[:, None] * (ends[1] - ends[0])
+    lower, upper = likelihood.cdf(f, grid[..., None], {})
+    assert torch.equal(lower, upper) and bool((upper.diff(dim=0) >= 0).all())
+    inside = torch.trapezoid(likelihood.log_prob(f, grid[..., None], {}).exp(), grid, dim=0)
+    torch.testing.assert_close(inside, (upper[-1] - upper[0])[..., 0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(inside, torch.ones(N, dtype=torch.float64) - 2e-6, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_curvature_is_the_mean_square_of_the_score(name):
+    likelihood, f = CASES[name].fixed(), outputs(name)
+    root = likelihood.fisher_root(f, {})
+    assert root.shape[:2] == f.shape
+    y = samples(name, f, 20_000)
+    drawn = f.expand(len(y), *f.shape).clone().requires_grad_()
+    score = torch.autograd.grad(likelihood.log_prob(drawn, y, {}).sum(), drawn)[0]
+    square = score.unsqueeze(-1) * score.unsqueeze(-2)
+    error = (square.std(0) / len(y) ** 0.5).clamp_min(1e-9)
+    assert float(((square.mean(0) - root @ root.mT).abs() / error).max()) < 5.0
+    assert float((score.mean(0).abs() / (score.std(0) / len(y) ** 0.5)).max()) < 5.0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mean_and_variance_are_those_of_its_draws(name):
+    f = outputs(name)
+    mean, var = CASES[name].fixed().mean_variance(f, {})
+    y = samples(name, f, 20_000)
+    for found, values in ((mean, y), (var, (y - mean).square())):
+        error = values.std(0) / len(y) ** 0.5
+        assert float(((values.mean(0) - found).abs() / error).max()) < 6.0
+    law = CASES[name].law(f.numpy())
+    torch.testing.assert_close(mean[:, 0], torch.tensor(law.mean()), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(var[:, 0], torch.tensor(law.var()), rtol=1e-6, atol=1e-9)
+
+
+def prediction(name: str, num: int, num_functions: int = 1) -> pb.Prediction:
+    f = outputs(name, num=num)
+    shifts = (
+        torch.linspace(-0.3, 0.3, num_functions, dtype=f.dtype) if num_functions > 1 else torch.zeros(1).to(f)
+    )
+    return pb.Prediction((f + shifts[:, None, None])[None], CASES[name].fixed(), {})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_transform_of_its_own_draws_is_uniform(name):
+    p = prediction(name, 2000)
+    y = p.sample(seed=3)[0, 0]
+    pit = p.pit(y, seed=1)
+    assert pit.shape == (2000, 1) and float(pit.min()) >= 0 and float(pit.max()) <= 1
+    assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
+    assert torch.equal(p.pit(y, seed=1), pit)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_quantiles_are_where_the_mixture_has_its_levels(name):
+    p = prediction(name, N, num_functions=5)
+    levels = torch.tensor([0.001, 0.05, 0.5, 0.9, 0.999], dtype=torch.float64)
+    found = p.quantile(levels)
+    laws = [CASES[name].law(f.numpy()) for f in p.standard_f[0]]
+    for level, y in zip(levels, found[..., 0].double().numpy()):
+        reached = np.mean([law.cdf(y) for law in laws], 0)
+        if not p.likelihood.discrete:
+            np.testing.assert_allclose(reached, level, rtol=0, atol=1e-6)
+            continue
+        before = np.mean([law.cdf(y - 1) for law in laws], 0)
+        assert (y == np.round(y)).all() and (reached >= float(level)).all() and (before < float(level)).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_extreme_outputs_are_finite(name):
+    likelihood = CASES[name].fixed()
+    for dtype in (torch.float32, torch.float64):
+        f = torch.tensor([-50.0, 50.0], dtype=dtype)[:, None].expand(2, CASES[name].width).clone()
+        f.requires_grad_()
+        y = torch.ones(2, 1, dtype=dtype)
+        log_prob = likelihood.log_prob(f, y, {})
+        gradient = torch.autograd.grad(log_prob.sum(), f)[0]
+        f = f.detach()
+        mean, var = likelihood.mean_variance(f, {})
+        var = var.clamp_max(torch.finfo(dtype).max)  # of clustered counts, exp(100) in float32
+        for values in (
+            log_prob,
+            gradient,
+            mean,
+            var,
+            *likelihood.cdf(f, y, {}),
+            likelihood.fisher_root(f, {}),
+        ):
+            assert bool(torch.isfinite(values).all())
+        with seeded(0):
+            drawn = likelihood.distribution(f, {}).sample()
+        assert bool(torch.isfinite(drawn).all()) and not (likelihood.discrete and float(drawn.min()) < 0)
+        if dtype == torch.float64:
+            assert bool(((drawn - mean).abs() < 60 * var.sqrt() + 1).all())
+
+
+# -- in the hands of the methods ------------------------------------------------------------------------------------
+
+X = torch.linspace(-1, 1, 40)[:, None]
+
+
+def linear(name: str, likelihood: lk.Likelihood, **options) -> pb.BNN:
+    with seeded(0):
+        net = torch.nn.Linear(1, CASES[name].width).double()
+    return pb.BNN(net, normal_prior(), likelihood, **options)
+
+
+def data(name: str, num: int = 40, seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of a line."""
+    x = torch.linspace(-1, 1, num, dtype=torch.float64)[:, None]
+    slopes = torch.linspace(0.8, -0.4, CASES[name].width, dtype=torch.float64)
+    return x, samples(name, x * slopes + 0.2, 1, seed)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_target_is_refused_in_one_line_before_any_fit(name):
+    model = linear(name, CASES[name].fixed())
+    x, y = data(name)
+    cases = dict(CASES[name].wrong) | {"same number of rows": None, "net returns": "wide"}
+    for message, value in cases.items():
+        wrong = y.clone()
+        if value is None:
+            wrong = wrong[:-1]
+        elif isinstance(value, str):
+            wrong = wrong.repeat(1, 2)
+        else:
+            wrong[3] = value
+        with pytest.raises((ValueError, TypeError), match=message) as caught:
+            pb.MAP(num_steps=10**9).fit(model, x, wrong)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_counts_as_the_whole(name):
+    model = linear(name, CASES[name].inferred())
+    x, y = data(name)
+    y = model.likelihood.target(y, CASES[name].width, torch.float64)
+
+    def log_likelihood(x, y, **options):
+        with seeded(0):
+            trace = pyro.poutine.trace(model.pyro_model).get_trace(x, y, **options)
+        trace.compute_log_prob()
+        return trace.nodes["likelihood.data"]["log_prob_sum"]
+
+    whole = log_likelihood(x, y)
+    parts = sum(log_likelihood(x[i : i + 10], y[i : i + 10], num_data=40) for i in range(0, 40, 10))
+    torch.testing.assert_close(parts / 4, whole)
+
+
+@functools.cache
+def fit(name: str, method: str) -> pb.Posterior:
+    model = linear(name, CASES[name].inferred())
+    return METHODS[method].fit(model, *data(name), seed=3, **num_draws(method))
+
+
+FAST = {"MAP", "SVI", "Laplace"}
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
+    try:
+        posterior = fit(name, method)
+    except pb.Refused as refusal:
+        assert len(str(refusal)) > 40
+        return
+    x, y = data(name)
+    p = posterior.predict(x)
+    assert bool(torch.isfinite(p.log_prob(y)).all()) and p.pit(y).shape == y.shape
+    if not p.likelihood.classes:
+        assert p.mean.shape == p.var.shape == p.quantile(0.5).shape == y.shape
+        torch.testing.assert_close(p.var, p.aleatoric_var + p.epistemic_var)
+    again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), posterior.model)
+    torch.testing.assert_close(again.predict(x).log_prob(y), p.log_prob(y))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_tree_is_judged(name):
+    x, y = data(name)
+    posterior = fit(name, "SVI")
+    tree = posterior.to_datatree(x, y, test=(x, y))
+    assert tree["log_likelihood"]["y"].shape == (1, posterior.num_draws, 40)
+    assert tree["observed_data"]["y"].shape == (40,) and tree["predictions"]["log_prob"].shape == (40,)
+    verdict = pb.diagnose(tree)
+    assert (
+        verdict.status in ("pass", "warn", "fail")
+        and tree.attrs["likelihood"] == posterior.bnn.likelihood.task
+    )
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_units_change_nothing_or_what_they_should(name):
+    """Targets in units an eighth as large, where the response has units: the same draws, eight times the answer."""
+    x, y = data(name, 32)
+    found = []
+    for factor in (1.0, 8.0):
+        here = factor * y if CASES[name].fixed().linear_mean else y
+        units = Standardizer.fit(Dataset(x, here, "d", "regression"))
+        model = linear(name, CASES[name].inferred(), standardizer=units)
+        found.append((METHODS["MAP"].fit(model, x, here, seed=0).predict(x), here, factor))
+    (p, y, _), (q, z, factor) = found
+    volume = np.log(factor) if p.likelihood.linear_mean else 0.0
+    factor = factor if p.likelihood.linear_mean else 1.0
+    torch.testing.assert_close(q.standard_f, p.standard_f)
+    torch.testing.assert_close(q.mean, factor * p.mean)
+    torch.testing.assert_close(q.aleatoric_var, factor**2 * p.aleatoric_var)
+    torch.testing.assert_close(q.quantile(0.8), factor * p.quantile(0.8), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(q.sample(seed=1), factor * p.sample(seed=1))
+    torch.testing.assert_close(q.log_prob(z) + volume, p.log_prob(y))
+    torch.testing.assert_close(q.pit(z), p.pit(y))
+
+
+LAPLACE = pb.Laplace(num_steps=300, compile=False)
+NUTS = pb.NUTS(num_chains=2, num_warmup=200, max_tree_depth=4, compile=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_expected_curvature_is_the_observed_one_where_data_are_many(name):
+    x, y = data(name, 3000)
+    model = linear(name, CASES[name].fixed())
+    mode = pb.MAP(num_steps=150, lr=0.1, compile=False).fit(model, x, y)
+    widths = [
+        torch.cat([v.std(1).flatten() for v in posterior.draws.values()])
+        for posterior in (
+            pb.Laplace(curvature=c, predictive="draws", compile=False).fit(
+                model, x, y, num_draws=500, init=mode
+            )
+            for c in ("ggn", "hessian")
+        )
+    ]
+    torch.testing.assert_close(widths[0], widths[1], rtol=0.12, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_laplace_and_nuts_agree_where_data_are_many(name):
+    """A line through 1000 data: the posterior is normal, and the expected curvature is the observed one."""
+    x, y = data(name, 1000)
+    model = linear(name, CASES[name].fixed())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        laplace = LAPLACE.fit(model, x, y, num_draws=2000, seed=0)
+        nuts = NUTS.fit(model, x, y, num_draws=300, seed=0)
+    for site in ("net.weight", "net.bias"):
+        a, b = (p.draws[site].flatten(0, 1).flatten(1) for p in (laplace, nuts))
+        assert float(((a.mean(0) - b.mean(0)) / b.std(0)).abs().max()) < 0.3, site
+        assert 0.8 < float((a.std(0) / b.std(0)).min()) and float((a.std(0) / b.std(0)).max()) < 1.25, site
+
+
+# -- what single likelihoods are for --------------------------------------------------------------------------------
+
+
+def test_outliers_do_not_spoil_a_line_under_heavy_tails():
+    x = torch.linspace(-1, 1, 60, dtype=torch.float64)[:, None]
+    with seeded(1):
+        y = 2 * x + 0.1 * torch.randn_like(x)
+    y[::10] += 15.0
+    off = {}
+    for name, noise in (("t", lk.StudentT(3.0, prior())), ("normal", lk.HomoskedasticGaussian(prior()))):
+        model = pb.BNN(linear("gaussian", noise).net, normal_prior(3.0), noise)
+        mean = pb.Laplace(num_steps=300, compile=False).fit(model, x, y).predict(x).mean
+        off[name] = float((mean - 2 * x).abs().max())
+    assert off["t"] < 0.15 and off["normal"] > 1.0
+
+
+@pytest.mark.parametrize("method", ["MAP", "Laplace-kron", "MCDropout"])
+def test_an_exposure_travels_with_its_rows(method):
+    """Rates of one unit, learned from rows of very different exposure, in batches, standardised or not."""
+    with seeded(2):
+        x = torch.rand(400, 1).double() * 2 - 1
+        exposure = torch.exp(3 * torch.rand(400, 1).double())
+        y = torch.poisson(exposure * (0.5 + x).exp())
+    x = torch.cat([x, exposure], 1)
+    for units in (None, Standardizer.fit(Dataset(x, y, "d", "regression"))):
+        with seeded(0):
+            net = pb.networks.mlp(1, (4,) if method == "MCDropout" else (), 1).double()
+        model = pb.BNN(net, normal_prior(), lk.Poisson(exposure=-1), standardizer=units)
+        settings = {"num_steps": 100, "lr": 0.1} if method == "MAP" else {}
+        posterior = dataclasses.replace(METHODS[method], **settings).fit(model, x, y, **num_draws(method))
+        assert set(posterior.draws) == {f"net.net.{name}" for name, _ in net.named_parameters()}
+        twice = torch.cat([x[:, :1], 2 * x[:, 1:]], 1)
+        torch.testing.assert_close(posterior.predict(twice).mean, 2 * posterior.predict(x).mean)
+        if method == "MAP":
+            rate = posterior.predict(torch.cat([x[:, :1], torch.ones_like(exposure)], 1)).mean
+            torch.testing.assert_close(rate, (0.5 + x[:, :1]).exp(), rtol=0.1, atol=0)
+    tree = posterior.to_datatree(x, y)
+    assert bool((tree["function"]["probe_x"][:, -1] == 1).all())
+    with pytest.raises(ValueError, match="exposure 0 in its column -1"):
+        posterior.predict(0 * x)
+
+
+@pytest.mark.slow
+def test_noise_that_the_net_gives_has_a_laplace_that_agrees_with_nuts():
+    x = torch.linspace(-1, 1, 800, dtype=torch.float64)[:, None]
+    with seeded(4):
+        y = x + torch.exp(x - 1) * torch.randn_like(x)
+    model = linear("heteroskedastic", lk.HeteroskedasticGaussian())
+    laplace = LAPLACE.fit(model, x, y, num_draws=1000, seed=0).predict(x)
+    nuts = NUTS.fit(model, x, y, num_draws=300, seed=0).predict(x)
+    torch.testing.assert_close(laplace.aleatoric_var, nuts.aleatoric_var, rtol=0.05, atol=0.005)
+    torch.testing.assert_close(laplace.epistemic_var.sqrt(), nuts.epistemic_var.sqrt(), rtol=0.25, atol=0.002)
+    noisy = laplace.aleatoric_var.sqrt()[:, 0]
+    assert float(noisy[-1] / noisy[0]) > 3.0
