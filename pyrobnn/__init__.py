@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyrobnn import conformal as conformal
     from pyrobnn import diagnostics as diagnostics
     from pyrobnn import plots
+    from pyrobnn import references as references
     from pyrobnn import report as report
     from pyrobnn.conformal import conformal_interval, conformal_set
     from pyrobnn.diagnostics import Verdict, diagnose
@@ -37,6 +38,7 @@ else:
             "diagnose": "pyrobnn.diagnostics",
             "diagnostics": "pyrobnn.diagnostics",
             "plots": "pyrobnn.plots",
+            "references": "pyrobnn.references",
             "report": "pyrobnn.report",
             "to_datatree": "pyrobnn.posterior.datatree",
             "write_report": "pyrobnn.report",
@@ -66,6 +68,7 @@ __all__ = [
     "networks",
     "plots",
     "priors",
+    "references",
     "to_datatree",
     "write_report",
     "write_summary",

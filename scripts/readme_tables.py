@@ -11,18 +11,24 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
+
+from scipy.stats import spearmanr
 
 from pyrobnn.studies.uci import RULES, compare_with_published, fits, read_published, read_records
 from pyrobnn.studies.uci.tables import markdown
 
 HERE = Path(__file__).parent
-PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md"]
+PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md", HERE.parent / "docs" / "references.md"]
+#: checks whose values fall where something is wrong; cases of which a rank correlation is told
+FALLING, FEWEST = ("ess_function", "bfmi", "log_likelihood_rows"), 20
 MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -126,12 +132,49 @@ def _spoke(row: dict, name: str) -> bool:
     return row["checks"].get(name, ["pass"])[0] in ("warn", "fail")
 
 
+def distance_table() -> str:
+    """Of each check that needs no reference: how its value goes with the true distance of a net's function."""
+    rows = [row for row in verdict_rows() if row.get("distance") is not None and "beside" not in row["kind"]]
+    lines = ["| check | cases | rank correlation with the distance of the function |", "|---|---|---|"]
+    found = []
+    for name in sorted({name for row in rows for name in row["checks"]}):
+        pairs = [
+            (_badness(name, row["checks"][name][1]), row["distance"])
+            for row in rows
+            if row["checks"].get(name, [None, None])[1] is not None
+        ]
+        if len(pairs) >= FEWEST and len({value for value, _ in pairs}) > 1:
+            found.append((float(spearmanr(*zip(*pairs, strict=True)).statistic), len(pairs), name))
+    lines += [f"| `{name}` | {count} | {rho:+.2f} |" for rho, count, name in sorted(found, reverse=True)]
+    return "\n".join(lines)
+
+
+def _badness(name: str, value: float) -> float:
+    """A check's value as a number that grows with what is wrong."""
+    if name == "virial":  # 1 where nothing is; it may be negative
+        return abs(math.log(max(value, 1e-3)))
+    if name == "coverage_90":
+        return abs(value - 0.9)
+    return -value if name in FALLING else value
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    del sys.modules[name]
+    return module
+
+
 def scale_table() -> str:
     """Memory and throughput."""
-    spec = importlib.util.spec_from_file_location("benchmark_scale", HERE / "benchmark_scale.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.table(read_records(HERE / "results" / "scale.jsonl"))
+    return _script("benchmark_scale").table(read_records(HERE / "results" / "scale.jsonl"))
+
+
+def references_table() -> str:
+    """The stored reference posteriors."""
+    return _script("make_references").table()
 
 
 def nuts_table() -> str:
@@ -230,6 +273,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-targets": uci_targets,
     "verdicts": verdict_table,
     "verdict-checks": check_table,
+    "verdict-distance": distance_table,
+    "references": references_table,
     "scale": scale_table,
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,

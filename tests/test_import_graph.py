@@ -27,12 +27,30 @@ CIRCLES = [
 ]
 #: wing → those that it must not know
 ABOVE = {
-    "pyrobnn.data": ("inference", "posterior", "diagnostics", "plots", "report", "studies", "estimators"),
-    "pyrobnn.posterior": ("inference", "diagnostics", "plots", "report", "studies", "estimators"),
-    "pyrobnn.inference": ("diagnostics", "plots", "report", "studies", "estimators", "cli"),
-    "pyrobnn.diagnostics": ("inference", "plots", "report", "studies", "estimators", "cli"),
-    "pyrobnn.plots": ("inference", "report", "studies", "estimators", "cli"),
-    "pyrobnn.report": ("inference", "studies", "estimators", "cli"),
+    "pyrobnn.data": (
+        "inference",
+        "posterior",
+        "diagnostics",
+        "plots",
+        "report",
+        "studies",
+        "references",
+        "estimators",
+    ),
+    "pyrobnn.posterior": (
+        "inference",
+        "diagnostics",
+        "plots",
+        "report",
+        "studies",
+        "references",
+        "estimators",
+    ),
+    "pyrobnn.inference": ("diagnostics", "plots", "report", "studies", "references", "estimators", "cli"),
+    "pyrobnn.diagnostics": ("inference", "plots", "report", "studies", "references", "estimators", "cli"),
+    "pyrobnn.plots": ("inference", "report", "studies", "references", "estimators", "cli"),
+    "pyrobnn.report": ("inference", "studies", "references", "estimators", "cli"),
+    "pyrobnn.references": ("inference", "plots", "report", "studies", "estimators", "cli"),
 }
 
 

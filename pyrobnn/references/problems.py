@@ -1,0 +1,171 @@
+"""The nets, priors, likelihoods and data of the reference posteriors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyro.distributions as dist
+import torch
+
+from pyrobnn import likelihoods, networks, priors
+from pyrobnn.data import Dataset, Standardizer, breast_cancer, diabetes, digits, gap, polynomial
+from pyrobnn.model import BNN
+
+HELD_OUT = 100
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A net with its prior and likelihood, and the data that it learns from.
+
+    Args:
+        about: what it is, in a sentence.
+        source: of all rows, in their own units.
+        num_data: rows that the net learns from, evenly spread over those of the source; of the others at most 100 are
+            held out.
+        hidden: width of each hidden layer.
+        num_outputs: width of the net's output.
+        likelihood: a fresh one.
+        activation: of the hidden layers.
+        prior_scale: of :class:`pyrobnn.priors.FanInNormal`; biases have scale 1.
+        standard_y: whether targets are standardised, as inputs are, by the rows that the net learns from.
+    """
+
+    about: str
+    source: Callable[[], Dataset]
+    num_data: int
+    hidden: tuple[int, ...]
+    likelihood: Callable[[], likelihoods.Likelihood]
+    num_outputs: int = 1
+    activation: str = "tanh"
+    prior_scale: float = 1.0
+    standard_y: bool = True
+
+    def data(self) -> tuple[Dataset, Dataset]:
+        """What the net learns from and what is held out, in standard units."""
+        rows = self.source()
+        chosen = _spread(rows.num_data, self.num_data)
+        others = torch.tensor(sorted(set(range(rows.num_data)) - set(chosen.tolist())))
+        train, rest = rows.subset(chosen), rows.subset(others)
+        held_out = rest.subset(_spread(rest.num_data, min(HELD_OUT, rest.num_data)))
+        units = Standardizer.fit(train)
+        if not self.standard_y:
+            units = Standardizer(
+                units.x_mean, units.x_scale, torch.zeros_like(units.y_mean), torch.ones_like(units.y_scale)
+            )
+        return units.transform(train), units.transform(held_out)
+
+    def model(self) -> BNN:
+        """The net's program in standard units, its initial weights always the same."""
+        num_inputs = self.data()[0].x.shape[1]
+        net = networks.mlp(num_inputs, self.hidden, self.num_outputs, activation=self.activation, seed=0)
+        return BNN(net, priors.FanInNormal(self.prior_scale), self.likelihood())
+
+
+def _spread(length: int, count: int) -> torch.Tensor:
+    return torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
+
+
+def _flower(name: str) -> Callable[[], Dataset]:
+    def source() -> Dataset:
+        from sklearn import datasets
+
+        bunch = getattr(datasets, f"load_{name}")()
+        return Dataset(
+            torch.tensor(bunch.data, dtype=torch.float32),
+            torch.tensor(bunch.target, dtype=torch.int64),
+            name,
+            "classification",
+            tuple(bunch.feature_names),
+            "class",
+            tuple(str(each) for each in bunch.target_names),
+        )
+
+    return source
+
+
+def _moons() -> Dataset:
+    from sklearn import datasets
+
+    x, y = datasets.make_moons(400, noise=0.25, random_state=0)
+    return Dataset(
+        torch.tensor(x, dtype=torch.float32),
+        torch.tensor(y, dtype=torch.int64),
+        "moons",
+        "classification",
+        ("x1", "x2"),
+        "moon",
+        ("upper", "lower"),
+    )
+
+
+def _small_digits() -> Dataset:
+    """Digits 0 to 4, their 8 × 8 pixels averaged to 4 × 4."""
+    every = digits()
+    few = every.subset(torch.nonzero(every.y < 5)[:, 0])
+    pixels = torch.nn.functional.avg_pool2d(few.x, 2).flatten(1)
+    return Dataset(pixels, few.y, "digits", "classification", (), "digit", tuple("01234"))
+
+
+def _inferred() -> likelihoods.Likelihood:
+    return likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+
+
+def _fixed() -> likelihoods.Likelihood:
+    return likelihoods.HomoskedasticGaussian(0.4)
+
+
+def _varying() -> likelihoods.Likelihood:
+    return likelihoods.HeteroskedasticGaussian(0.05)
+
+
+PROBLEMS = {
+    "gap_1": Problem(
+        "one tanh unit on the gap, noise inferred",
+        lambda: gap(480), 60, (1,), _inferred, prior_scale=2.0, standard_y=False,
+    ),
+    "gap_5": Problem(
+        "five tanh units on the gap, noise known",
+        lambda: gap(480), 240, (5,), _fixed, prior_scale=2.0, standard_y=False,
+    ),
+    "gap_50": Problem(
+        "fifty tanh units on the gap, noise inferred",
+        lambda: gap(480), 60, (50,), _inferred, prior_scale=2.0, standard_y=False,
+    ),
+    "gap_3x50": Problem(
+        "three layers of fifty ReLU units on the gap, noise known",
+        lambda: gap(480), 20, (50, 50, 50), _fixed, activation="relu", prior_scale=2**0.5, standard_y=False,
+    ),
+    "polynomial_hetero_10": Problem(
+        "ten tanh units on a cubic whose noise varies, with a head for the noise",
+        lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2,
+    ),
+    "diabetes_10": Problem(
+        "ten tanh units on diabetes, noise inferred", diabetes, 60, (10,), _inferred
+    ),
+    "diabetes_2x10": Problem(
+        "two layers of ten ReLU units on diabetes, noise inferred",
+        diabetes, 60, (10, 10), _inferred, activation="relu",
+    ),
+    "diabetes_hetero_5": Problem(
+        "five tanh units on diabetes, with a head for the noise", diabetes, 60, (5,), _varying, 2
+    ),
+    "iris_5": Problem(
+        "five tanh units on iris, three classes", _flower("iris"), 100, (5,), likelihoods.Categorical, 3
+    ),
+    "wine_10": Problem(
+        "ten tanh units on wine, three classes", _flower("wine"), 60, (10,), likelihoods.Categorical, 3
+    ),
+    "breast_cancer_5": Problem(
+        "five tanh units on breast cancer, two classes", breast_cancer, 60, (5,), likelihoods.Bernoulli
+    ),
+    "moons_2x10": Problem(
+        "two layers of ten tanh units on two moons", _moons, 60, (10, 10), likelihoods.Bernoulli,
+        prior_scale=2.0,
+    ),
+    "digits_10": Problem(
+        "ten tanh units on digits 0 to 4 at sixteen pixels, five classes",
+        _small_digits, 60, (10,), likelihoods.Categorical, 5,
+    ),
+}  # fmt: skip

@@ -1,0 +1,217 @@
+"""A stored posterior of a net that two samplers agree on, and how far another one is from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyrobnn.checks import check_finite
+from pyrobnn.data import Dataset
+from pyrobnn.density import Density
+from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
+from pyrobnn.model import BNN, check_data
+from pyrobnn.posterior import Posterior
+from pyrobnn.references.comparison import Comparison, compared
+from pyrobnn.references.problems import PROBLEMS
+from pyrobnn.references.quantities import DENSITY, NOISE, quantities
+from pyrobnn.references.summary import summarised
+
+_FOLDER = "stored"
+_MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The posterior of a small net, by long runs of NUTS and of sequential Monte Carlo that agree.
+
+    Args:
+        name: of the reference.
+        about: what net on what data, in a sentence.
+        data: what the net learns from, in standard units.
+        held_out: other rows of the same source, in the same units.
+        probe_x: inputs (probe, feature) where functions are compared, those of :func:`pyrobnn.to_datatree`.
+        probe_kinds: of each probe: "train", "between" (the data) or "outside" (of them).
+        summary: Dataset over ``quantity`` (coordinates: its name, and ``kind``: that of its probe, "noise" or
+            "density") with ``mean``, ``sd``, their standard errors ``mean_error`` and ``sd_error``, ``ess_bulk``,
+            ``ess_tail``, ``rhat`` and ``quantiles`` (level, quantity) at 0.5 %, 1.5 %, … of all draws of NUTS.
+        draws: a few hundred of them, evenly spread, (chain, draw, quantity).
+        log_evidence: log marginal likelihood, nats, by sequential Monte Carlo.
+        log_evidence_error: its standard error, nats.
+        record: how it was made: settings and effort of both samplers, and their differences, in the standard error of
+            both.
+
+    Example:
+        >>> import pyrobnn as pb
+        >>> reference = pb.references.load("gap_1")
+        >>> reference.model()
+        BNN(Sequential, FanInNormal, HomoskedasticGaussian(inferred scale), 4 weights)
+        >>> len(reference.data.x), bool(reference.summary["rhat"].max() <= 1.01)
+        (60, True)
+        >>> laplace = pb.Laplace().fit(reference.model(), reference.data.x, reference.data.y, num_draws=500)
+        >>> reference.compare(laplace).kinds
+        ('train', 'between', 'outside', 'noise', 'density')
+    """
+
+    name: str
+    about: str
+    data: Dataset
+    held_out: Dataset
+    probe_x: Tensor
+    probe_kinds: tuple[str, ...]
+    summary: xr.Dataset
+    draws: np.ndarray
+    log_evidence: float
+    log_evidence_error: float
+    record: Mapping[str, Any]
+
+    def model(self) -> BNN:
+        """The net with its prior and likelihood, in standard units; its initial weights are always the same."""
+        return PROBLEMS[self.name].model()
+
+    def compare(self, posterior: Posterior | Tensor | np.ndarray) -> Comparison:
+        """How far a posterior of :meth:`model` given :attr:`data` is from this one, with Monte-Carlo errors.
+
+        Args:
+            posterior: by any method; or draws of the quantities of :attr:`summary` (chain, draw, quantity).
+
+        Returns:
+            Distances of every quantity, and of the log evidence where the posterior has one (an ELBO is a bound).
+
+        Raises:
+            TypeError: of another kind.
+            ValueError: a posterior of another net or other inputs; draws of another shape or not finite.
+
+        Caveat: one quantity at a time; dependence between probes is not compared.
+        """
+        evidence: tuple[float | None, float | None] = (None, None)
+        if isinstance(posterior, Posterior):
+            draws, iid = self._quantities(posterior), bool(posterior.meta.get("iid", False))
+            if posterior.log_evidence is not None:
+                error = posterior.meta.get("log_evidence_error") or 0.0
+                difference = float(posterior.log_evidence) - self.log_evidence
+                evidence = difference, float(np.hypot(error, self.log_evidence_error))
+        elif isinstance(posterior, Tensor | np.ndarray):
+            draws, iid = np.asarray(posterior, dtype=np.float64), False
+        else:
+            raise TypeError(f"'posterior' must be a Posterior or an array, got {type(posterior).__name__}")
+        count = self.summary.sizes["quantity"]
+        if draws.ndim != 3 or draws.shape[2] != count or draws.size == 0:
+            raise ValueError(f"draws must be (chain, draw, {count}), got shape {draws.shape}")
+        check_finite("draws", torch.from_numpy(draws))
+        return compared(self.name, summarised(draws, iid=iid), self.summary, evidence)
+
+    def to_datatree(self) -> xr.DataTree:
+        """The function's draws as DataTree: ``pb.diagnose(tree, reference=reference.to_datatree())``."""
+        count = sum(str(kind) not in (NOISE, DENSITY) for kind in self.summary["kind"].values)
+        f = self.draws[:, :, :count].reshape(*self.draws.shape[:2], len(self.probe_x), -1)
+        function = {
+            "f": ((*SAMPLE_DIMS, "probe", "output"), f),
+            "probe_x": (("probe", "feature"), self.probe_x.reshape(len(self.probe_x), -1).numpy()),
+            "probe_kind": (("probe",), np.array(self.probe_kinds)),
+        }
+        density = {
+            name.replace("-", "_").replace(" ", "_"): (SAMPLE_DIMS, self.draws[:, :, index])
+            for index, name in enumerate(map(str, self.summary["quantity"].values))
+            if index >= count
+        }
+        tree = xr.DataTree.from_dict({POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)})
+        said = {
+            "method": "NUTS",
+            "label": f"reference {self.name}",
+            "kind": "chains",
+            "claim": "exact",
+            "iid": 0,
+        }
+        tree.attrs.update(said | {"likelihood": self.model().likelihood.task})
+        return tree
+
+    def _quantities(self, posterior: Posterior) -> np.ndarray:
+        expected = {name: site.shape() for name, site in self.model().priors.items()}
+        found = {name: value.shape[2:] for name, value in posterior.draws.items() if name in expected}
+        if found != expected:
+            raise ValueError(
+                f"the posterior is not of the model of reference {self.name!r}: fit reference.model() to "
+                "reference.data.x and reference.data.y"
+            )
+        return quantities(posterior, self.data, self.probe_x, list(self.probe_kinds)).draws
+
+
+def names() -> tuple[str, ...]:
+    """The names that :func:`load` knows."""
+    stored = {entry.name for entry in files(__package__).joinpath(_FOLDER).iterdir()}
+    return tuple(name for name in PROBLEMS if f"{name}.npz" in stored)
+
+
+def load(name: str) -> Reference:
+    """A reference by its name.
+
+    Raises:
+        ValueError: an unknown name.
+
+    Example:
+        >>> load("gap_5").data.num_data
+        240
+    """
+    if name not in names():
+        raise ValueError(f"unknown reference {name!r}: choose one of {', '.join(names())}")
+    with as_file(files(__package__).joinpath(_FOLDER, f"{name}.npz")) as path:
+        return read(path, name)
+
+
+def read(path: Path, name: str) -> Reference:
+    """The reference `name` from a file that :func:`write` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        stored = {key: file[key] for key in file.files}
+    record = json.loads(str(stored["record"]))
+    coords = {key: ("quantity", stored[key]) for key in ("quantity", "kind")}
+    columns: dict[str, Any] = {key: ("quantity", stored[key].astype(np.float64)) for key in _MOMENTS}
+    columns["quantiles"] = ("level", "quantity"), stored["quantiles"].astype(np.float64)
+    train, held_out = PROBLEMS[name].data()
+    return Reference(
+        name=name,
+        about=PROBLEMS[name].about,
+        data=train,
+        held_out=held_out,
+        probe_x=torch.from_numpy(stored["probe_x"]),
+        probe_kinds=tuple(map(str, stored["probe_kind"])),
+        summary=xr.Dataset(columns, coords=coords),
+        draws=stored["draws"].astype(np.float64),
+        log_evidence=record.pop("log_evidence"),
+        log_evidence_error=record.pop("log_evidence_error"),
+        record=record,
+    )
+
+
+def write(reference: Reference, path: Path) -> None:
+    """The numbers of a reference as a compressed file, in float32; its model and data are code."""
+    record = dict(reference.record) | {
+        "log_evidence": reference.log_evidence,
+        "log_evidence_error": reference.log_evidence_error,
+    }
+    summary = reference.summary
+    arrays: dict[str, Any] = {
+        "record": np.array(json.dumps(record)),
+        "probe_x": reference.probe_x.numpy(),
+        "probe_kind": np.array(reference.probe_kinds),
+        "quantity": summary["quantity"].values,
+        "kind": summary["kind"].values,
+        "draws": reference.draws.astype(np.float32),
+    }
+    arrays |= {key: summary[key].values.astype(np.float32) for key in (*_MOMENTS, "quantiles")}
+    np.savez_compressed(path, **arrays)
+
+
+def log_density_of(model: BNN, data: Dataset) -> float:
+    """Log joint density at one fixed place in unconstrained space, nats: that of the same model and data alone."""
+    density = Density(model, check_data(model, data.x, data.y, model.device))
+    place = 0.5 * torch.cos(torch.arange(density.dim, dtype=density.dtype))
+    return float(density.log_joint(place))
