@@ -76,7 +76,7 @@ def fit_batch(
         machine,
         seed=seed,
         num_warmup=warmup,
-        dense=method.mass_matrix == "dense",
+        mass_matrix=method.mass_matrix,
         step_size=method.step_size,
         compile=method.compile,
     )

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyrobnn.inference.hmc.metric import centred
+
 # pooled acceptance rates are far less noisy than one chain's, so gamma is four times Hoffman & Gelman's: less shrinkage
 # of the first swings is left in the average
 _GAMMA, _T0, _KAPPA = 0.2, 10.0, 0.75
@@ -89,8 +91,7 @@ def windows(num_warmup: int) -> list[tuple[int, bool]]:
 def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
     r"""The scale (dim,) or matrix (dim, dim) A with :math:`A A^T` the pooled covariance of a window.
 
-    The covariance is the mean of the chains' own (around each chain's mean) where they are long enough to tell, so that
-    chains in different modes do not pass for one wide mode; of all draws together where they are short.
+    The covariance is around each chain's mean where the chains are long enough, see :func:`centred`.
 
     Args:
         z: draws (chain, slot, dim), of which each chain's first ``counts`` (chain,) are valid.
@@ -103,13 +104,7 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
     if not dense and z.numel() > _WHOLE and z.shape[-1] > 1:  # the float64 copies of large windows stay small
         halves = zip(z.chunk(2, -1), old.chunk(2, -1), strict=True)
         return torch.cat([whitening(half, counts, scale, dense) for half, scale in halves])
-    valid = (torch.arange(z.shape[1], device=z.device) < counts.unsqueeze(-1)).unsqueeze(-1)
-    x = torch.where(valid, z.double(), 0.0)
-    per_chain = counts.clamp(min=1).reshape(-1, 1, 1)
-    own = counts.double().mean() >= 20
-    mean = x.sum(1, keepdim=True) / per_chain if own else (x.sum((0, 1)) / total).reshape(1, 1, -1)
-    x = torch.where(valid, x - mean, 0.0).flatten(0, 1)
-    freedom = max(total - (len(counts) if own else 1), 1)
+    x, freedom = centred(z, counts)
     shrink = total / (total + 5.0)
     var = x.square().sum(0) / freedom
     before = old.double().square().sum(-1) if dense else old.double().square()

@@ -47,6 +47,8 @@ def needed_bytes(
     copies = 2 if streamed else 3  # the draws, without the whitening, and by site
     rows = slots + num_draws if streamed else slots
     need = chains * (dim * item * (copies * slots + levels + 24) + rows * 8 * len(STATS))
+    if config.mass_matrix == "low_rank":  # a window of draws and one of gradients, copied in float64
+        need += chains * kept_in_warmup(num_warmup, chains, dim) * dim * (2 * item + 6 * 8)
     return need + (dim * dim * item * 3 if config.mass_matrix == "dense" else 0)
 
 
@@ -62,7 +64,7 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
     free = memory.free_bytes(problem.device)
     if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
         options.append("write the draws to disk with fit(stream_to=PATH)")
-    if config.mass_matrix == "dense":
+    if config.mass_matrix != "diag":
         options.append("use mass_matrix='diag'")
     what = f"a run of {config.num_chains} chains × {num_draws} draws × {dim} parameters"
     memory.require(need, problem.device, what, ", or ".join(options))
@@ -206,6 +208,6 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
     if config.trajectory is None and full > 0.1:
         messages.append(
             f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
-            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or use mass_matrix='dense'"
+            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or use mass_matrix='low_rank'"
         )
     return messages

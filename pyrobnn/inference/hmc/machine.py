@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyrobnn.compile import materialize
 from pyrobnn.gradient import Gradient
-from pyrobnn.inference.hmc import rng
+from pyrobnn.inference.hmc import metric, rng
 from pyrobnn.inference.hmc.adaptation import dual_average
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
@@ -201,10 +201,8 @@ class Machine:
         move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
         half = old.r + 0.5 * move * old.g
         q = materialize(old.q + move * half)
-        dense = scale.dim() == 2
-        g, lp = self.gradient(materialize(q @ scale.T if dense else q * scale))
-        g = materialize(g)
-        g = g @ scale if dense else g * scale
+        g, lp = self.gradient(materialize(metric.unwhiten(q, scale)))
+        g = metric.pulled(materialize(g), scale)
         r = materialize(half + 0.5 * move * g)
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 

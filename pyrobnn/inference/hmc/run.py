@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import CudaGraph, compiled
-from pyrobnn.inference.hmc import checkpoint, rng
+from pyrobnn.inference.hmc import checkpoint, metric, rng
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
@@ -43,7 +43,7 @@ class Run:
         most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
         names: of the site of a coordinate, of a plain program; None for a net.
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
-        dense: dense mass matrix.
+        mass_matrix: ``"diag"``, ``"dense"`` or ``"low_rank"``.
         step_size: the first one; None finds it.
         compile: compile the step.
         every: steps between looks.
@@ -60,14 +60,14 @@ class Run:
         most: int | None = None,
         names: Callable[[int], str] | None = None,
         inspect: Callable[[Tensor, Tensor], str] | None = None,
-        dense: bool = False,
+        mass_matrix: str = "diag",
         step_size: float | None = None,
         compile: bool = True,
         every: int = 16,
         chains_per_call: int | None = None,
         file: DrawFile | None = None,
     ) -> None:
-        self.machine, self.dense, self.every = machine, dense, every
+        self.machine, self.form, self.every = machine, mass_matrix, every
         self.chains_per_call = chains_per_call or machine.num_chains
         self.keys = rng.key(
             torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
@@ -93,10 +93,9 @@ class Run:
 
     def begin(self, z: Tensor, scale: Tensor | None = None) -> None:
         """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
-        one = torch.ones(self.machine.dim, dtype=z.dtype, device=z.device)
-        scale = one if scale is None else scale
-        self.scale = torch.diag(scale) if self.dense else scale
-        q = self._whiten(z)
+        scale = z.new_ones(self.machine.dim) if scale is None else scale
+        self.scale = metric.scaled(scale, self.form)
+        q = metric.whiten(z, self.scale)
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1, each=self._mode() == OWN)
@@ -289,10 +288,10 @@ class Run:
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
             counts = state.scalars[_SLOT].clamp(max=self.kept)
-            z = self._unwhiten(q)
-            window = self._unwhiten(self.buffers.draws[:, : self.kept])
-            self.scale = whitening(window, counts, self.scale, self.dense)
-            q = self._whiten(z)
+            z = metric.unwhiten(q, self.scale)
+            window = metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale)
+            self.scale = self._new_metric(window, counts)
+            q = metric.whiten(z, self.scale)
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
         first = new_mass and not any(mass for _, mass, _ in self.plan[: self.phase - 1])
@@ -314,13 +313,12 @@ class Run:
                 reason = underway(stats, counts, self.machine.dim)
                 self.plan, self.unfinished = lengthened(self.plan, self.phase, self.most // 3, reason), reason
             return
-        window = self._unwhiten(self.buffers.draws[:, : self.kept])
+        window = metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale)
         if self.inspect is not None:
             best = int(self.state.scalars[_LP].argmax())
-            scale = self.scale.norm(dim=1) if self.dense else self.scale
-            steps = self.state.dual[1].median().exp() * scale
+            steps = self.state.dual[1].median().exp() * metric.spreads(self.scale)
             if reason := self.inspect(window[best, : int(counts[best])], steps):
-                raise TooCoarse(reason, self._unwhiten(self.state.vectors[_PROPOSAL]))
+                raise TooCoarse(reason, metric.unwhiten(self.state.vectors[_PROPOSAL], self.scale))
         mass = self.plan[self.phase][1]
         reason = judge(window, stats, counts, self.machine.target_accept, self.names, mass)
         most = self.most or 0
@@ -335,7 +333,7 @@ class Run:
             start = int(self.written[chain])
             num = min(int(slots[chain]), num_draws - start)
             if num > 0:
-                file.write(chain, start, self._unwhiten(self.buffers.draws[chain, :num]))
+                file.write(chain, start, metric.unwhiten(self.buffers.draws[chain, :num], self.scale))
                 self.written_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
         self.written = self.written + slots
         scalars = self.state.scalars.clone()
@@ -366,7 +364,7 @@ class Run:
             self._write_out(self.file, num_draws)
         history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return Draws(
-            self._unwhiten(self.buffers.draws[:, :count]) if self.file is None else None,
+            metric.unwhiten(self.buffers.draws[:, :count], self.scale) if self.file is None else None,
             (self.buffers.stats if self.file is None else self.written_stats)[:, :count],
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
@@ -379,17 +377,18 @@ class Run:
 
     # -- whitening ---------------------------------------------------------------------------------------------------
 
-    def _unwhiten(self, q: Tensor) -> Tensor:
-        return q @ self.scale.T if self.dense else q * self.scale
-
-    def _whiten(self, z: Tensor) -> Tensor:
-        if self.dense:
-            return torch.linalg.solve_triangular(self.scale, z.T, upper=False).T.contiguous()
-        return z / self.scale
+    def _new_metric(self, window: Tensor, counts: Tensor) -> Tensor:
+        """The metric of a window of draws (chain, slot, dim); one of gradients too takes them anew at every draw."""
+        if self.form != "low_rank" or int(counts.sum()) < 3:
+            return whitening(window, counts, self.scale, self.form == "dense")
+        self.total_steps += (num := int(counts.max()))
+        g = torch.stack([self.machine.gradient(z)[0] for z in window[:, :num].unbind(1)], 1)
+        scale = whitening(window, counts, self.scale[0, 0], False)
+        return metric.low_rank(window[:, :num], g, counts, scale)
 
     def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        g, lp = self.machine.gradient(self._unwhiten(q))
-        return (g @ self.scale if self.dense else g * self.scale), lp
+        g, lp = self.machine.gradient(metric.unwhiten(q, self.scale))
+        return metric.pulled(g, self.scale), lp
 
     def _find_step(
         self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float, each: bool
