@@ -19,6 +19,8 @@ HELD_OUT = "predictions_constant_data"
 GRID = "grid"
 #: Stein's identities at thinned draws, by site
 STEIN = "stein"
+#: f at the probes for thinned draws of an approximation, before and after Hamiltonian moves
+MOVED = "moved"
 PRIOR = "prior"
 PRIOR_PREDICTIVE = "prior_predictive"
 

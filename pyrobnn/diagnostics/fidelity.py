@@ -14,13 +14,13 @@ from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import regression_points
 from pyrobnn.diagnostics.scores import units
-from pyrobnn.diagnostics.verdict import Check, Status
+from pyrobnn.diagnostics.verdict import Check, Status, grade, worse
 from pyrobnn.groups import FUNCTION, HELD_OUT, PREDICTIONS
 
 _MAX_COLUMNS = 512
 _MAX_POINTS = 200
-#: share of the points of a kind that must be close
-_MOST = 0.9
+#: share of the points that the looser limits are held against
+MOST = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,18 +178,8 @@ def check_comparable(evidence: Evidence, reference: Evidence) -> Check | None:
     )
 
 
-def _grade(value: float, good: float, bad: float, *, higher: bool = False) -> Status:
-    if higher:
-        value, good, bad = -value, -good, -bad
-    return "pass" if value <= good else "fail" if value > bad else "warn"
-
-
-def _worse(*grades: Status) -> Status:
-    return "fail" if "fail" in grades else "warn" if "warn" in grades else "pass"
-
-
-def _by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:
-    """The values (point, output) of each kind of probe, named by where it lies; all as one where they are few."""
+def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:
+    """The values (point, output) of each kind of probe, named by where it lies; all as one elsewhere."""
     kinds = evidence.probe_kinds(len(values)) if at == "probes" else np.full(len(values), "train")
     words = {"train": "at the data", "between": "between the data", "outside": "outside the data"}
     return {words.get(str(kind), "there"): values[kinds == kind].ravel() for kind in np.unique(kinds)}
@@ -201,14 +191,14 @@ def check_wasserstein(evidence: Evidence, reference: Evidence) -> Check | None:
     if found.per_point is None:
         return None
     distance = found.per_point["wasserstein"].values
-    kinds = _by_kind(distance, evidence, found.at)
+    kinds = by_kind(distance, evidence, found.at)
     median, largest = float(max(np.median(each) for each in kinds.values())), float(distance.max())
     kind, high = max(
-        ((k, float(np.quantile(each, _MOST))) for k, each in kinds.items()), key=lambda pair: pair[1]
+        ((k, float(np.quantile(each, MOST))) for k, each in kinds.items()), key=lambda pair: pair[1]
     )
-    status: Status = _worse(
-        _grade(median, thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL),
-        _grade(high, 2 * thresholds.WASSERSTEIN_PASS, 2 * thresholds.WASSERSTEIN_FAIL),
+    status: Status = worse(
+        grade(median, thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL),
+        grade(high, 2 * thresholds.WASSERSTEIN_PASS, 2 * thresholds.WASSERSTEIN_FAIL),
     )
     return Check(
         "wasserstein",
@@ -232,14 +222,14 @@ def check_sd_ratio(evidence: Evidence, reference: Evidence) -> Check | None:
     if found.per_point is None:
         return None
     ratio = found.per_point["sd_ratio"].values
-    kinds = _by_kind(np.minimum(ratio, 1.0 / np.maximum(ratio, 1e-12)), evidence, found.at)
+    kinds = by_kind(np.minimum(ratio, 1.0 / np.maximum(ratio, 1e-12)), evidence, found.at)
     usual, kind = min((float(np.median(each)), kind) for kind, each in kinds.items())
-    low = min(float(np.quantile(each, 1.0 - _MOST)) for each in kinds.values())
-    status: Status = _worse(
-        _grade(usual, thresholds.SD_RATIO_PASS, thresholds.SD_RATIO_FAIL, higher=True),
-        _grade(low, thresholds.SD_RATIO_FAIL, thresholds.SD_RATIO_FAIL / 2, higher=True),
+    low = min(float(np.quantile(each, 1.0 - MOST)) for each in kinds.values())
+    status: Status = worse(
+        grade(usual, thresholds.SD_RATIO_PASS, thresholds.SD_RATIO_FAIL, higher=True),
+        grade(low, thresholds.SD_RATIO_FAIL, thresholds.SD_RATIO_FAIL / 2, higher=True),
     )
-    median = float(np.median(_by_kind(ratio, evidence, found.at)[kind]))
+    median = float(np.median(by_kind(ratio, evidence, found.at)[kind]))
     side = "under" if median < 1.0 else "over"
     return Check(
         "sd_ratio",
@@ -264,10 +254,10 @@ def check_classes(evidence: Evidence, reference: Evidence) -> Check | None:
     if found.agreement is None or found.total_variation is None:
         return None
     grades = (
-        _grade(found.agreement, thresholds.AGREEMENT_PASS, thresholds.AGREEMENT_FAIL, higher=True),
-        _grade(found.total_variation, thresholds.TOTAL_VARIATION_PASS, thresholds.TOTAL_VARIATION_FAIL),
+        grade(found.agreement, thresholds.AGREEMENT_PASS, thresholds.AGREEMENT_FAIL, higher=True),
+        grade(found.total_variation, thresholds.TOTAL_VARIATION_PASS, thresholds.TOTAL_VARIATION_FAIL),
     )
-    status = _worse(*grades)
+    status = worse(*grades)
     return Check(
         "total_variation",
         status if trusted else "info",

@@ -12,8 +12,8 @@ from scipy.special import logsumexp
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.verdict import Check, Status
-from pyrobnn.groups import FUNCTION, SAMPLE_STATS
+from pyrobnn.diagnostics.verdict import Check, Status, grade, worse
+from pyrobnn.groups import FUNCTION, MOVED, SAMPLE_STATS
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
@@ -208,21 +208,51 @@ def check_khat_subspace(evidence: Evidence) -> Check | None:
 
 
 def check_correction(evidence: Evidence) -> Check | None:
-    """How far importance weighting moves the function, as information."""
+    """Whether importance weights leave the function as it is, where they are reliable; else they cannot say.
+
+    In many weights they hardly ever are: `check_moves` needs none.
+    """
     moments = corrected_moments(evidence)
     if moments is None:
+        return _uncorrected(evidence)
+    found = importance(evidence)
+    if found is None or found.k > found.good_k:
+        found = importance(evidence, space="subspace")
+    error = 2.0 / np.sqrt(found.ess) if found is not None else 0.0
+    sd = np.maximum(moments["sd_corrected"].values, np.finfo(float).tiny)
+    shift = np.abs((moments["mean_corrected"] - moments["mean"]).values) / sd
+    gap = np.abs(np.log(np.maximum(moments["sd"].values, np.finfo(float).tiny) / sd))
+    status = worse(
+        grade(float(np.median(shift)) - error, thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL),
+        grade(float(np.median(gap)) - error, *-np.log([thresholds.SD_RATIO_PASS, thresholds.SD_RATIO_FAIL])),
+    )
+    ratio = float(min(np.median(sd / np.maximum(moments["sd"].values, np.finfo(float).tiny)), 1e6))
+    return Check(
+        "psis_correction",
+        status,
+        float(min(shift.max(), 1e6)),
+        f"median shift ≤ {thresholds.WASSERSTEIN_PASS} sd and sd ratio within [{thresholds.SD_RATIO_PASS}, "
+        f"{1 / thresholds.SD_RATIO_PASS:.2f}], beyond the error",
+        thresholds.PARETO_SOURCE,
+        f"Importance weighting moves the mean of f by at most {min(float(shift.max()), 1e6):.2f} sd and multiplies its "
+        f"sd by {ratio:.2f} in the median.",
+        "" if status == "pass" else evidence.text("remedy") or _REMEDY,
+    )
+
+
+def _uncorrected(evidence: Evidence) -> Check | None:
+    """That importance weights cannot say how the function is off, where nothing else has been tried."""
+    found = importance(evidence)
+    if found is None or MOVED in evidence.tree.children or evidence.f is None:
         return None
-    sd = np.maximum(moments["sd"].values, np.finfo(float).tiny)
-    shift = float(min(np.max(np.abs((moments["mean_corrected"] - moments["mean"]).values) / sd), 1e6))
-    ratio = float(min(np.median(moments["sd_corrected"].values / sd), 1e6))
     return Check(
         "psis_correction",
         "info",
-        shift,
+        None,
         "",
         thresholds.PARETO_SOURCE,
-        f"Importance weighting moves the mean of f by at most {shift:.2f} sd and multiplies its sd by "
-        f"{ratio:.2f} in the median.",
+        "How far the function is from the posterior's cannot be said: weighted, the draws are worth "
+        f"{found.ess:.0f} of {found.log_weights.size}.",
     )
 
 

@@ -60,6 +60,7 @@ from pyrobnn.diagnostics.model_checks import (
     check_spread,
     check_temperature,
 )
+from pyrobnn.diagnostics.moves import check_moves
 from pyrobnn.diagnostics.patterns import check_pattern
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
@@ -174,7 +175,8 @@ EXAMINATIONS = (
     Examination(check_count, independent),
     Examination(check_khat, independent, about="weights"),
     Examination(check_khat_subspace, independent, about="both"),
-    Examination(check_correction, independent),
+    Examination(check_correction, independent, about="predictions"),
+    Examination(check_moves, independent, about="predictions"),
     Examination(check_chains, chains),
     Examination(check_length, chains),
     Examination(check_checked, chains, about="function"),
@@ -219,10 +221,16 @@ EXAMINATIONS = (
 )
 
 
+#: checks of an approximation's function that need no reference
+FUNCTION_CHECKS = ("function_moves", "psis_correction")
 #: what a reader may take for checked: the trees it concerns, and the checks that decide it
 SUBJECTS = (
     ("convergence", chains, ("rhat_function",)),
-    ("whether the draws are of the model's posterior", draws, ("virial", "khat", "khat_subspace")),
+    (
+        "whether the draws are of the model's posterior",
+        draws,
+        ("virial", "khat", "khat_subspace", "function_moves", "psis_correction"),
+    ),
     ("distance from a reference", independent, ("sd_ratio", "wasserstein", "total_variation")),
     ("leave-one-out", draws, ("loo_khat",)),
     ("calibration on held-out data", every, ("pit", "coverage_90", "ece")),

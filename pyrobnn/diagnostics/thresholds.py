@@ -92,6 +92,8 @@ VIRIAL_FAIL = 0.4
 SCORE_WARN = 0.3
 SCORE_FAIL = 0.6
 
+MOVES_SOURCE = "MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901"
+
 PSENSE_WARN = 0.05
 #: times its noise floor that a sensitivity must reach, at which share of the train probes: this library's convention
 PSENSE_FLOORS = 1.5

@@ -199,6 +199,18 @@ class Verdict:
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
 
 
+def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Status:
+    """The status of a distance with its two limits; of a similarity where `higher` is better."""
+    if higher:
+        value, good, bad = -value, -good, -bad
+    return "pass" if value <= good else "fail" if value > bad else "warn"
+
+
+def worse(*grades: Status) -> Status:
+    """The worst of some grades."""
+    return "fail" if "fail" in grades else "warn" if "warn" in grades else "pass"
+
+
 def said(error: Exception) -> str:
     """An error in one line: its type and the first line of its message."""
     lines = str(error).strip().splitlines()

@@ -25,6 +25,7 @@ from pyrobnn.groups import (
     HISTORY,
     LOG_LIKELIHOOD,
     LOG_PRIOR,
+    MOVED,
     OBSERVED_DATA,
     POSTERIOR,
     POSTERIOR_PREDICTIVE,
@@ -37,6 +38,7 @@ from pyrobnn.groups import (
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
+from pyrobnn.posterior.moves import moved_functions
 from pyrobnn.posterior.predict import Prediction
 from pyrobnn.posterior.program_groups import (
     Coords,
@@ -121,6 +123,13 @@ def to_datatree(
     if isinstance(posterior.model, BNN):
         if x is not None:
             groups |= _function_groups(posterior, x, probe_x, groups, num_prior_draws, seed)
+            moved = (
+                None
+                if y is None
+                else moved_functions(posterior, x, y, _probes(posterior, torch.as_tensor(x), probe_x)[0])
+            )
+            if moved is not None:
+                groups[MOVED] = moved
             groups |= _grid_group(posterior, x, grid, true_function)
         if test is not None:
             groups |= _test_groups(posterior, *test, seed=seed)
@@ -182,8 +191,7 @@ def _function_groups(
     seed: int,
 ) -> dict[str, xr.Dataset]:
     x = torch.as_tensor(x)
-    probe_x, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
-    probe_x = posterior.bnn.unit_exposure(probe_x)
+    probe_x, kind = _probes(posterior, x, probe_x)
     shared = ("chain", "draw")
     variables: dict[str, Any] = {
         "f": ((*shared, "probe", "output"), _array(posterior.function(probe_x))),
@@ -205,6 +213,12 @@ def _function_groups(
         f = _array(prior.function(probe_x))
         groups[PRIOR_PREDICTIVE] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
     return groups
+
+
+def _probes(posterior: Posterior, x: Tensor, probe_x: Tensor | None) -> tuple[Tensor, list[str]]:
+    """The inputs where functions are compared, given or not, and the kind of each."""
+    found, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+    return posterior.bnn.unit_exposure(found), kind
 
 
 def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:

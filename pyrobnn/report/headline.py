@@ -29,10 +29,11 @@ FAULTS = (
         "the sampler may have missed part of the posterior",
     ),
     (("point_estimate",), "it is a point estimate, whose error bars hold the noise alone"),
+    (("moves", "correction"), "its function is not that of the posterior"),
     (("sd_ratio",), "its doubt about the function is not that of the reference"),
     (("wasserstein", "total_variation", "elpd_against"), "it predicts something else than the reference"),
     (
-        ("khat", "virial", "score", "correction", "posterior_claim"),
+        ("khat", "virial", "score", "posterior_claim"),
         "its draws are not those of the posterior",
     ),
     (("pattern",), "the mean misses a pattern in the data"),

@@ -1,0 +1,86 @@
+"""Approximations judged by their functions, without a reference: what Hamiltonian moves change of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.fidelity import MOST, by_kind
+from pyrobnn.diagnostics.verdict import Check, grade, worse
+from pyrobnn.groups import MOVED
+
+#: acceptance below which the draws have hardly moved, and the standard errors that are taken off every effect
+_LEAST_ACCEPTED, _SIGMAS = 0.2, 2.0
+
+
+def check_moves(evidence: Evidence) -> Check | None:
+    """Whether the function stays as it is when draws are moved towards the posterior, as those of it would."""
+    after, acceptance = evidence.draws(MOVED, "after"), evidence.values(MOVED, "acceptance")
+    before = evidence.f
+    if after is None or acceptance is None or before is None or after.shape[2:] != before.shape[2:]:
+        return None
+    if evidence.likelihood == "categorical" and after.shape[-1] > 1:
+        after = after - after.mean(axis=-1, keepdims=True)
+    before, after = (f.reshape(-1, *f.shape[2:]) for f in (before, after))
+    finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
+    if acceptance < _LEAST_ACCEPTED or not finite or not (np.ptp(before, 0).all() and np.ptp(after, 0).all()):
+        return _unmoved(float(acceptance))
+    shift, gap, errors = _change(before, after)
+    shifts = by_kind(np.maximum(np.abs(shift) - _SIGMAS * errors[0], 0.0), evidence, "probes")
+    gaps = by_kind(np.maximum(np.abs(gap) - _SIGMAS * errors[1], 0.0), evidence, "probes")
+    narrow, too_narrow = -np.log([thresholds.SD_RATIO_PASS, thresholds.SD_RATIO_FAIL])
+    limits = thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL
+    status = worse(
+        *(grade(float(np.median(each)), *limits) for each in shifts.values()),
+        *(
+            grade(float(np.quantile(each, MOST)), *(2.0 * limit for limit in limits))
+            for each in shifts.values()
+        ),
+        *(grade(float(np.median(each)), narrow, too_narrow) for each in gaps.values()),
+        *(grade(float(np.quantile(each, MOST)), too_narrow, 2.0 * too_narrow) for each in gaps.values()),
+    )
+    kind = max(gaps, key=lambda name: float(np.median(gaps[name])))
+    ratio = float(np.exp(np.median(by_kind(gap, evidence, "probes")[kind])))
+    side = "under" if ratio < 1.0 else "over"
+    return Check(
+        "function_moves",
+        status,
+        ratio,
+        f"sd within [{thresholds.SD_RATIO_PASS}, {1 / thresholds.SD_RATIO_PASS:.2f}] of that of the moved draws and "
+        f"mean within {limits[0]} sd at the median of each kind of probe, beyond {_SIGMAS:.0f} standard errors; "
+        f"outside [{thresholds.SD_RATIO_FAIL}, {1 / thresholds.SD_RATIO_FAIL:.0f}] or {limits[1]:.0f} sd fails",
+        thresholds.MOVES_SOURCE,
+        f"The sd of f is {ratio:.2f} times what it becomes in the median of the probes {kind}, and its mean "
+        f"{np.median(np.abs(shift)):.2f} sd off it, when Hamiltonian Monte Carlo goes on from the draws.",
+        ""
+        if status == "pass"
+        else f"Epistemic uncertainty is {side}estimated or in the wrong place: use a guide with correlations "
+        "(low_rank, full_rank), or run NUTS.",
+    )
+
+
+def _change(
+    before: np.ndarray, after: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, (probe, output)."""
+    sds, shifts, ratios = [], [], []
+    for f in (before, after):
+        squares = (f - f.mean(axis=0)) ** 2
+        sds.append(np.sqrt(squares.mean(axis=0)))
+        shifts.append(sds[-1] / np.sqrt(len(f)))
+        ratios.append(0.5 * squares.std(axis=0) / squares.mean(axis=0) / np.sqrt(len(f)))
+    shift = (after.mean(axis=0) - before.mean(axis=0)) / sds[1]
+    return shift, np.log(sds[0] / sds[1]), (np.hypot(*shifts) / sds[1], np.hypot(*ratios))
+
+
+def _unmoved(acceptance: float) -> Check:
+    return Check(
+        "function_moves",
+        "info",
+        None,
+        "",
+        thresholds.MOVES_SOURCE,
+        f"Whether the function is that of the posterior cannot be said: the draws could not be moved towards it "
+        f"({acceptance:.0%} of the moves were accepted).",
+    )

@@ -1,0 +1,117 @@
+"""Approximations judged by their function, without a reference: draws that Hamiltonian moves carry to the posterior."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from models import normal_prior, toy_net
+
+import pyrobnn as pb
+from pyrobnn.diagnostics import diagnose
+from pyrobnn.groups import MOVED
+from pyrobnn.posterior import Posterior, moves
+
+
+def find(verdict, name):
+    return next((check for check in verdict.checks if check.name == name), None)
+
+
+def line(num_inputs, num_data, *, alike=0.0, noise=0.5):
+    """A linear net, data whose inputs share `alike` of their variance, and the exact posterior: mean and covariance."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(num_data, 1, generator=generator)
+    x = alike**0.5 * common + (1 - alike) ** 0.5 * torch.randn(num_data, num_inputs, generator=generator)
+    y = x.sum(1, keepdim=True) / num_inputs**0.5 + noise * torch.randn(num_data, 1, generator=generator)
+    with torch.random.fork_rng():
+        net = torch.nn.Linear(num_inputs, 1)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(noise))
+    design = torch.cat([x, torch.ones(num_data, 1)], 1).double()
+    precision = design.T @ design / noise**2 + torch.eye(num_inputs + 1)
+    covariance = torch.linalg.inv(precision)
+    return model, x, y, (covariance @ design.T @ y.double()[:, 0] / noise**2, covariance)
+
+
+CASES = {size: line(size, num_data) for size, num_data in ((2, 40), (150, 300))}
+
+
+def of_draws(model, weights):
+    """What a fit of a density gives for draws (draw, weight) of the net's weights and bias."""
+    draws = {"net.weight": weights[None, :, None, :-1].float(), "net.bias": weights[None, :, -1:].float()}
+    meta = {
+        "method": "SVI",
+        "kind": "independent",
+        "claim": "approximate",
+        "likelihood": "gaussian",
+        "iid": True,
+    }
+    return Posterior(model, draws, approximation=object(), meta=meta)
+
+
+def planted(model, exact, factor, shift, num_draws=1000):
+    """Draws of the exact posterior, then `factor` times as far from the mean and `shift` sd beside it."""
+    mean, covariance = exact
+    normal = torch.randn(
+        num_draws, len(mean), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    sd = covariance.diagonal().sqrt()
+    return of_draws(model, mean + factor * normal @ torch.linalg.cholesky(covariance).T + shift * sd)
+
+
+@pytest.mark.parametrize("size", [2, 150])
+@pytest.mark.parametrize(
+    ("factor", "shift", "status"),
+    [(1.0, 0.0, "pass"), (0.9, 0.0, "pass"), (0.3, 0.0, "fail"), (3.0, 0.0, "fail"), (1.0, 2.0, "fail")],
+)
+def test_the_function_of_draws_that_are_moved_says_how_far_they_were_off(size, factor, shift, status):
+    model, x, y, exact = CASES[size]
+    tree = planted(model, exact, factor, shift).to_datatree(x, y)
+    found = find(diagnose(tree), "function_moves")
+    assert found.status == status, found.evidence
+    assert abs(np.log(found.value / factor)) < 0.3  # the factor itself, whatever the number of weights
+
+
+def test_a_mean_field_fit_of_correlated_weights_is_judged_by_what_it_predicts():
+    """Along the data its sd is right, across them far too small: both are seen, and the size of each."""
+    model, x, y, (mean, covariance) = line(6, 60, alike=0.98)
+    sd = torch.linalg.inv(covariance).diagonal().rsqrt()
+    normal = torch.randn(1000, 7, generator=torch.Generator().manual_seed(1))
+    tree = of_draws(model, mean + sd * normal).to_datatree(x, y)
+    probe_x = tree["function"]["probe_x"].values
+    design = np.concatenate([probe_x, np.ones((len(probe_x), 1))], 1)
+    exact = np.sqrt(np.einsum("ij,jk,ik->i", design, covariance.numpy(), design))
+    before, after = (tree[MOVED][name].values[0, :, :, 0].std(0) for name in ("before", "after"))
+    assert np.abs(np.log(before / exact)).max() > 0.5
+    assert np.abs(np.log(after / exact)).max() < 0.3
+
+
+def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
+    model, x, y, exact = CASES[2]
+    assert MOVED not in planted(model, exact, 1.0, 0.0, num_draws=100).to_datatree(x, y).children
+    still = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    still[MOVED] = still[MOVED].to_dataset().assign(acceptance=0.01)
+    assert find(diagnose(still), "function_moves").status == "info"
+    monkeypatch.setattr(moves, "_MAX_WORK", 1e3)
+    dear = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
+
+
+def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
+    generator = torch.Generator().manual_seed(0)
+    x = 4 * torch.rand(40, 1, generator=generator) - 2
+    y = torch.sin(2 * x) + 0.3 * torch.randn(40, 1, generator=generator)
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    tree = pb.Laplace(num_steps=100, compile=False).fit(model, x, y, seed=0).to_datatree(x, y)
+    assert MOVED not in tree.children
+    verdict = diagnose(tree)
+    assert find(verdict, "psis_correction").status == "pass" and verdict.predictions == "pass"
+    stats = tree["sample_stats"].to_dataset()
+    f = tree["function"]["f"].values
+    pull = (f - f.mean((0, 1)))[:, :, 0, 0] / f[:, :, 0, 0].std()
+    tree["sample_stats"] = stats.assign(log_q=stats["log_q"] - pull)
+    moved = find(diagnose(tree), "psis_correction")
+    assert moved.value > 0.5
+    tree["sample_stats"] = stats.assign(log_q=stats["log_q"] - 30 * pull)
+    assert "cannot be said" in find(diagnose(tree), "psis_correction").evidence
