@@ -10,8 +10,10 @@ from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.inference.hmc import metric
+from pyrobnn.inference.hmc.machine import STATS, Machine
+from pyrobnn.inference.hmc.run import Run
 
-DIM = 30
+DIM, LIKE = 30, (torch.float64, torch.device("cpu"))
 
 
 def precision() -> torch.Tensor:
@@ -104,3 +106,16 @@ def test_a_correlated_program_takes_short_trees():
 def test_pyro_has_no_low_rank():
     with pytest.raises(ValueError, match="mass_matrix='low_rank' needs engine='compiled'"):
         pb.NUTS(mass_matrix="low_rank", engine="pyro")
+
+
+def test_a_chain_that_is_late_gives_no_directions():
+    """Directions of a place that a chain should leave would keep it there; the diagonal lets it go."""
+    z, g, counts = window(20)
+    machine = Machine(lambda q: (-q @ precision(), -0.5 * (q @ precision() * q).sum(-1)), 4, DIM, 20, *LIKE)
+    run = Run(machine, seed=0, num_warmup=100, mass_matrix="low_rank", compile=False)
+    run.begin(z[:, 0])
+    lp = run.buffers.stats[..., STATS.index("lp")]
+    lp[:, :20] = machine.gradient(z)[1]
+    assert bool((run._new_metric(z, counts)[0, 1:] != 0).any())
+    lp[0] -= 1e4
+    assert not bool((run._new_metric(z, counts)[0, 1:] != 0).any())

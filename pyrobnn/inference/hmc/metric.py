@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyrobnn.gradient import Gradient
+
 _DIRECTIONS = 10  # widest and narrowest, each: two products of this size are cheap beside a gradient
 _CUTOFF = 2.0  # of a variance: what the diagonal misses by less stays with it
 _PRIOR_DRAWS, _PRIOR_VARIANCE = (
@@ -93,6 +95,11 @@ def centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:
     return torch.where(valid, x - mean, 0.0).flatten(0, 1), max(total - (len(counts) if own else 1), 1)
 
 
+def gradients(gradient: Gradient, z: Tensor, counts: Tensor) -> Tensor:
+    """The gradients (chain, slot, dim) at the draws of a window, up to the last slot that any chain has filled."""
+    return torch.stack([gradient(each)[0] for each in z[:, : int(counts.max())].unbind(1)], 1)
+
+
 def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
     r"""The A, low rank and diagonal, of a window of draws and gradients; the diagonal is ``scale``.
 
@@ -108,12 +115,12 @@ def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
 
     Args:
         z: draws (chain, slot, dim), of which each chain's first ``counts`` (chain,) are valid.
-        g: gradients of the log density there.
+        g: gradients of the log density there, of all slots or of the first.
         counts: draws of each chain.
         scale: of the diagonal (dim,).
     """
     out = scaled(scale, "low_rank")
-    (x, freedom), (s, _) = centred(z, counts), centred(g, counts)
+    (x, freedom), (s, _) = centred(z[:, : g.shape[1]], counts), centred(g, counts)
     x, s = x / scale.double(), s * scale.double()
     if not bool(torch.isfinite(s).all()):
         return out
@@ -121,8 +128,8 @@ def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
     total = int(counts.sum())
     trust = total / (total + _PRIOR_DRAWS)
     ridge = (1 - trust) * _PRIOR_VARIANCE * torch.eye(basis.shape[1], dtype=x.dtype, device=x.device)
-    draws, gradients = (trust / freedom * (y @ basis).T @ (y @ basis) + ridge for y in (x, s))
-    values, vectors = torch.linalg.eigh(_between(draws, gradients))
+    wide, steep = (trust / freedom * (y @ basis).T @ (y @ basis) + ridge for y in (x, s))
+    values, vectors = torch.linalg.eigh(_between(wide, steep))
     kept = (values > _CUTOFF) | (values < 1 / _CUTOFF)
     rows = (basis @ vectors[:, kept]).T
     out[0, 1 : 1 + len(rows)] = rows

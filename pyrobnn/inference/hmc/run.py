@@ -378,13 +378,15 @@ class Run:
     # -- whitening ---------------------------------------------------------------------------------------------------
 
     def _new_metric(self, window: Tensor, counts: Tensor) -> Tensor:
-        """The metric of a window of draws (chain, slot, dim); one of gradients too takes them anew at every draw."""
-        if self.form != "low_rank" or int(counts.sum()) < 3:
+        """The metric of a window of draws (chain, slot, dim), perhaps with their gradients, which cost one each."""
+        if self.form != "low_rank":
             return whitening(window, counts, self.scale, self.form == "dense")
-        self.total_steps += (num := int(counts.max()))
-        g = torch.stack([self.machine.gradient(z)[0] for z in window[:, :num].unbind(1)], 1)
         scale = whitening(window, counts, self.scale[0, 0], False)
-        return metric.low_rank(window[:, :num], g, counts, scale)
+        if underway(self.buffers.stats[:, : self.kept], counts.long(), self.machine.dim):
+            return metric.scaled(scale, self.form)  # directions of where a chain is late would keep it there
+        g = metric.gradients(self.machine.gradient, window, counts)
+        self.total_steps += g.shape[1]
+        return metric.low_rank(window, g, counts, scale)
 
     def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
         g, lp = self.machine.gradient(metric.unwhiten(q, self.scale))
