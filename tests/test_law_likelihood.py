@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -24,6 +25,7 @@ from test_contract import METHODS, num_draws
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.studies.sbc import combined, replicate, uniformity
 
 # runs this short are told to be too short
 pytestmark = pytest.mark.filterwarnings(
@@ -46,6 +48,25 @@ class Case:
     inferred: Callable[[], lk.Likelihood]
     wrong: dict[str, object]
     width: int = 1
+
+
+class Labels:
+    """Labels 0 … K − 1 with given probabilities (N, K), as SciPy would have them."""
+
+    dist = stats.bernoulli
+
+    def __init__(self, probs: np.ndarray):
+        self.probs = probs
+
+    def logpmf(self, y: np.ndarray) -> np.ndarray:
+        probs = np.broadcast_to(self.probs, (*y.shape, self.probs.shape[-1]))
+        return np.log(np.take_along_axis(probs, y[..., None].astype(int), -1)[..., 0])
+
+    @classmethod
+    def ordered(cls, f: np.ndarray, cuts: np.ndarray) -> Labels:
+        cumulative = np.pad(1 / (1 + np.exp(f - cuts)), [(0, 0)] * (f.ndim - 1) + [(1, 1)])
+        cumulative[..., -1] = 1.0
+        return cls(np.diff(cumulative))
 
 
 def prior() -> dist.Distribution:
@@ -90,7 +111,39 @@ CASES = {
         lambda: lk.NegativeBinomial(prior()),
         {"NaN": torch.nan, "counts 0, 1, 2, … for NegativeBinomial, got -2": -2.0},
     ),
+    "categorical": Case(
+        lambda: lk.Categorical(),
+        lambda f: Labels(np.exp(f) / np.exp(f).sum(-1, keepdims=True)),
+        lambda: lk.Categorical(),
+        {"labels from 0 to 3": 3, "labels from -1": -1},
+        width=3,
+    ),
+    "ordinal": Case(
+        lambda: lk.Ordinal(4, torch.tensor([-1.0, 0.2, 0.8])),
+        lambda f: Labels.ordered(f, np.array([-1.0, 0.2, 0.8])),
+        lambda: lk.Ordinal(4, "inferred"),
+        {"labels from 0 to 4": 4, "labels from -1": -1},
+    ),
+    "censored_normal": Case(
+        lambda: lk.CensoredNormal(0.5),
+        lambda f: stats.norm(f[..., 0], 0.5),
+        lambda: lk.CensoredNormal(prior()),
+        {"NaN": torch.nan, "1 .observed. or 0 .censored.": torch.tensor([1.0, 2.0])},
+    ),
+    "left_censored_normal": Case(
+        lambda: lk.CensoredNormal(0.5, "left"),
+        lambda f: stats.norm(f[..., 0], 0.5),
+        lambda: lk.CensoredNormal(prior(), "left"),
+        {"1 .observed. or 0 .censored.": torch.tensor([1.0, -1.0])},
+    ),
+    "weibull": Case(
+        lambda: lk.Weibull(1.7),
+        lambda f: stats.weibull_min(1.7, scale=np.exp(f[..., 0])),
+        lambda: lk.Weibull(prior()),
+        {"NaN": torch.nan, "must be positive": torch.tensor([0.0, 1.0]), "got 0.5": torch.tensor([1.0, 0.5])},
+    ),
 }
+CENSORED = ["censored_normal", "left_censored_normal", "weibull"]
 NUMBERS = [name for name in CASES if not CASES[name].fixed().classes]
 N = 6
 
@@ -107,8 +160,9 @@ def samples(name: str, f: torch.Tensor, num: int, seed: int = 0) -> torch.Tensor
         return CASES[name].fixed().distribution(f, {}).sample((num,))
 
 
-def joined(name: str, y: torch.Tensor) -> np.ndarray:
-    return y[..., 0].numpy()
+def column(name: str, y: torch.Tensor) -> torch.Tensor:
+    """The values of y (…, N), without what else its columns say."""
+    return y if CASES[name].fixed().labels else y[..., 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -120,7 +174,7 @@ def test_the_density_is_that_of_scipy(name, dtype):
     found = CASES[name].fixed().log_prob(f, y, {})
     assert found.dtype == dtype and found.shape == (20, N)
     log_law = getattr(law, "logpdf", None) if not hasattr(law.dist, "pmf") else law.logpmf
-    expected = torch.tensor(log_law(joined(name, y.double())))
+    expected = torch.tensor(log_law(column(name, y.double()).numpy()))
     torch.testing.assert_close(
         found.double(), expected, rtol=1e-4, atol=2e-4 if dtype == torch.float32 else 1e-9
     )
@@ -131,9 +185,11 @@ def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
     likelihood, f = CASES[name].fixed(), outputs(name)
     law = CASES[name].law(f.numpy())
     if likelihood.discrete or likelihood.classes:
-        top = 2 if likelihood.classes else int(law.ppf(1 - 1e-13).max())
+        top = {"bernoulli": 2, "categorical": 3, "ordinal": 4}.get(name) or int(law.ppf(1 - 1e-13).max())
         grid = torch.arange(top, dtype=torch.float64)[:, None, None].expand(-1, N, 1)
+        grid = grid[..., 0].long() if likelihood.labels else grid
         mass = likelihood.log_prob(f, grid, {}).exp().cumsum(0)
+        assert float((mass[-1] - 1).abs().max()) < 1e-9
         lower, upper = likelihood.cdf(f, grid, {})
         torch.testing.assert_close(upper[..., 0], mass, rtol=0, atol=1e-9)
         torch.testing.assert_close(lower[1:, ..., 0], mass[:-1], rtol=0, atol=1e-9)
@@ -143,7 +199,8 @@ def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
     grid = ends[0] + torch.linspace(0, 1, 20001, dtype=torch.float64)[:, None] * (ends[1] - ends[0])
     lower, upper = likelihood.cdf(f, grid[..., None], {})
     assert torch.equal(lower, upper) and bool((upper.diff(dim=0) >= 0).all())
-    inside = torch.trapezoid(likelihood.log_prob(f, grid[..., None], {}).exp(), grid, dim=0)
+    whole = likelihood.observed(grid[..., None])
+    inside = torch.trapezoid(likelihood.log_prob(f, whole, {}).exp(), grid, dim=0)
     torch.testing.assert_close(inside, (upper[-1] - upper[0])[..., 0], rtol=1e-5, atol=0)
     torch.testing.assert_close(inside, torch.ones(N, dtype=torch.float64) - 2e-6, rtol=1e-5, atol=0)
 
@@ -162,11 +219,11 @@ def test_the_curvature_is_the_mean_square_of_the_score(name):
     assert float((score.mean(0).abs() / (score.std(0) / len(y) ** 0.5)).max()) < 5.0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*NUMBERS, "bernoulli"])
 def test_mean_and_variance_are_those_of_its_draws(name):
     f = outputs(name)
     mean, var = CASES[name].fixed().mean_variance(f, {})
-    y = samples(name, f, 20_000)
+    y = CASES[name].fixed().values(samples(name, f, 20_000))
     for found, values in ((mean, y), (var, (y - mean).square())):
         error = values.std(0) / len(y) ** 0.5
         assert float(((values.mean(0) - found).abs() / error).max()) < 6.0
@@ -187,6 +244,7 @@ def prediction(name: str, num: int, num_functions: int = 1) -> pb.Prediction:
 def test_the_transform_of_its_own_draws_is_uniform(name):
     p = prediction(name, 2000)
     y = p.sample(seed=3)[0, 0]
+    y = p.likelihood.observed(y)
     pit = p.pit(y, seed=1)
     assert pit.shape == (2000, 1) and float(pit.min()) >= 0 and float(pit.max()) <= 1
     assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
@@ -214,23 +272,25 @@ def test_extreme_outputs_are_finite(name):
     for dtype in (torch.float32, torch.float64):
         f = torch.tensor([-50.0, 50.0], dtype=dtype)[:, None].expand(2, CASES[name].width).clone()
         f.requires_grad_()
-        y = torch.ones(2, 1, dtype=dtype)
+        y = torch.ones(2, dtype=torch.long) if likelihood.labels else torch.ones(2, 1, dtype=dtype)
+        y = likelihood.observed(y)
         log_prob = likelihood.log_prob(f, y, {})
         gradient = torch.autograd.grad(log_prob.sum(), f)[0]
         f = f.detach()
+        assert bool(torch.isfinite(log_prob).all() and torch.isfinite(gradient).all())
+        if name in CENSORED:
+            y[:, 1] = 0
+            assert bool(torch.isfinite(likelihood.log_prob(f, y, {})).all())
+            assert bool(torch.isfinite(likelihood.curvature_root(f, y, {})).all())
+        for values in (*likelihood.cdf(f, y, {}), likelihood.fisher_root(f, {})):
+            assert bool(torch.isfinite(values).all())
+        if likelihood.labels:
+            continue
         mean, var = likelihood.mean_variance(f, {})
         var = var.clamp_max(torch.finfo(dtype).max)  # of clustered counts, exp(100) in float32
-        for values in (
-            log_prob,
-            gradient,
-            mean,
-            var,
-            *likelihood.cdf(f, y, {}),
-            likelihood.fisher_root(f, {}),
-        ):
-            assert bool(torch.isfinite(values).all())
+        assert bool(torch.isfinite(mean).all() and torch.isfinite(var).all())
         with seeded(0):
-            drawn = likelihood.distribution(f, {}).sample()
+            drawn = likelihood.values(likelihood.distribution(f, {}).sample())
         assert bool(torch.isfinite(drawn).all()) and not (likelihood.discrete and float(drawn.min()) < 0)
         if dtype == torch.float64:
             assert bool(((drawn - mean).abs() < 60 * var.sqrt() + 1).all())
@@ -251,20 +311,25 @@ def data(name: str, num: int = 40, seed: int = 5) -> tuple[torch.Tensor, torch.T
     """Inputs and targets of a line."""
     x = torch.linspace(-1, 1, num, dtype=torch.float64)[:, None]
     slopes = torch.linspace(0.8, -0.4, CASES[name].width, dtype=torch.float64)
-    return x, samples(name, x * slopes + 0.2, 1, seed)[0]
+    y = samples(name, x * slopes + 0.2, 1, seed)[0]
+    if name in CENSORED:  # about a third of the rows, at limits that have nothing to do with y
+        limit = samples(name, 0 * x + (-0.2 if name.startswith("left") else 0.6), 1, seed + 1)[0][:, 0]
+        seen = (y[:, 0] > limit) if name.startswith("left") else (y[:, 0] < limit)
+        y = torch.stack([torch.where(seen, y[:, 0], limit), seen.double()], 1)
+    return x, y
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_target_is_refused_in_one_line_before_any_fit(name):
     model = linear(name, CASES[name].fixed())
     x, y = data(name)
-    cases = dict(CASES[name].wrong) | {"same number of rows": None, "net returns": "wide"}
+    cases = dict(CASES[name].wrong) | {"same number of rows": None, "net returns|expects": "wide"}
     for message, value in cases.items():
         wrong = y.clone()
         if value is None:
             wrong = wrong[:-1]
         elif isinstance(value, str):
-            wrong = wrong.repeat(1, 2)
+            wrong = torch.cat([wrong.reshape(len(x), -1)] * 2, 1)
         else:
             wrong[3] = value
         with pytest.raises((ValueError, TypeError), match=message) as caught:
@@ -310,9 +375,9 @@ def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
         return
     x, y = data(name)
     p = posterior.predict(x)
-    assert bool(torch.isfinite(p.log_prob(y)).all()) and p.pit(y).shape == y.shape
+    assert bool(torch.isfinite(p.log_prob(y)).all()) and p.pit(y).shape == (40, 1)
     if not p.likelihood.classes:
-        assert p.mean.shape == p.var.shape == p.quantile(0.5).shape == y.shape
+        assert p.mean.shape == p.var.shape == p.quantile(0.5).shape == (40, 1)
         torch.testing.assert_close(p.var, p.aleatoric_var + p.epistemic_var)
     again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), posterior.model)
     torch.testing.assert_close(again.predict(x).log_prob(y), p.log_prob(y))
@@ -338,13 +403,14 @@ def test_units_change_nothing_or_what_they_should(name):
     x, y = data(name, 32)
     found = []
     for factor in (1.0, 8.0):
-        here = factor * y if CASES[name].fixed().linear_mean else y
+        has_units = CASES[name].fixed().units(torch.ones(1), torch.ones(1)) is not None
+        here = torch.cat([factor * y[:, :1], y[:, 1:]], 1) if has_units else y
         units = Standardizer.fit(Dataset(x, here, "d", "regression"))
         model = linear(name, CASES[name].inferred(), standardizer=units)
         found.append((METHODS["MAP"].fit(model, x, here, seed=0).predict(x), here, factor))
     (p, y, _), (q, z, factor) = found
-    volume = np.log(factor) if p.likelihood.linear_mean else 0.0
-    factor = factor if p.likelihood.linear_mean else 1.0
+    factor = factor if has_units else 1.0
+    volume = p.likelihood.log_volume(y, factor)
     torch.testing.assert_close(q.standard_f, p.standard_f)
     torch.testing.assert_close(q.mean, factor * p.mean)
     torch.testing.assert_close(q.aleatoric_var, factor**2 * p.aleatoric_var)
@@ -389,6 +455,52 @@ def test_laplace_and_nuts_agree_where_data_are_many(name):
         a, b = (p.draws[site].flatten(0, 1).flatten(1) for p in (laplace, nuts))
         assert float(((a.mean(0) - b.mean(0)) / b.std(0)).abs().max()) < 0.3, site
         assert 0.8 < float((a.std(0) / b.std(0)).min()) and float((a.std(0) / b.std(0)).max()) < 1.25, site
+
+
+@pytest.mark.parametrize("name", CENSORED)
+def test_a_censored_row_counts_as_the_probability_of_where_it_lies(name):
+    likelihood, f = CASES[name].fixed(), outputs(name).requires_grad_()
+    limit = CASES[name].law(f.detach().numpy()).ppf([[0.1], [0.5], [0.999]])
+    y = torch.tensor(np.stack([limit, np.zeros_like(limit)], -1))
+    law = CASES[name].law(f.detach().numpy())
+    found = likelihood.log_prob(f, y, {})
+    expected = law.logcdf(limit) if name.startswith("left") else law.logsf(limit)
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-9)
+    slope = torch.autograd.grad(found[1].sum(), f, create_graph=True)[0]
+    second = torch.autograd.grad(slope.sum(), f)[0]
+    torch.testing.assert_close(likelihood.curvature_root(f, y[1], {})[:, 0].square(), -second)
+
+
+@pytest.mark.parametrize("name", CENSORED)
+def test_the_transform_of_censored_rows_is_uniform_too(name):
+    x, y = data(name, 1000)
+    slopes = torch.linspace(0.8, -0.4, CASES[name].width, dtype=torch.float64)
+    p = pb.Prediction((x * slopes + 0.2)[None, None], CASES[name].fixed(), {})
+    assert 0.2 < 1 - float(y[:, 1].mean()) < 0.6
+    assert stats.kstest(p.pit(y)[:, 0].numpy(), "uniform").pvalue > 0.01
+    # replicates are cut off where the row was, so that transforms by draws are uniform as well
+    drawn = p.likelihood.as_observed(p.sample(per_draw=400), y)
+    pit = pb.metrics.pit(drawn[0], y[:, :1])
+    assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
+
+
+def test_censored_targets_come_as_survival_libraries_have_them():
+    x, y = data("weibull", 20)
+    structured = np.array([(bool(e), t) for t, e in y.numpy()], dtype=[("event", "?"), ("time", "<f8")])
+    frame = pd.DataFrame({"duration": y[:, 0].numpy(), "observed": y[:, 1].numpy().astype(bool)})
+    model = linear("weibull", lk.Weibull(1.7))
+    expected = METHODS["MAP"].fit(model, x, y).predict(x)
+    for given in (structured, frame):
+        found = METHODS["MAP"].fit(model, x, given).predict(x)
+        assert torch.equal(found.mean, expected.mean)
+        assert torch.equal(found.log_prob(given), expected.log_prob(y))
+
+
+def test_two_ordered_labels_are_a_bernoulli():
+    f = outputs("ordinal")
+    y = torch.tensor([0, 1, 0, 1, 1, 0])
+    expected = lk.Bernoulli().log_prob(f, y[:, None].double(), {})
+    torch.testing.assert_close(lk.Ordinal(2).log_prob(f, y, {}), expected)
 
 
 # -- what single likelihoods are for --------------------------------------------------------------------------------
@@ -445,3 +557,22 @@ def test_noise_that_the_net_gives_has_a_laplace_that_agrees_with_nuts():
     torch.testing.assert_close(laplace.epistemic_var.sqrt(), nuts.epistemic_var.sqrt(), rtol=0.25, atol=0.002)
     noisy = laplace.aleatoric_var.sqrt()[:, 0]
     assert float(noisy[-1] / noisy[0]) > 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["student_t", "poisson", "negative_binomial", "ordinal", "weibull"])
+def test_ranks_of_the_truth_are_uniform(name):
+    """Simulation-based calibration by NUTS: of the line and of the likelihood's own parameters."""
+    model = linear(name, CASES[name].inferred())
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
+    method = pb.NUTS(num_chains=1, num_warmup=150, max_tree_depth=4, compile=False)
+    ranks: dict[str, list[int]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for index in range(40):
+            for quantity, r in replicate(
+                model, method, x, x[:1], num_draws=99, num_ranked=33, seed=3 * index
+            ).items():
+                ranks.setdefault(quantity, []).append(r)
+    assert {"f0.0", "log_joint"} <= set(ranks)
+    assert combined({q: uniformity(np.array(r), 33).p_value for q, r in ranks.items()}) > 0.001

@@ -32,7 +32,8 @@ class LeaveOneOut:
         points: which data (point,): all, or at most 2000 evenly spread where LOO is subsampled.
         k: Pareto k-hat of each (point,); infinite where one draw or its copies carry all the weight.
         elpd: log p(y_i | y_−i) of each (point,). lppd: log p(y_i | y) of each (point,).
-        pit: P(ỹ_i ≤ y_i | y_−i) of evenly spread data, (at most 2000, output); None without training replicates.
+        pit: P(ỹ_i ≤ y_i | y_−i), ties by a random part, of evenly spread data, (at most 2000, output); None without
+            training replicates.
         pit_points: which data those are.
     """
 
@@ -85,9 +86,10 @@ def leave_one_out(evidence: Evidence, *, every: bool = False) -> LeaveOneOut | N
 
 
 def _weighted_pit(weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Weighted share of the draws (draw, obs, output) below y (obs, output) at the points, ties by half."""
+    """Weighted share of the draws (draw, obs, output) below y (obs, output) at the points, and part of the ties."""
     draws, y = draws[:, points], y[points]
-    below = (draws < y) + 0.5 * (draws == y)
+    # of counts and censored rows the transform is uniform only if drawn from what they leave open
+    below = (draws < y) + np.random.default_rng(int(points[0])).random(y.shape) * (draws == y)
     return np.clip(np.einsum("ps,spo->po", weights.reshape(len(points), -1), below), 0.0, 1.0)
 
 

@@ -24,7 +24,7 @@ from pyrobnn.groups import (
 
 FEWEST_DRAWS = 25
 NUM_QUANTILES = 400
-CLASSES = ("categorical", "bernoulli")
+CLASSES = ("categorical", "bernoulli", "ordinal")
 
 
 def same_data(trees: Iterable[Evidence]) -> bool:

@@ -120,7 +120,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
             X: inputs (n, feature).
             num_draws: how many of the draws, evenly spaced over all chains; default all.
         """
-        return self._functions(X, num_draws, lambda p: p.likelihood.probs(p.f))
+        return self._functions(X, num_draws, lambda p: p.likelihood.probs(p.f, p.params))
 
     def _targets(self, y: Any) -> Tensor:
         check_is_fitted(self)

@@ -11,17 +11,22 @@ from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood
 from pyrobnn.likelihoods.categorical import Bernoulli, Categorical
 from pyrobnn.likelihoods.counts import NegativeBinomial, Poisson
 from pyrobnn.likelihoods.gaussian import HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods.ordinal import Ordinal
 from pyrobnn.likelihoods.robust import StudentT
+from pyrobnn.likelihoods.survival import CensoredNormal, Weibull
 
 __all__ = [
     "DATA",
     "SCALE",
     "Bernoulli",
     "Categorical",
+    "CensoredNormal",
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",
     "Likelihood",
     "NegativeBinomial",
+    "Ordinal",
     "Poisson",
     "StudentT",
+    "Weibull",
 ]

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import pyro
 import torch
 import torch.distributions.constraints as constraints
@@ -15,7 +14,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.checks import Refused, as_tensor, check_finite, check_number
+from pyrobnn.checks import Refused, as_tensor, check_number
 from pyrobnn.priors import move
 from pyrobnn.seeding import generator
 from pyrobnn.sites.point import point
@@ -83,6 +82,18 @@ class Likelihood(torch.nn.Module):
         """The columns of ``y`` that are predicted."""
         return y
 
+    def observed(self, y: Tensor) -> Tensor:
+        """Targets of predicted ``values`` of which all were observed."""
+        return y
+
+    def as_observed(self, drawn: Tensor, y: Tensor) -> Tensor:
+        """Draws (…, N, out) of new values as they would have been seen where ``y`` was: cut off at its limits."""
+        return drawn
+
+    def extras(self, y: Tensor) -> dict[str, Tensor]:
+        """What else ``y`` says of its rows, name → (N,)."""
+        return {}
+
     def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and scale of y, of those given, in which the program may measure it; None where y has no units."""
         return None
@@ -105,6 +116,10 @@ class Likelihood(torch.nn.Module):
     def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         """Log density of every datum in nats, shape (\\*batch, N)."""
         return self.distribution(f, params).log_prob(y)
+
+    def draw(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """One datum for each output (\\*batch, N, width), of a likelihood whose distribution is a :class:`Response`."""
+        raise NotImplementedError
 
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and variance of a number given the network output, both (\\*batch, N, out); infinite where they are."""
@@ -153,6 +168,21 @@ class Likelihood(torch.nn.Module):
         raise Refused(
             f"the Gauss-Newton matrix of {type(self).__name__} is not known: use curvature='hessian'"
         )
+
+    def curvature_root(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """A square root (N, width, k) of the curvature that the Gauss-Newton matrix takes: the Fisher information.
+
+        Where that depends on what was observed (a censored row tells less), it is the observed one at ``y``.
+        """
+        return self.fisher_root(f, params)
+
+    def probit_probs(self, f: Tensor, cov: Tensor) -> Tensor:
+        """Class probabilities averaged over a normal output by the probit approximation.
+
+        Raises:
+            TypeError: the output is no logit of a class.
+        """
+        raise TypeError(f"probit probabilities need Categorical or Bernoulli, the likelihood is {self!r}")
 
     def log_predictive(self, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         """Log density of ``y`` where the network output is normal, by draws of it unless there is a closed form, (N,).
@@ -249,64 +279,6 @@ class Likelihood(torch.nn.Module):
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """TyXe's reading of a likelihood, both statements at once: the data given the network output."""
         return self.observe(f, y, self.sample_parameters())
-
-
-class Numbers(Likelihood):
-    """Likelihoods of numbers: y is (N, out), or (N,) for one output, and the network returns ``heads`` values for each.
-
-    Attributes: ``kind``, what an error calls them; ``head_names``, of the heads where there are several.
-    """
-
-    kind: ClassVar[str] = ""
-    head_names: ClassVar[str] = ""
-
-    def width_error(self, width: int, y: Tensor) -> str | None:
-        out = 1 if y.dim() == 1 else y.shape[-1]
-        kind = self.kind or type(self).__name__
-        if y.dim() > 2:
-            return f"'y' has shape {tuple(y.shape)} but {kind} expects (N, outputs): flatten the outputs"
-        if width == self.heads * out:
-            return None
-        heads = f"{self.head_names} for each output, " if self.heads > 1 else ""
-        return (
-            f"the net returns {width} values per point but {type(self).__name__} expects {self.heads * out} "
-            f"({heads}'y' has shape {tuple(y.shape)}): give the net {self.heads * out} outputs "
-            f"or y {width // self.heads} columns"
-        )
-
-    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        if error := self.width_error(width, y):
-            raise ValueError(error)
-        if y.is_complex() or y.dtype == torch.bool:
-            raise TypeError(
-                f"'y' has dtype {y.dtype} but {self.kind or type(self).__name__} expects real numbers"
-            )
-        check_finite("y", y)
-        if error := self.value_error(y):
-            raise ValueError(error)
-        return y.reshape(len(y), -1).to(dtype)
-
-    def value_error(self, y: Tensor) -> str | None:
-        """What is wrong with finite values; None if nothing is."""
-        return None
-
-
-class Real(Numbers):
-    """Numbers on the whole line, which the program may measure in any units."""
-
-    linear_mean = True
-
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
-        return mean, scale
-
-
-def by_scipy(function: str, *values: Tensor) -> Tensor:
-    """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
-    from scipy import special  # imported late: a fit needs none of it
-
-    with np.errstate(all="ignore"):
-        found = getattr(special, function)(*(value.detach().double().cpu().numpy() for value in values))
-    return torch.from_numpy(np.asarray(found)).to(values[0].device)
 
 
 def _positive(name: str, value: Tensor) -> Tensor:

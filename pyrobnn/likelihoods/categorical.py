@@ -22,6 +22,9 @@ class _Classes(Likelihood):
         """By the probit approximation of MacKay (1992), which drops the correlations of logits."""
         return self.log_prob(probit(f, cov), y, params).double()
 
+    def probit_probs(self, f: Tensor, cov: Tensor) -> Tensor:
+        return self.probs(probit(f, cov))
+
 
 class Categorical(_Classes, tyxe.likelihoods.Categorical):
     r"""Class labels: :math:`y \sim \mathrm{Categorical}(\mathrm{softmax}(f(x)))`; the network returns logits.
@@ -170,6 +173,8 @@ def check_labels(name: str, y: Tensor) -> None:
 
 def label_cdf(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """P(Y < y) and P(Y ≤ y), (\\*batch, N, 1), of labels (N,) by their probabilities (\\*batch, N, class)."""
-    place = y.long().unsqueeze(-1).expand(*probs.shape[:-1], 1)
+    place = y.long().unsqueeze(-1)
+    batch = torch.broadcast_shapes(probs.shape[:-1], y.shape)
+    probs, place = probs.expand(*batch, probs.shape[-1]), place.expand(*batch, 1)
     upper = probs.cumsum(-1).gather(-1, place)
     return (upper - probs.gather(-1, place)).clamp_min(0.0), upper.clamp_max(1.0)

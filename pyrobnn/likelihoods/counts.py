@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.likelihoods.base import Numbers, by_scipy
+from pyrobnn.likelihoods.numbers import Numbers, by_scipy
 
 #: rates from which a Poisson is drawn as a normal
 _LARGE = 2.0**40

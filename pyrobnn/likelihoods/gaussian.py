@@ -13,7 +13,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.checks import check_number
-from pyrobnn.likelihoods.base import Real
+from pyrobnn.likelihoods.numbers import Real
 
 
 class _Gaussian(Real):

@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.likelihoods.base import Real, by_scipy
+from pyrobnn.likelihoods.numbers import Real, by_scipy
 
 
 class StudentT(Real):

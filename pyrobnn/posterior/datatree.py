@@ -145,12 +145,12 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     x = torch.as_tensor(x)
     prediction = few.predict(x)
     outcome = _outcome(prediction, y)
-    replicates = {"y": _targets(prediction.sample(seed=seed), *shared, "obs")}
+    replicates = {"y": _targets(_sample(prediction, y, seed), *shared, "obs")}
     if not prediction.likelihood.classes and len(x) * MIN_REPLICATES <= MAX_PAIRS:
-        replicates |= _observations(prediction, few, "obs", MIN_REPLICATES, seed)
+        replicates |= _observations(prediction, y, few, "obs", MIN_REPLICATES, seed)
     return {
         LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),
-        OBSERVED_DATA: xr.Dataset({"y": _targets(outcome, "obs")}),
+        OBSERVED_DATA: xr.Dataset({"y": _targets(outcome, "obs"), **_extras(prediction, y, "obs")}),
         LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
         CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))}),
         POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
@@ -267,10 +267,10 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
     shared, point = ("chain", "draw"), ("pred_point", "output")
     variables = {
         "f": ((*shared, *point), _array(prediction.f)),
-        "y": _targets(prediction.sample(seed=seed), *shared, "pred_point"),
+        "y": _targets(_sample(prediction, y, seed), *shared, "pred_point"),
         "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
     }
-    variables |= _observations(prediction, few, "pred_point", MIN_OBSERVATIONS, seed)
+    variables |= _observations(prediction, y, few, "pred_point", MIN_OBSERVATIONS, seed)
     if not prediction.likelihood.classes:
         for name in ("mean", "aleatoric_var", "epistemic_var"):
             variables[name] = (point, _array(getattr(prediction, name)))
@@ -286,13 +286,13 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
 
 
 def _observations(
-    prediction: Prediction, posterior: Posterior, point: str, fewest: int, seed: int
+    prediction: Prediction, y: Tensor, posterior: Posterior, point: str, fewest: int, seed: int
 ) -> dict[str, Any]:
     """Several replicates of each draw, where draws are too few to see quantiles of the mixture they make."""
     total = posterior.num_chains * posterior.num_draws
     if total >= fewest:
         return {}
-    drawn = prediction.sample(seed=seed, per_draw=math.ceil(fewest / total))
+    drawn = _sample(prediction, y, seed, per_draw=math.ceil(fewest / total))
     return {"y_sample": _targets(drawn.flatten(0, 1), "sample", point)}
 
 
@@ -347,6 +347,15 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
             layer = name.removeprefix(NET).rpartition(".")[0] or "net"
             squares[layer] = squares.get(layer, 0) + value.flatten(2).square().sum(-1)
     return {layer: total.sqrt() for layer, total in squares.items()}
+
+
+def _sample(prediction: Prediction, y: Tensor, seed: int, per_draw: int = 1) -> Tensor:
+    """New outcomes as they would have been seen where ``y`` was: a censored row's not beyond its limit."""
+    return prediction.likelihood.as_observed(prediction.sample(seed=seed, per_draw=per_draw), y)
+
+
+def _extras(prediction: Prediction, y: Tensor, point: str) -> dict[str, Any]:
+    return {name: ((point,), _array(value)) for name, value in prediction.likelihood.extras(y).items()}
 
 
 def _outcome(prediction: Prediction, y: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def replicate(
 def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
     """Parameters drawn from the prior, as a posterior of one draw, and targets (N, out) drawn from the likelihood."""
     truth = prior_posterior(model, 1, seed)
-    return truth, truth.predict(x).sample(seed=seed + 1)[0, 0]
+    return truth, model.likelihood.observed(truth.predict(x).sample(seed=seed + 1)[0, 0])
 
 
 def rank(

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyrobnn.checks import Refused
 from pyrobnn.inference.curvature.blocks import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
+from pyrobnn.inference.curvature.output import with_roots
 from pyrobnn.inference.curvature.resolution import EPS, Resolution, check_finite, resolved
 
 Structure = Literal["full", "kron", "diag"]
@@ -80,12 +81,14 @@ class FullCurvature:
         self.matrix = prior_prec.new_empty(0)
         self._grams: Tensor | None = None
         with torch.no_grad():
-            num_rows = len(x) * root(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
+            _, first = next(with_roots([x[:1]], root))
+            num_rows = len(x) * first(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
         self.num_rows = num_rows
         width = num_rows // len(x)
         parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
         if num_rows < jacobian.size:
-            rows = [jacobian.rows(part, root)[1].flatten(0, 1) * whiten for part in parts]
+            pairs = with_roots(parts, root)
+            rows = [jacobian.rows(part, here)[1].flatten(0, 1) * whiten for part, here in pairs]
             self.rows = check_finite(torch.cat(rows))
             self.dtype = self.rows.dtype
             self.values, self.basis = _spectrum(self.rows)
@@ -95,8 +98,8 @@ class FullCurvature:
             matrix = _single_layer_matrix(jacobian, x, root, whiten.double())
         else:
             matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
-            for part in parts:
-                matrix += _gram(jacobian.rows(part, root)[1].flatten(0, 1) * whiten)
+            for part, here in with_roots(parts, root):
+                matrix += _gram(jacobian.rows(part, here)[1].flatten(0, 1) * whiten)
         self.matrix = check_finite(matrix)
         #: no less than the largest eigenvalue
         self.norm = float(torch.linalg.matrix_norm(self.matrix))
@@ -184,10 +187,10 @@ class DiagCurvature:
         self.group_names, self.group = layer_groups(jacobian)
         total = torch.zeros(jacobian.size, dtype=torch.float64, device=x.device)
         if not jacobian.layers:
-            for part in jacobian.chunks(x):
-                total += jacobian.rows(part, root)[1].square().sum((0, 1)).double()
-        for part in _factor_chunks(jacobian, x):
-            for layer, factors in zip(jacobian.layers, jacobian.factors(part, root)[1]):
+            for part, here in with_roots(jacobian.chunks(x), root):
+                total += jacobian.rows(part, here)[1].square().sum((0, 1)).double()
+        for part, here in with_roots(_factor_chunks(jacobian, x), root):
+            for layer, factors in zip(jacobian.layers, jacobian.factors(part, here)[1]):
                 if factors.inputs.shape[1] == 1:
                     grads = factors.grads.square().sum((1, 2))
                     square = grads.T @ factors.inputs.squeeze(1).square()
@@ -275,8 +278,8 @@ class KronCurvature:
         inputs: list[Tensor] = []
         grads: list[Tensor] = []
         counts = [0] * len(jacobian.layers)
-        for part in _factor_chunks(jacobian, x):
-            for i, factors in enumerate(jacobian.factors(part, root)[1]):
+        for part, here in with_roots(_factor_chunks(jacobian, x), root):
+            for i, factors in enumerate(jacobian.factors(part, here)[1]):
                 a, b = _gram(factors.inputs.flatten(0, 1)), _gram(factors.grads.flatten(0, 2))
                 if i == len(inputs):
                     inputs.append(a)
@@ -294,8 +297,8 @@ def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: Root, white
     place = jacobian.positions(layer)
     outs, ins = place.shape
     total = torch.zeros(outs, ins, outs, ins, dtype=torch.float64, device=x.device)
-    for part in jacobian.chunks(x, 4 * (outs + 1) * ins):
-        factors = jacobian.factors(part, root)[1][0]
+    for part, here in with_roots(jacobian.chunks(x, 4 * (outs + 1) * ins), root):
+        factors = jacobian.factors(part, here)[1][0]
         if factors.inputs.shape[1] > 1:  # shared positions: the rows themselves
             total += _gram(factors.rows().flatten(2).flatten(0, 1)).reshape(total.shape)
             continue

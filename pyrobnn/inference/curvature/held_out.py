@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from pyrobnn.inference.curvature.ggn import ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
-from pyrobnn.inference.curvature.output import output_root
+from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.map import MAP
@@ -102,7 +101,7 @@ def _score(method: Any, centre: Centre, x: Tensor, y: Tensor) -> Callable[[Tenso
     weights = [name for name in centre.names if name.startswith(NET)]
     jacobian = NetworkJacobian(problem.bnn, centre.density, centre.mode, centre.points, weights)
     jacobian.prefer_products(problem.x)
-    root = partial(_root, likelihood, parameters)
+    root = DataRoot(likelihood, parameters, problem.y)
     curvature = ggn(jacobian, problem.x, root, method.structure, prior_precision(jacobian).prec)
 
     def score(tau: Tensor) -> Tensor:
@@ -110,10 +109,6 @@ def _score(method: Any, centre: Centre, x: Tensor, y: Tensor) -> Callable[[Tenso
         return likelihood.log_predictive(f, cov, y, parameters)
 
     return score
-
-
-def _root(likelihood: Any, parameters: dict[str, Tensor], f: Tensor) -> Tensor:
-    return output_root(likelihood, f, parameters)
 
 
 @torch.no_grad()

@@ -17,7 +17,6 @@ from pyrobnn.inference.curvature.blocks import (
 from pyrobnn.inference.curvature.forward import jvp
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.layers import Factors
-from pyrobnn.likelihoods.categorical import probit
 
 
 class Linearized:
@@ -88,12 +87,7 @@ class Linearized:
         Raises:
             TypeError: the likelihood is not of classes.
         """
-        likelihood = self.jacobian.model.likelihood
-        if not likelihood.classes:
-            raise TypeError(
-                f"probit probabilities need Categorical or Bernoulli, the likelihood is {likelihood!r}"
-            )
-        return likelihood.probs(probit(*self.output_moments(x)))
+        return self.jacobian.model.likelihood.probit_probs(*self.output_moments(x))
 
     @property
     def _by_products(self) -> bool:

@@ -18,14 +18,14 @@ from pyrobnn.inference.curvature.blocks import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import DiagCurvature, KronCurvature, ggn
 from pyrobnn.inference.curvature.held_out import hold_out
 from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
-from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.mode import Centre
-from pyrobnn.inference.curvature.output import output_root
+from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import elementwise, prior_precision
 from pyrobnn.inference.curvature.resolution import check_finite
 from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
 from pyrobnn.inference.map import MAP
-from pyrobnn.likelihoods import SCALE, Likelihood
+from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
 
 
@@ -80,7 +80,7 @@ def ggn_precision(
         )
     likelihood = centre.problem.bnn.likelihood
     parameters = centre.density.constrain(centre.mode) | centre.points
-    root: Root = partial(_root, likelihood, parameters)
+    root = DataRoot(likelihood, parameters, centre.problem.y)
     curvature = ggn(jacobian, centre.problem.x, root, method.structure, prior.prec + method.damping)
     if isinstance(curvature, KronCurvature) and curvature.averaged:
         remarks.append("the prior precision varies over a layer's outputs: Kronecker factors use its average")
@@ -134,10 +134,6 @@ def _jacobian(centre: Centre, weights: list[str]) -> NetworkJacobian:
     jacobian = NetworkJacobian(centre.problem.bnn, centre.density, centre.mode, centre.points, weights)
     jacobian.prefer_products(centre.problem.x)
     return jacobian
-
-
-def _root(likelihood: Likelihood, parameters: dict[str, Tensor], f: Tensor) -> Tensor:
-    return output_root(likelihood, f, parameters)
 
 
 def _coordinates(centre: Centre, names: Any) -> Tensor:
