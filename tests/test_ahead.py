@@ -91,7 +91,8 @@ def test_a_short_run_takes_the_chains_first_and_has_the_others_compiled(
     monkeypatch.setattr(
         "pyrobnn.studies.forecast.seconds_per_datum", lambda *data: 1.0 if case == "long" else 1e-9
     )
-    found = compare.run_study(study, ["svi", "map", "nuts"], tmp_path, progress=False)
+    prepared = {name: compare.make_method(name, quick=False) for name in ("svi", "map", "nuts")}
+    found = compare.run_study(study, prepared, tmp_path, progress=False)
     assert " ".join(name for name, _ in found) == " ".join(begun) == order
     assert (asked, waited) == ((["svi", "map"], begun) if case == "short" else ([], []))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 import pyrobnn as pb
 from pyrobnn import cli, preflight
@@ -64,7 +65,11 @@ def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
     # in units of the price, not of its standard deviation
     assert 0.3 < summary["methods"]["map"]["scores"]["rmse"] < 10
     assert (out / "map.nc").is_file() and (out / "ensemble.nc").is_file()
-    assert "<script>b" not in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "<script>b" not in page
+    # the configuration that makes the same numbers again
+    assert summary["config"]["methods"]["map"]["num_steps"] == 500 and "method: ensemble" in page
+    assert yaml.safe_load((out / "config.yaml").read_text())["methods"] == summary["config"]["methods"]
     printed = capsys.readouterr().out
     assert "RMSE" in printed and "54 train and 6 test points" in printed
     trees = [str(out / "map.nc"), str(out / "ensemble.nc")]
@@ -179,7 +184,7 @@ def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyrobnn.diagnostics.judge.judge_all", interrupted)
+    monkeypatch.setattr("pyrobnn.cli.judged.judge_all", interrupted)
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
     assert f"pyrobnn report {tmp_path / 'out' / 'map.nc'}" in capsys.readouterr().err
@@ -223,7 +228,7 @@ def test_more_memory_than_there_is_is_refused_before_any_fit(table, tmp_path, mo
 def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(
     place, table, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(pb.MAP, "fit", None)
+    monkeypatch.setattr(compare, "_fitted", None)
     (tmp_path / "file").write_text("in the way")
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
     assert cli.main([*argv, "--out", str(tmp_path / place), *FAST]) == 2

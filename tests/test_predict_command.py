@@ -105,7 +105,7 @@ def test_new_rows_that_cannot_be_read_are_named(run, rows, message, tmp_path, ca
 def test_without_a_file_predictions_go_to_standard_output(run, table, tmp_path, capsys):
     assert cli.main(["predict", str(run), str(table)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "mean,aleatoric_sd,epistemic_sd,sd,q0.025,q0.5,q0.975" and len(printed) == 41
+    assert printed[0] == "mean,aleatoric_sd,epistemic_sd,sd,q0.025,q0.5,q0.975,outside" and len(printed) == 41
 
 
 def test_what_cannot_be_predicted_from_is_refused(run, table, tmp_path, capsys):

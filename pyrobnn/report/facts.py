@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,16 @@ def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
         if said:
             found[name] = said[0] if len(said) == 1 else f"differs: {'; '.join(said)}"
     return found
+
+
+def config(trees: Mapping[str, Evidence]) -> dict[str, Any] | None:
+    """What the trees were run from, as ``pyrobnn compare --config`` takes it; None where their data differ."""
+    written = [evidence.json("config") for evidence in trees.values()]
+    found = [each for each in written if isinstance(each, dict) and isinstance(each.get("methods"), dict)]
+    studies = [{name: value for name, value in each.items() if name != "methods"} for each in found]
+    if not found or any(study != studies[0] for study in studies):
+        return None
+    return studies[0] | {"methods": {label: own for each in found for label, own in each["methods"].items()}}
 
 
 def _tried(source: Callable[[Evidence], str], evidence: Evidence) -> str:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
+import yaml
 from jinja2 import Environment
 from markupsafe import Markup
 
@@ -22,7 +24,7 @@ from pyrobnn.groups import POSTERIOR
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import COLUMNS, Column, Row, baseline_rows, best_labels, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
-from pyrobnn.report.facts import facts
+from pyrobnn.report.facts import config, facts
 from pyrobnn.report.headline import headline
 from pyrobnn.report.numbers import significant, with_error
 from pyrobnn.report.ranking import Ranking, rankings
@@ -41,7 +43,7 @@ SHOWN = tuple(
     if column.key not in (*MERGED["coverage"][1:], *MERGED["seconds"][1:])
 )
 #: attributes that a saved run is rebuilt from; what they say stands in the others
-REBUILDS = ("format", "format_version", "meta", "family", "study")
+REBUILDS = ("format", "format_version", "meta", "family", "study", "config")
 DECIMALS = {"ess": 0, "rhat": 3, "khat": 2, "r2": 2}
 
 
@@ -117,6 +119,7 @@ def write_report(
         rankings=[_ranking(each, baseline) for each in rankings(trees, baseline).values()],
         lost=[sentence for row in rows for sentence in row.lost],
         sections=[_marked(section) for section in build_sections(trees)],
+        config=_yaml(config(trees)),
         runs=[_run(label, evidence) for label, evidence in trees.items()],
         footer=_footer(trees),
     )
@@ -275,6 +278,10 @@ def _marked(section: Section) -> Section:
     """A section whose SVG, made and escaped by this package, is the only markup let through."""
     blocks = (replace(block, svgs=tuple(Markup(svg) for svg in block.svgs)) for block in section.blocks)
     return replace(section, blocks=tuple(blocks))
+
+
+def _yaml(content: dict[str, Any] | None) -> str:
+    return "" if content is None else yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _run(label: str, evidence: Evidence) -> dict[str, object]:

@@ -15,7 +15,7 @@ from pyrobnn.diagnostics.judge import judge_all, reference_label
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.comparison import baseline_rows, compare_rows
 from pyrobnn.report.conclusion import conclude, recommended
-from pyrobnn.report.facts import facts
+from pyrobnn.report.facts import config, facts
 from pyrobnn.report.page import check_verdicts
 from pyrobnn.report.ranking import rankings
 
@@ -29,7 +29,8 @@ def write_summary(
 ) -> Path:
     """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
 
-    Keys: ``facts`` (data, inputs, target, net, prior, likelihood, command, seed, in words), ``recommended`` (null where
+    Keys: ``facts`` (data, inputs, target, net, prior, likelihood, command, seed, in words), ``config`` (what
+    ``pyrobnn compare --config`` makes the same numbers from; null for other trees), ``recommended`` (null where
     the runs are of different data), ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of
     the table are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), ``methods``:
     label → ``status``, ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the
@@ -56,6 +57,7 @@ def write_summary(
     floor = baselines(trees.values())
     content = {
         "facts": facts(trees),
+        "config": config(trees),
         "recommended": recommended(rows, verdicts),
         "conclusion": " ".join(sentence for sentence in conclude(trees, rows, verdicts) if sentence),
         "reference": reference_label(trees),

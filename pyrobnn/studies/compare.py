@@ -9,7 +9,7 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import OBSERVED_DATA
 from pyrobnn.inference.fitting.memory import NotEnoughMemory
-from pyrobnn.inference.method import METHODS, Method
+from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.method import METHODS, Method, check_use
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.storage import attach, check_writable, write_atomically
-from pyrobnn.preflight import preflight
+from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
+from pyrobnn.preflight import Preflight, preflight
 from pyrobnn.studies.ahead import Ahead, cores
 from pyrobnn.studies.forecast import Forecast, Prepared
 from pyrobnn.studies.study import Study
@@ -52,30 +53,52 @@ def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Method, d
 
 def run_study(
     study: Study,
-    methods: Sequence[str],
+    prepared: Prepared,
     out: Path,
     *,
-    quick: bool = False,
-    compile: bool = True,
+    quick: Prepared | None = None,
     device: str | None = None,
     seed: int = 0,
     progress: bool = True,
     announce: Callable[[str], None] = lambda text: None,
-    command: str = "",
+    attributes: Mapping[str, Mapping[str, str]] | None = None,
+    resume: bool = False,
+    checkpoint: Path | None = None,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
     In a short run the chains come first, and another process compiles the other methods meanwhile.
 
     A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
-    refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends.
+    refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends; one
+    that can go on (``checkpoint`` of NUTS) leaves ``out/<name>.checkpoint``.
+
+    Args:
+        study: data and model.
+        prepared: name → configuration and arguments of its ``fit``, as of :func:`make_method`.
+        out: the folder.
+        quick: the same methods as in a quick run, where this is none: how much shorter that is, is said.
+        device, seed, progress: of every ``fit``.
+        announce: is told what happens.
+        attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
+        resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
+        checkpoint: the file to write in place of ``out/<name>.checkpoint``; gone on from where it exists.
 
     Raises:
-        ValueError: an unknown method, or a folder that cannot be written to; before any fit.
+        ValueError: a bad seed, or a folder that cannot be written to; before any fit.
     """
     check_count("seed", seed, minimum=0)
-    prepared = {name: make_method(name, quick, compile) for name in methods}
     check_writable(out)
+    attributes = attributes or {}
+    data = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
+    marks = {name: data | dict(attributes.get(name, {})) for name in prepared}
+    finished = {name: tree for name in prepared if resume and (tree := _finished(out, name, marks[name]))}
+    for name, tree in finished.items():
+        announce(f"{name}: finished before, taken from {out / name}.nc")
+        yield name, tree
+    prepared = {name: each for name, each in prepared.items() if name not in finished}
+    if not prepared:
+        return
     told, seconds = _forecast(study, prepared, quick, device)
     announce(told)
     with contextlib.ExitStack() as stack:
@@ -89,12 +112,13 @@ def run_study(
                 f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
             )
             try:
+                kept = _checkpoint(method, out / f"{name}.checkpoint", resume, checkpoint)
                 check_memory(method, study, arguments, device)
                 if ahead is not None:
                     ahead.wait(name)
-                posterior = _fitted(name, method, study, announce, arguments, seed, device, progress)
+                posterior = _fitted(name, method, study, announce, arguments | kept, seed, device, progress)
                 tree = to_tree(posterior, study, name)
-                tree.attrs["command"] = command
+                tree.attrs.update(marks[name])
                 write_atomically(tree, out / f"{name}.nc")
             except Refused as error:
                 announce(f"{name} is left out: {error}")
@@ -105,9 +129,36 @@ def run_study(
                 (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
                 yield name, error
                 continue
+            if kept and not posterior.meta["interrupted"]:
+                kept["checkpoint"].unlink(missing_ok=True)
             yield name, tree
             if posterior.meta["interrupted"]:
                 return
+
+
+def _finished(out: Path, name: str, marks: Mapping[str, str]) -> DataTree | None:
+    """What an earlier run has written of a method, if it is of the same configuration and data, and whole."""
+    try:
+        tree = read(out / f"{name}.nc")
+    except (OSError, ValueError):
+        return None
+    same = all(tree.attrs.get(mark) == marks.get(mark) for mark in ("config", "data_digest"))
+    whole = not json.loads(tree.attrs.get("meta", "{}")).get("interrupted", True)
+    return tree if same and whole else None
+
+
+def _checkpoint(method: Method, path: Path, resume: bool, given: Path | None) -> dict[str, Path]:
+    """The argument of ``fit`` with which a method that can be gone on with is; an old file is no start of a new run."""
+    if given is not None:
+        check_use(method, "checkpoint")
+        check_writable(given.parent)
+        return {"checkpoint": given}
+    # Pyro's own sampler writes none
+    if "checkpoint" not in method.uses or getattr(method, "engine", "") == "pyro":
+        return {}
+    if not resume:
+        path.unlink(missing_ok=True)
+    return {"checkpoint": path}
 
 
 def _worth_compiling_ahead(prepared: Prepared, seconds: float, device: str | None) -> bool:
@@ -117,13 +168,21 @@ def _worth_compiling_ahead(prepared: Prepared, seconds: float, device: str | Non
     return len(waiting) > 1 and on_cpu and cores() > 1 and seconds < _LONG
 
 
-def _forecast(study: Study, prepared: Prepared, quick: bool, device: str | None) -> tuple[str, float]:
-    """How long it will take, and what would be faster; and seconds."""
+def _forecast(
+    study: Study, prepared: Prepared, quick: Prepared | None, device: str | None
+) -> tuple[str, float]:
+    """How long it will take and what would be faster, and the memory; and seconds."""
     try:
-        shorter = {} if quick else {name: make_method(name, True) for name in prepared}
-        others = {name: make_method(name, quick) for name in METHODS}
+        others = {name: make_method(name, quick is None) for name in METHODS}
         forecast = Forecast(study, device)
-        return forecast.words(prepared, others, shorter), sum(forecast.seconds(prepared).values())
+        told = forecast.words(prepared, others, quick or {})
+        needs = {
+            name: _need(method, study, arguments, device) for name, (method, arguments) in prepared.items()
+        }
+        most = max(needs, key=lambda name: needs[name].peak)
+        peak, free = needs[most].peak / 2**20, needs[most].available / 2**20
+        told += f"; memory: up to {peak:,.0f} MB ({most}) of {free:,.0f} MB free"
+        return told, sum(forecast.seconds(prepared).values())
     except Exception as error:  # whatever is wrong with model or data, the fits say it one by one
         return f"how long it takes is not known: {said(error)}", math.inf
 
@@ -161,13 +220,17 @@ def check_memory(method: Any, study: Study, arguments: dict[str, Any], device: s
     Raises:
         NotEnoughMemory: naming both.
     """
-    model = study.model if device is None else study.model.to(check_device(device))
-    estimate = preflight(method, model, study.train.x, study.train.y, **arguments)
+    estimate = _need(method, study, arguments, device)
     if estimate.peak > CLEARLY * estimate.available:
         raise NotEnoughMemory(
             f"it would need about {estimate.peak / 2**20:,.0f} MB but {estimate.available / 2**20:,.0f} MB are free: "
             "use a smaller network, fewer draws or another method"
         )
+
+
+def _need(method: Any, study: Study, arguments: dict[str, Any], device: str | None) -> Preflight:
+    model = study.model if device is None else study.model.to(check_device(device))
+    return preflight(method, model, study.train.x, study.train.y, num_draws=arguments.get("num_draws"))
 
 
 def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:

@@ -43,7 +43,9 @@ class Forecast:
         """Of each method that says how much it computes; of the first ``rows`` only, where given."""
         x, y = self._train.x[:rows], self._train.y[:rows]
         found = {
-            name: expected_seconds(method, self._model, x, y, self._per_datum, **arguments)
+            name: expected_seconds(
+                method, self._model, x, y, self._per_datum, num_draws=arguments.get("num_draws")
+            )
             for name, (method, arguments) in prepared.items()
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -62,9 +64,10 @@ class Forecast:
         said = f"expected: about {duration(total)} beside compiling and judging ({each})"
         if total < _LONG:
             return said
+        run = {type(method) for method, _ in prepared.values()}
         rest = {
             name: value for name, value in self.seconds(others).items()
-            if name not in own and METHODS[name].cls.claim == "approximate"
+            if METHODS[name].cls.claim == "approximate" and METHODS[name].cls not in run
         }  # fmt: skip
         if rest:
             name = min(rest, key=rest.__getitem__)

@@ -84,6 +84,7 @@ def make_study(
         "prior_scale": prior_scale,
         "noise": noise,
         "seed": seed,
+        "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
         "units": {name: _numbers(getattr(units, name)) for name in UNITS},
     }
     return Study(train, test, build(settings), settings)
@@ -115,7 +116,7 @@ def build(settings: dict[str, Any]) -> BNN:
 
 
 def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
-    """A posterior that ``pyrobnn compare`` saved, with its model rebuilt, and the settings of its study.
+    """A posterior that ``pyrobnn compare`` or ``fit`` saved, with its model rebuilt, and the settings of its study.
 
     Raises:
         FileNotFoundError: no such file.
@@ -124,8 +125,8 @@ def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
     written = storage.read(path).attrs.get("study")
     if not isinstance(written, str):
         raise ValueError(
-            f"{str(path)!r} does not say what model it belongs to: take a NAME.nc that 'pyrobnn compare' wrote, "
-            "or in Python with Posterior.load(path, model).predict(x)"
+            f"{str(path)!r} does not say what model it belongs to: take a NAME.nc that 'pyrobnn fit' or 'compare' "
+            "wrote, or in Python with Posterior.load(path, model).predict(x)"
         )
     settings = json.loads(written)
     return storage.load(path, build(settings)), settings
@@ -175,6 +176,22 @@ def prediction_table(
             for output in range(values.shape[1])
         }
     )
+
+
+def outside(x: Tensor, settings: dict[str, Any]) -> list[str] | None:
+    """Of each row of ``x`` (point, feature) the features that lie beyond those of the training data, by name.
+
+    Returns:
+        Names joined by ``"; "``, empty for a row within the ranges; None for a run saved without them.
+    """
+    if settings.get("ranges") is None:
+        return None
+    low, high = (torch.tensor(bound, dtype=x.dtype) for bound in settings["ranges"])
+    names = settings["features"]
+    return [
+        "; ".join(name for name, beyond in zip(names, row) if beyond)
+        for row in ((x < low) | (x > high)).tolist()
+    ]
 
 
 def describe(study: Study) -> str:

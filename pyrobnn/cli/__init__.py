@@ -1,0 +1,54 @@
+"""The command line: ``pyrobnn COMMAND …``; what a command needs is imported once it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pyrobnn import __version__
+from pyrobnn.cli.say import OneLineParser, one_line, printable, say
+
+#: command → what it does; each is a module of this package with ``run(argv, command) -> exit status``
+COMMANDS = {
+    "compare": "run several methods on one data set and write a report",
+    "fit": "run one method on a table and save it",
+    "predict": "predict new rows with a method that was saved",
+    "report": "judge saved DataTrees, also of NumPyro or PyMC",
+}
+USAGE_ERROR, INTERRUPTED = 2, 130
+EXIT_STATUS = (
+    "exit status: 0 done, 1 a method was left out or failed (report --strict: a verdict did), "
+    "2 bad input, nothing was run, 130 stopped by Ctrl-C, what was found is kept"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; exit status 0 done, 1 a method or verdict failed, 2 bad input, 130 stopped."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    with printable():
+        try:
+            asked = _parser().parse_args(words[:1])
+            module = import_module(f"pyrobnn.cli.{asked.command}")
+            return int(module.run(words[1:], shlex.join(["pyrobnn", *words])))
+        except (ValueError, TypeError, OSError, ImportError, argparse.ArgumentError) as error:
+            say(f"pyrobnn: {one_line(error)}", sys.stderr)
+            return USAGE_ERROR
+        except KeyboardInterrupt:
+            say("\nstopped", sys.stderr)
+            return INTERRUPTED
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="pyrobnn",
+        description="Bayesian neural networks, compared and judged.",
+        epilog=f"Options of a command: pyrobnn COMMAND --help. {EXIT_STATUS[0].upper()}{EXIT_STATUS[1:]}.",
+    )
+    parser.add_argument("--version", action="version", version=f"pyrobnn {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, does in COMMANDS.items():
+        commands.add_parser(name, help=does, add_help=False)
+    return parser

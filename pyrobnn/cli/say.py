@@ -1,0 +1,88 @@
+"""What the command line prints, and what it checks before it writes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are raised, to be told in one line, and that takes no abbreviations."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+@contextlib.contextmanager
+def printable() -> Iterator[None]:
+    """Characters that a terminal does not have are written as escapes meanwhile, instead of ending the run."""
+    streams = [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]
+    errors = [each.errors for each in streams]
+    try:
+        for stream in streams:
+            stream.reconfigure(errors="backslashreplace")
+        yield
+    finally:
+        for stream, before in zip(streams, errors):
+            stream.reconfigure(errors=before)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print; a reader that has gone (``| head``, a closed terminal) must not cost the results."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream, flush=True)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in one line and without the words of jsonargparse's own machinery."""
+    text = " ".join(str(error).split())
+    text = re.sub(r'^Parser key "([\w.]+)"(?: element \d+)?: ?', r"'\1': ", text)
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = text.replace("typing.Literal", "one of ")
+    union = re.search(
+        r"Does not validate against any of the Union subtypes Subtypes: \[(.*?)\] Errors: .*: (.*)$", text
+    )
+    if union:
+        text = f"{text[: union.start()]}expected {' or '.join(union[1].split(', '))}, got {union[2]}"
+    return re.sub(r"Expected an? (.*?)\. Got value: (.*)$", r"expected \1, got \2", text)
+
+
+@contextlib.contextmanager
+def warnings_said() -> Iterator[None]:
+    """Warnings of what is done inside as lines of their own, on the standard error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        say(text, sys.stderr)
+
+
+def check_file(out: Path, example: str) -> None:
+    """What is written to a file needs a file's name, and a folder that can be written to.
+
+    Raises:
+        ValueError: it is a folder, or the folder it is in cannot be written to.
+    """
+    from pyrobnn.posterior.storage import check_writable
+
+    if out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a folder: name a file in it, {str(out / example)!r}")
+    check_writable(out.parent)
+
+
+def close_match(word: str, known: Sequence[str]) -> str:
+    """``": did you mean …?"`` where a known word is close, else nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f": did you mean {found[0]!r}?" if found else ""

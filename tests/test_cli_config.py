@@ -1,0 +1,251 @@
+"""The command line's files: any option of any method, the same numbers again, runs that are gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import pyrobnn as pb
+from pyrobnn import cli
+from pyrobnn.cli.config import read
+from pyrobnn.inference.method import METHODS
+from pyrobnn.kl_schedules import Linear
+from pyrobnn.posterior import storage
+from pyrobnn.studies import compare
+
+FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "3", "--data", "sinusoid"]
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def draws(path: Path) -> dict[str, torch.Tensor]:
+    tree = storage.read(path)
+    return {str(name): torch.tensor(each.values) for name, each in tree["posterior"].data_vars.items()}
+
+
+def assert_same(first: Path, second: Path) -> None:
+    one, other = draws(first), draws(second)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def unjudged(monkeypatch):
+    """Runs that are fitted and saved alone."""
+    monkeypatch.setattr("pyrobnn.cli.judged.write", lambda *written: {})
+
+
+def test_every_field_of_every_method_is_an_option():
+    config = read(["--methods", *METHODS], "compare")
+    assert set(config.methods) == set(METHODS)
+    for name, known in METHODS.items():
+        method, arguments = config.methods[name]
+        options = {**known.full}
+        assert arguments.get("num_draws") == options.pop("num_draws", None)
+        assert method == known.cls(**options)
+
+
+def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_path):
+    path = written(
+        tmp_path,
+        "data: clusters\nhidden: 7\nmethods:\n  nuts-long: {method: nuts, num_draws: 4000}\n"
+        "  svi: {lr: 1e-3, kl_weight: {class_path: Linear, init_args: {warmup: 0.2}}}\n  größe_2: mle\n",
+    )
+    config = read(["--config", path, "--svi.guide", "full_rank", "--nuts-long.num_warmup=9"], "compare")
+    assert config.methods["nuts-long"] == (pb.NUTS(num_warmup=9), {"num_draws": 4000})
+    assert config.methods["svi"][0] == pb.SVI(guide="full_rank", lr=1e-3, kl_weight=Linear(warmup=0.2))
+    assert config.study.hidden == [7] and config.study.data == "clusters"
+    assert config.methods["größe_2"][0] == pb.MLE()
+    assert list(read(["--config", path, "--methods", "nuts-long", "map"], "compare").methods) == [
+        "nuts-long",
+        "map",
+    ]
+    guide = read(["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare")
+    assert guide.methods["svi"][0].guide.__name__ == "AutoDiagonalNormal"
+
+
+def test_a_printed_file_asks_for_the_same_run(tmp_path, capsys):
+    words = ["--methods", "a=svi", "nuts", "--a.optimizer", "SGD", "--a.optimizer.lr", "0.1", "--seed", "3"]
+    assert cli.main(["compare", *words, "--quick", "--print_config"]) == 0
+    path = written(tmp_path, capsys.readouterr().out)
+    again = read(["--config", path], "compare")
+    assert again.plain == read([*words, "--quick"], "compare").plain
+    assert again.plain["methods"]["a"]["num_steps"] == METHODS["svi"].quick["num_steps"]
+
+
+def test_quick_on_the_command_line_shortens_what_a_file_says_and_tells(tmp_path):
+    path = written(tmp_path, "methods: {svi: {num_steps: 7777, lr: 0.5}, nuts: {max_tree_depth: 12}}")
+    assert read(["--config", path], "compare").methods["svi"][0].num_steps == 7777
+    config = read(["--config", path, "--quick"], "compare")
+    assert config.methods["svi"][0] == pb.SVI(num_steps=METHODS["svi"].quick["num_steps"], lr=0.5)
+    assert config.methods["nuts"][0].max_tree_depth == METHODS["nuts"].quick["max_tree_depth"]
+    assert "svi takes less than" in config.notes[0] and "num_steps" in config.notes[0]
+    path = written(tmp_path, "quick: true\nmethods: {svi: {num_steps: 7777}}")
+    assert read(["--config", path], "compare").methods["svi"][0].num_steps == 7777
+
+
+def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjudged, tmp_path):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    options = ["--methods", "svi-a=svi", "mle", "--svi-a.num_steps", "30", "--mle.num_steps", "20"]
+    options += ["--svi-a.guide", "low_rank", "--svi-a.num_draws", "4", "--seed", "5"]
+    assert cli.main(["compare", *FAST, *options, "--out", str(first)]) == 0
+    assert cli.main(["compare", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
+    # and from what a saved tree says
+    own = json.loads(storage.read(first / "svi-a.nc").attrs["config"])
+    path = written(tmp_path, yaml.safe_dump(own, allow_unicode=True))
+    assert cli.main(["compare", "--config", path, "--out", str(third), "--no-progress"]) == 0
+    assert_same(first / "svi-a.nc", second / "svi-a.nc")
+    assert_same(first / "mle.nc", second / "mle.nc")
+    assert_same(first / "svi-a.nc", third / "svi-a.nc")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("nose: learned", "no option 'nose': did you mean 'noise'?"),
+        ("methods: {svi: {guid: flow}}", "'svi' has no option 'guid': did you mean 'guide'?"),
+        ("methods: {svi: {num_warmup: 3}}", "it is an option of nuts"),
+        ("methods: {a: {method: svi}, a: {method: nuts}}", "'a' stands twice, again in line 1"),
+        ("methods: {mine: {num_draws: 3}}", "'mine' must say 'method', one of"),
+        ("methods: [svi, {nuts: {}}]", "'methods' must be names, [svi, nuts], or a map"),
+        ("methods: [a=svi, a=nuts]", "two methods are called 'a'"),
+        ("methods: {svi: [1, 2]}", "'svi' must map options to values"),
+        ("methods: {svi: {lr: x}}", "'svi.lr': expected float, got x"),
+        ("methods: {svi: {lr: -1}}", "svi: 'lr' must be > 0"),
+        (
+            "methods: {svi: {kl_weight: Linnear}}",
+            "'svi.kl_weight': expected float or KLSchedule, got Linnear",
+        ),
+        ("methods: {svi: {guide: no.where.Guide}}", "'no.where.Guide' cannot be imported"),
+        ("methods: {a-b: svi, a_b: svi}", "by '-' and '_' alone"),
+        ("methods: {data: svi}", "'data' is an option of the command"),
+        ("svi: {lr: 1}", "no option 'svi': options of a method stand under 'methods'"),
+        ("quick: 3", "'quick' must be true or false, got 3"),
+        ("hidden: some", "'hidden': expected int, got some"),
+        ("- svi\n- nuts", "holds a list: it must map options to values"),
+        ("", "without content"),
+        ("a: [1", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, message, tmp_path, capsys):
+    assert cli.main(["compare", "--config", written(tmp_path, text)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pyrobnn: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--methods", "nuts", "--nuts.num_warmup", "-5"], "nuts: 'num_warmup' must be at least 0, got -5"),
+        (["--methods", "svi", "--nuts.num_warmup", "5"], "is of no method that is run (svi): name 'nuts' in"),
+        (["--methods", "nuts", "--nuts.num_warmups", "5"], "did you mean 'num_warmup'?"),
+        (
+            ["--methods", "svi", "--svi.kl", "cl"],
+            "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl",
+        ),
+        (["--methods", "a=svi", "a=nuts"], "two methods are called 'a'"),
+        (["--methods", "svi=nuts"], "'svi' is the name of a method"),
+        (["--methods", "x.y=nuts"], "'x.y' is no name for a method"),
+        (["--metods", "svi"], "no option '--metods': did you mean '--methods'?"),
+        (["--config", "nowhere.yaml"], "there is no file 'nowhere.yaml'"),
+    ],
+)
+def test_wrong_words_on_the_command_line_are_named(words, message, capsys):
+    assert cli.main(["compare", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["", "compare", "fit", "predict", "report"])
+def test_help_says_what_the_exit_status_means(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command.split(), "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and "130 stopped by Ctrl-C" in said and "--nuts.target_accept" not in said
+    if command in ("compare", "fit"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--methods" if command == "compare" else "--method", "nuts", "--help"])
+        # from the field and the docstring
+        assert (
+            "--nuts.target_accept" in (said := capsys.readouterr().out) and "acceptance rate aimed at" in said
+        )
+
+
+def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkeypatch, capsys):
+    fitted, out = compare._fitted, tmp_path / "out"
+    options = ["compare", *FAST, "--methods", "mle", "nuts", "--nuts.num_warmup", "15"]
+    options += ["--nuts.num_draws", "20", "--nuts.checkpoint_every", "0", "--nuts.max_tree_depth", "3"]
+    options += ["--mle.num_steps", "5"]
+    assert cli.main([*options, "--out", str(tmp_path / "whole")]) == 0
+
+    def press(step, metrics):
+        if metrics.get("phase") == "sampling":
+            signal.raise_signal(signal.SIGINT)
+
+    def stopped(name, method, study, announce, arguments, *rest):
+        return fitted(name, method, study, announce, arguments | {"callbacks": [press]}, *rest)
+
+    def only_nuts(name, *rest):
+        assert name == "nuts"
+        return fitted(name, *rest)
+
+    monkeypatch.setattr(compare, "_fitted", stopped)
+    assert cli.main([*options, "--out", str(out)]) == 130
+    assert "with --resume goes on" in capsys.readouterr().err and (out / "nuts.checkpoint").exists()
+    monkeypatch.setattr(compare, "_fitted", only_nuts)
+    assert cli.main([*options, "--out", str(out), "--resume"]) == 0
+    assert "mle: finished before" in capsys.readouterr().out and not (out / "nuts.checkpoint").exists()
+    assert_same(tmp_path / "whole" / "nuts.nc", out / "nuts.nc")
+    # other options are another run
+    assert cli.main([*options, "--mle.num_steps", "6", "--out", str(out), "--resume"]) == 1
+
+
+def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, capsys):
+    folder = tmp_path / "mit Raum"
+    folder.mkdir()
+    x = torch.linspace(0, 1, 40)
+    frame = pd.DataFrame({"größe": x, "ort": ["Rom", "Oslo"] * 20, "preis": 3 * x})
+    table, model, new = folder / "tabelle.csv", folder / "modell.nc", folder / "neu.csv"
+    frame.to_csv(table, sep=";", decimal=",", index=False)
+    pd.DataFrame({"ort": ["Oslo", "Rom"], "größe": [0.5, 7.5]}).to_csv(new, sep=";", decimal=",", index=False)
+    options = [
+        "--target",
+        "preis",
+        "--method",
+        "mle",
+        "--mle.num_steps",
+        "20",
+        "--no-compile",
+        "--no-progress",
+    ]
+    assert cli.main(["fit", str(table), *options, "--hidden", "3", "--out", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert f"saved: {model}" in said and "(MLE): " in said and f"pyrobnn predict '{model}'" in said
+    assert cli.main(["predict", str(model), str(new), "--out", str(folder / "p.csv")]) == 0
+    assert "1 of 2 rows lie beyond the training data" in capsys.readouterr().err
+    found = pd.read_csv(folder / "p.csv", keep_default_na=False)
+    assert list(found["outside"]) == ["", "größe"] and (found["epistemic_sd"] == 0).all()
+    assert list(folder.glob("*.checkpoint")) == []
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "name the data"),
+        (["gap", "--out", "model"], "must be a file FILE.nc: use 'model.nc'"),
+        (["gap", "--method", "svi", "--checkpoint", "a"], "'checkpoint' is an option of NUTS"),
+        (["nowhere"], "unknown data 'nowhere'"),
+    ],
+)
+def test_a_fit_that_cannot_be_is_refused_before_any_compute(words, message, capsys):
+    assert cli.main(["fit", *words]) == 2
+    assert message in capsys.readouterr().err
