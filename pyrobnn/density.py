@@ -30,6 +30,7 @@ from pyrobnn.sites.derived import Derived
 from pyrobnn.sites.nodes import (
     Node,
     datum_terms,
+    device_of,
     is_datum,
     is_masked,
     is_observed,
@@ -111,20 +112,19 @@ class Density:
         points: Literal["free", "held"] = "free",
         values: Mapping[str, Tensor] | None = None,
     ):
-        self.program = program
-        self.args = args
-        self.points = points
+        self.program, self.args, self.points = program, args, points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
+        self.device = device_of({}, leaves_of(args))
         nodes = self._first_trace()
+        self.device = device_of(nodes, leaves_of(args))
         self.sites = tuple(self._layout(nodes))
         if not self.sites:
             raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
         self.dim = sum(site.size for site in self.sites)
         latent = [node["value"] for node in nodes.values() if node["name"] in {s.name for s in self.sites}]
         self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
-        self.device = latent[0].device
         self.derived = Derived.of(nodes)
         self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
         self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
@@ -286,8 +286,7 @@ class Density:
         with seeded(seed, self.device):
             for _ in range(num):
                 nodes = self.trace({})
-                values = {s.name: nodes[s.name]["value"].detach() for s in self.sites}
-                draws.append(self.unconstrain(values))
+                draws.append(self.unconstrain({s.name: nodes[s.name]["value"].detach() for s in self.sites}))
         return torch.stack(draws)
 
     def sample_box(self, num: int, seed: int, radius: float = RADIUS) -> Tensor:
@@ -326,8 +325,10 @@ class Density:
 
         It counts what the density counts: all rows of a plate that draws a subsample, unless :meth:`subsampled`.
         """
-        rows = all_rows({}) if self._all_rows and self.plate_sizes else contextlib.nullcontext()
-        with without_validation(), pyro.poutine.block(), self._supply(values), rows:
+        none = contextlib.nullcontext()
+        rows = all_rows({}) if self._all_rows and self.plate_sizes else none
+        there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
+        with without_validation(), pyro.poutine.block(), self._supply(values), rows, there:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _supply(self, values: Mapping[str, Tensor | Callable[[Any], Tensor]]) -> Supply:
@@ -380,7 +381,7 @@ class Density:
         for node in nodes.values():
             if node["type"] == "param":
                 support = node["kwargs"].get("constraint", constraints.real)
-                self.initial_points[node["name"]] = node["value"].detach()
+                self.initial_points[node["name"]] = node["value"].detach().to(self.device)
                 self.constraints[node["name"]] = support
                 if self.points == "free":
                     site = _site(node, support, start, "point")

@@ -128,6 +128,33 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
         there.preflight(method, X, y)
 
 
+def numbers(x, y):
+    """A program as it is usually written: the priors of plain numbers are drawn on the CPU."""
+    noise = pyro.param("noise", torch.tensor(0.5), constraint=dist.constraints.positive)
+    mean, spread = pyro.sample("mean", dist.Normal(0.0, 1.0)), pyro.sample("spread", dist.HalfNormal(1.0))
+    group = pyro.sample("group", dist.Normal(torch.zeros(3, device=x.device), 1.0).to_event(1))
+    loc = pyro.deterministic("loc", mean + spread * group[(x[:, 0] > 0).long()])
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(loc, noise), obs=y)
+
+
+@pytest.mark.parametrize("name", ["NUTS", "SVI", "MAP", "SGHMC"])
+def test_a_program_of_plain_numbers_computes_where_its_data_are(name, device):
+    y = torch.sin(X[:, 0])
+    posterior = method_of(name).fit(numbers, X, y, seed=3, device=device, **num_draws(name))
+    assert {n: value.device.type for n, value in posterior.draws.items()} == dict.fromkeys(
+        ("mean", "spread", "group", "noise", "loc"), device.type
+    )
+    x, y = X.to(device), y.to(device)
+    closed = method_of(name).fit(lambda *_: numbers(x, y), seed=3, **num_draws(name))
+    assert closed.draws["mean"].device.type == device.type
+
+
+def test_data_that_a_program_closes_over_do_not_move(device):
+    with pytest.raises(ValueError, match="the tensors of the program are on cpu.*make them there"):
+        METHODS["NUTS"].fit(lambda *_: numbers(X, X[:, 0]), device=device)
+
+
 @pytest.mark.parametrize("mode", ["inductor", "graph"])
 def test_a_step_that_is_not_compiled_is_told(mode, device, monkeypatch):
     monkeypatch.setattr(

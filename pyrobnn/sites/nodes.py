@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -42,6 +42,16 @@ def is_deterministic(node: Node) -> bool:
 def is_subsample(node: Node) -> bool:
     """Whether it is the choice of rows of a ``pyro.plate``."""
     return type(node.get("fn")).__name__ == "_Subsample"
+
+
+def device_of(nodes: Mapping[str, Node], given: Iterable[Any]) -> torch.device:
+    """Where a program computes: where anything that it names or is ``given`` lies, unless all of it lies on the CPU.
+
+    Not where its first site is: ``dist.Normal(0.0, 1.0)`` is drawn on the CPU wherever the data are.
+    """
+    values = [node["value"] for node in nodes.values() if node["type"] in ("sample", "param")]
+    found = [value.device for value in (*values, *given) if isinstance(value, Tensor)]
+    return next((device for device in found if device.type != "cpu"), torch.device("cpu"))
 
 
 def is_masked(node: Node) -> bool:

@@ -355,10 +355,16 @@ def _program_problem(
     values: Mapping[str, Tensor] | None,
 ) -> Problem:
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
-    device = device or (check_device(tensors[0].device) if tensors else torch.device("cpu"))
-    x, y = (value.to(device) if isinstance(value, Tensor) else value for value in (x, y))
-    values = {name: value.to(device) for name, value in (values or {}).items()}
+    asked = device or (check_device(tensors[0].device) if tensors else None)
+    x, y = (value.to(asked) if asked and isinstance(value, Tensor) else value for value in (x, y))
+    values = {name: value.to(asked or value.device) for name, value in (values or {}).items()}
     density = Density(program, (x, y), points=points, values=values)
+    device = density.device
+    if asked and asked.type != device.type:
+        raise Refused(
+            f"'device' is {str(asked)!r} but the tensors of the program are on {device}: 'device' moves x and y, not "
+            "what a program closes over; pass the data, fit(program, x, y), or make them there"
+        )
     check_gaps(density, {"x": x, "y": y})
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
