@@ -14,6 +14,7 @@ PINS := setup.cfg pyproject.toml constraints.txt
 
 help:
 	@echo 'make compare | test | lint | notebooks | benchmark | docs | gpu | clean     (options: ARGS="...")'
+	@echo 'make gpu needs a CUDA device: without one it says so (the script ends with 3, make with 2)'
 
 compare: $(VENV)/.installed
 	$(BIN)/pyrobnn compare $(ARGS)
@@ -36,12 +37,10 @@ benchmark: $(VENV)/.installed-bench
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
 
-# what needs a GPU: the tests that a machine without one skips, and NUTS timed there
+# what needs a GPU: its tests, then speed beside the CPU; writes scripts/results/gpu.json, goes on where it was cut
+#   make gpu ARGS="--only nuts svi --budget 5"      without CUDA the script says so and ends with 3, make with 2
 gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
-	  { echo 'make gpu needs a CUDA device and a torch built for it: torch finds none here'; exit 1; }
-	$(BIN)/python -m pytest -m cuda $(ARGS)
-	$(BIN)/python scripts/benchmark_nuts.py --device cuda
+	@$(BIN)/python scripts/benchmark_gpu.py $(ARGS)
 
 clean:
 	rm -rf build dist docs/_build docs/api docs/checks docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*

@@ -48,7 +48,7 @@ def data(case):
 def clock(kind, device="cpu"):
     """Seconds, of the wall or of the processor, once what was launched on a GPU has ended."""
     seconds = time.perf_counter if kind == "wall" else lambda: sum(os.times()[:2])
-    if device == "cpu":
+    if not str(device).startswith("cuda"):
         return seconds
     import torch
 
@@ -117,13 +117,17 @@ class Ours:
         self.z = self.problem.density.sample_prior(self.chains, seed=1)
         gradient, _ = batched_gradient(self.problem.density.log_joint, self.z)
         slots = max(args["num_draws"], args["num_warmup"])
-        machine = Machine(gradient, self.chains, self.problem.density.dim, slots, self.z.dtype, self.z.device)
+        dim, depth = self.problem.density.dim, args.get("max_tree_depth", 10)
+        machine = Machine(gradient, self.chains, dim, slots, self.z.dtype, self.z.device, depth)
         per_call = chains_per_call(gradient, self.z)
-        self.run = Run(machine, seed=0, num_warmup=args["num_warmup"], chains_per_call=per_call)
+        compile = args.get("compile", True)
+        self.run = Run(
+            machine, seed=0, num_warmup=args["num_warmup"], chains_per_call=per_call, compile=compile
+        )
         with torch.no_grad():
             self.run.begin(self.z)
             self.run.prepare()
-            self.gradient = compiled(gradient, self.z)
+            self.gradient = compiled(gradient, self.z, enabled=compile)
         self.compile_seconds = self.run.compile_seconds
 
     def fit(self, num_draws):

@@ -57,14 +57,14 @@ def pyrobnn_step(case):
     return times[1:], compile_seconds
 
 
-def train_only(method, model, x, y, seed):
+def train_only(method, model, x, y, seed, device=None):
     """A fit without its evaluation and its draws."""
     from pyrobnn.inference.fitting.problem import prepare
     from pyrobnn.inference.vi.fit import GuideFit
     from pyrobnn.seeding import seeded
 
-    problem = prepare(model, x, y, points="free")
-    with seeded(seed):
+    problem = prepare(model, x, y, points="free", device=device)
+    with seeded(seed, problem.device):
         return GuideFit(method, problem, None, seed).train((), False).timings
 
 

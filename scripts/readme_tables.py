@@ -264,7 +264,56 @@ def laplace_table() -> str:
     return "\n".join(lines)
 
 
+def gpu_table() -> str:
+    """What a GPU did beside the CPU of its machine, or that none has run it."""
+    path = HERE / "results" / "gpu.json"
+    if not path.exists():
+        return "No GPU has run this yet: `make gpu` on a machine with CUDA writes `scripts/results/gpu.json`."
+    return gpu_report(json.loads(path.read_text()))
+
+
+def gpu_report(record: dict) -> str:
+    """One line on the machine, one per part, a table of NUTS by number of chains, and the target."""
+    versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
+    lines = [f"{record['device']}, {record['cpu_cores']} CPU cores; {versions}.", ""]
+    lines += [
+        "| part | status | measurements | failed or left out | seconds | commit |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, part in record["parts"].items():
+        bad = sum("error" in row or "left_out" in row for row in part["rows"])
+        lines.append(
+            f"| {name} | {part['status']} | {len(part['rows'])} | {bad} | {part['seconds']:.0f} | {part['commit']} |"
+        )
+    rows = record["parts"].get("nuts", {}).get("rows", [])
+    measured = [row for row in rows if "gradients_per_s" in row]
+    if measured:
+        lines += ["", "| NUTS, 1-50-1 | gradients per s | ESS per s | compile s |", "|---|---|---|---|"]
+    for row in measured:
+        ess = f"{row['ess_per_s']:.1f}" if "ess_per_s" in row else ""
+        seconds = f"{row['compile_s']:.1f}" if "compile_s" in row else ""
+        lines.append(f"| {row['key']} chains | {row['gradients_per_s']:,.0f} | {ess} | {seconds} |")
+    for name, keys in (
+        ("svi", ("step_us",)),
+        ("laplace", ("fit_s", "predict_s")),
+        ("predict", ("cuda_per_s", "cpu_per_s", "largest_difference")),
+        ("study", ("data", "fit_s", "accuracy", "log_density")),
+    ):
+        rows = [r for r in record["parts"].get(name, {}).get("rows", []) if keys[-1] in r]
+        if rows:
+            lines += ["", f"| {name} | " + " | ".join(keys) + " |", "|---" * (1 + len(keys)) + "|"]
+        for row in rows:
+            cells = [f"{row[k]:.4g}" if isinstance(row.get(k), float) else str(row.get(k, "")) for k in keys]
+            lines.append(f"| {row['key']} | " + " | ".join(cells) + " |")
+    word = {True: "holds", False: "**does not hold**", None: "was not measured"}
+    for target in record["targets"]:
+        ratio = "" if target["ratio"] is None else f" ({target['ratio']:.0f} ×)"
+        lines += ["", f"Target: {target['claim']}: {word[target['met']]}{ratio}."]
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "gpu": gpu_table,
     "uci-log-density": lambda: uci_table("log_density", published=True),
     "uci-rmse": lambda: uci_table("rmse", published=True),
     "uci-crps": lambda: uci_table("crps", published=False),

@@ -151,7 +151,7 @@ def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
         ("benchmark", ".venv/bin/python scripts/benchmark_speed.py --option"),
         ("docs", ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option"),
-        ("gpu", ".venv/bin/python -m pytest -m cuda --option"),
+        ("gpu", ".venv/bin/python scripts/benchmark_gpu.py --option"),
     ],
 )
 def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
