@@ -315,7 +315,7 @@ def check_data(
     cast = model.cast_inputs(x)
     if whole:
         check_cast("x", x, cast)
-        if model.likelihood.linear_mean:
+        if y.is_floating_point() and not model.likelihood.classes:
             check_cast("y", y, y.to(model.dtype))
     x = cast
     width = _output_width(model, x)

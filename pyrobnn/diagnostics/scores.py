@@ -83,6 +83,8 @@ class Scores:
 def score(evidence: Evidence) -> Scores:
     """Held-out log density, CRPS, RMSE, coverage and width; for classes accuracy, Brier score and ECE.
 
+    Of censored rows no RMSE; the CRPS is that of what could be seen of them.
+
     Everything is read from the groups ``predictions`` and ``predictions_constant_data``.
 
     Args:
@@ -158,6 +160,11 @@ def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
     f = evidence.draws(PREDICTIONS, "f")
     if f is not None:
         f = f.reshape(f.shape[0] * f.shape[1], num_data, -1)[:, :, :num_outputs]
+    seen = evidence.values(HELD_OUT, "observed")
+    if (
+        seen is not None and not seen.all()
+    ):  # how far the mean is from a value that was not seen, nobody knows
+        mean = None
     rest = (mean, f, predictive_draws(evidence))
     if num_outputs == 1:
         return _scores_of(y, *rest)
@@ -242,9 +249,16 @@ def _scores_of(
 
 
 def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whether y (point, output) lies in the central interval of each level, and its width, (level, point, output)."""
+    """Whether y (point, output) lies in the central interval of each level, and its width, (level, point, output).
+
+    Intervals of counts hold more than their level. Where draws equal y, a count or the limit of a censored row, it lies
+    inside by its randomised transform, which holds what it says.
+    """
     low, high = (each.numpy() for each in metrics.central_intervals(torch.as_tensor(draws), LEVELS))
-    return (y >= low) & (y <= high), high - low
+    if not (draws == y).any():
+        return (y >= low) & (y <= high), high - low
+    u = metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+    return np.stack([np.abs(u - 0.5) <= level / 2 for level in LEVELS]), high - low
 
 
 def _crps(draws: np.ndarray, y: np.ndarray) -> np.ndarray:

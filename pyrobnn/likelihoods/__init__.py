@@ -8,9 +8,11 @@ A new response is a subclass of :class:`Likelihood` in a file of its own, and a 
 """
 
 from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood
+from pyrobnn.likelihoods.bounded import Beta
 from pyrobnn.likelihoods.categorical import Bernoulli, Categorical
 from pyrobnn.likelihoods.counts import NegativeBinomial, Poisson
 from pyrobnn.likelihoods.gaussian import HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods.mixture import MixtureDensity
 from pyrobnn.likelihoods.ordinal import Ordinal
 from pyrobnn.likelihoods.robust import StudentT
 from pyrobnn.likelihoods.survival import CensoredNormal, Weibull
@@ -19,11 +21,13 @@ __all__ = [
     "DATA",
     "SCALE",
     "Bernoulli",
+    "Beta",
     "Categorical",
     "CensoredNormal",
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",
     "Likelihood",
+    "MixtureDensity",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",

@@ -8,6 +8,7 @@ import numpy as np
 from arviz_stats.base import array_stats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import norm
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.names import feature_names, output_names
@@ -68,7 +69,8 @@ def _density(ax: Axes, values: np.ndarray, **line: Any) -> None:
 def residuals(trees: Trees, *, output: int = 0) -> Figure:
     """Standardised residuals against each input: mean in bins of equal count, one line per method.
 
-    The residual of a point is (y − mean) / sd of its predictive; grey points are the first method's. Where the
+    The residual of a point is (y − mean) / sd of its predictive, or where that is not near normal (counts, heavy tails,
+    censored rows) the normal quantile of its randomised transform; grey points are the first method's. Where the
     predictive is right, bin means stay in the grey range (±2 standard errors); a line that leaves it shows a mean
     function that misses how y depends on that input. Held-out points, or the training data of trees without any; at
     most twelve inputs, those whose bins differ most.
@@ -129,6 +131,8 @@ def _standardised(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarr
     if x is None or x.ndim != 2 or len(x) != len(points.y) or len(x) < 8 or not (points.total_sd > 0).all():
         return None
     z = (points.y - points.mean) / points.total_sd
+    if evidence.likelihood not in ("", "gaussian") and points.pit is not None:
+        z = norm.ppf(points.pit)  # of counts, bounds, heavy tails and censored rows
     return (x.astype(np.float64), z) if np.isfinite(z).all() and np.isfinite(x).all() else None
 
 
