@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import runpy
 import signal
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from pyrobnn.kl_schedules import Linear
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
 
+ROOT = Path(__file__).parents[1]
 FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "3", "--data", "sinusoid"]
 
 
@@ -249,3 +252,24 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
 def test_a_fit_that_cannot_be_is_refused_before_any_compute(words, message, capsys):
     assert cli.main(["fit", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch):
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    path = written(
+        tmp_path,
+        "data: [gap, clusters]\nnoise: [inferred, learned]\nhidden: 3\nno_compile: true\nno_progress: true\n"
+        "methods:\n  wide: {method: svi, init_scale: 0.5, num_steps: 20, num_draws: 5}\n  mle: {num_steps: 5}\n",
+    )
+    out = tmp_path / "study"
+    options = ["--config", path, f"--out={out}", "--methods", "wide", "--noise", "inferred", "--data", "gap"]
+    assert script["main"](options) == 0
+    table = pd.read_csv(out / "table.csv")
+    assert list(table["method"]) == ["wide"] and table["in gap"].notna().all()
+    files = {each.name for each in (out / "gap-inferred").iterdir()}
+    assert {"report.html", "bands.png", "bands.svg", "wide.nc"} <= files
+    monkeypatch.setattr(compare, "_fitted", None)
+    assert script["main"]([*options, "--resume"]) == 0
+    assert script["main"]([*options, "--wide.num_step", "3"]) == 2
+    study, every = script["_study"](Path(path)), argparse.Namespace(data=None, noise=None, quick=False)
+    assert len(script["_cells"](study, every)) == 4 and len(script["_study"](None)["methods"]) == 11

@@ -60,8 +60,9 @@ def loaded(step):
 import pyrobnn as pb
 loaded("import")
 from pyrobnn.cli import main
-with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-    main(["--help"])
+for command in ("", "compare", "fit", "predict", "report", "compare --methods nuts", "fit gap --method svi"):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main([*command.split(), "--help"])
 loaded("help")
 import torch
 net, noise = pb.networks.mlp(1, (4,), seed=0), pb.likelihoods.HomoskedasticGaussian(0.1)
@@ -83,6 +84,7 @@ def test_time_beside_torch_and_pyro():
         "torch, pyro": ("-c", "import torch, pyro"),
         "pyrobnn": ("-c", "import pyrobnn"),
         "help": ("-m", "pyrobnn", "--help"),
+        "help of compare": ("-m", "pyrobnn", "compare", "--help"),
     }
     rounds = [{name: seconds(*command) for name, command in commands.items()} for _ in range(7)]
     median = {name: statistics.median(each[name] for each in rounds) for name in commands}
