@@ -45,8 +45,6 @@ class Estimator(BaseEstimator):
     """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier."""
 
     task: Task
-    #: what the likelihood of this estimator may be
-    likelihood_tasks: tuple[str, ...]
 
     def __init__(
         self,
@@ -88,8 +86,8 @@ class Estimator(BaseEstimator):
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)
         likelihood = self._checked_likelihood(units, width)
-        self._width = likelihood.heads * width
-        net = self._net(x.shape[1], self._width, seed)
+        self._width = likelihood.width(width)
+        net = self._net(x.shape[1] - (likelihood.exposure is not None), self._width, seed)
         prior = priors.FanInNormal() if self.prior is None else self.prior
         model = BNN(net, prior, likelihood, standardizer=units)
         self.method_, self.method_reason_, options = self._method(model, width, fractions is not None)
@@ -162,12 +160,23 @@ class Estimator(BaseEstimator):
     def _checked_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         if self.likelihood is None:
             return self._default_likelihood(units, width)
-        task = getattr(self.likelihood, "task", None)
-        if task not in self.likelihood_tasks:
-            raise TypeError(
-                f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {self.likelihood!r}"
+        self._check_likelihood()
+        if self.likelihood.exposure is not None and self.columns_ is not None:
+            raise ValueError(
+                "'exposure' names a column of numbers, but 'X' is a table whose columns become others: encode it first"
             )
         return cast(Likelihood, self.likelihood)
+
+    def _check_likelihood(self) -> None:
+        """Raise where a likelihood was given that is none, or not of this kind of target."""
+        given = self.likelihood
+        if given is None:
+            return
+        if not isinstance(given, Likelihood) or not self._takes(given):
+            raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {given!r}")
+
+    def _takes(self, likelihood: Likelihood) -> bool:
+        raise NotImplementedError
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError

@@ -23,7 +23,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     .. math:: y \sim \mathrm{Categorical}(\mathrm{softmax} f_\theta(x)), \qquad \theta \sim p(\theta)
 
-    Args: as of :class:`pyrobnn.BNNRegressor`, without ``noise``; ``net`` gives one logit per class.
+    Args: as of :class:`pyrobnn.BNNRegressor`, without ``noise``; ``net`` gives one logit per class. ``likelihood``
+        may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order; the net then gives one number.
 
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 
@@ -40,7 +41,6 @@ class BNNClassifier(ClassifierMixin, Estimator):
     """
 
     task: Task = "classification"
-    likelihood_tasks = ("categorical",)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BNNClassifier:
         """Infer the posterior.
@@ -129,6 +129,9 @@ class BNNClassifier(ClassifierMixin, Estimator):
         if unknown:
             raise ValueError(f"'y' holds the class {str(unknown[0])!r}, which the fit has not seen")
         return torch.tensor(np.searchsorted(self.classes_, y))
+
+    def _takes(self, likelihood: Likelihood) -> bool:
+        return likelihood.labels
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         return Categorical()

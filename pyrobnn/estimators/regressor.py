@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pyrobnn.checks import check_number
+from pyrobnn.checks import Refused, check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.base import Estimator
@@ -31,7 +31,8 @@ class BNNRegressor(RegressorMixin, Estimator):
         hidden: widths of the hidden layers, and ``activation`` between them; such a net computes in float64.
         net: an ``nn.Module``, or a function (num_inputs, num_outputs) → module, instead of the two.
         prior: of the weights, in standard units; default ``pb.priors.FanInNormal()``.
-        likelihood: a Gaussian one of ``pb.likelihoods``, in standard units, instead of ``noise``.
+        likelihood: one of ``pb.likelihoods`` for numbers (``StudentT``, ``Poisson``, ``Weibull``, …), in standard
+            units, instead of ``noise``; an exposure is a column of X.
         noise: its standard deviation: ``"inferred"`` (per output, under a HalfNormal(1) prior in standard units),
             ``"learned"``, ``"heteroskedastic"`` (a function of the input), or a number in the units of y.
         standardize: bring inputs and targets to mean 0 and standard deviation 1, and predictions back.
@@ -61,7 +62,6 @@ class BNNRegressor(RegressorMixin, Estimator):
     """
 
     task: Task = "regression"
-    likelihood_tasks = ("gaussian",)
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class BNNRegressor(RegressorMixin, Estimator):
 
         Args:
             X: inputs (n, feature), an array or a DataFrame.
-            y: targets (n,) or (n, output).
+            y: targets (n,) or (n, output); of a censored response (n, 2), the value and whether it was observed, or a
+                structured array.
             sample_weight: (n,), how often each row counts: its log likelihood is multiplied by it. Whole weights are
                 that many rows; with fractions, methods that need more of the likelihood than its density refuse.
 
@@ -119,14 +120,44 @@ class BNNRegressor(RegressorMixin, Estimator):
         Warns:
             UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
         """
-        x, y = self._validated(X, y, multi_output=True, y_numeric=True)
+        self._check_likelihood()
+        x, y = self._validated(X, self._read(y), multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
         weights = self._checked_weights(x, sample_weight)
-        self._flat = y.ndim == 1
-        y = y.reshape(len(y), -1)
-        self.n_outputs_ = y.shape[1]
+        flat, y = y.ndim == 1, y.reshape(len(y), -1)
+        self.n_outputs_ = self._values(y).shape[1]
+        self._flat = flat or self.n_outputs_ < y.shape[1]
         self._fit(x, y, weights, self.n_outputs_)
         return self
+
+    def _read(self, y: Any) -> Any:
+        """Structured arrays of censored values as two columns; anything else as it is."""
+        structured = getattr(getattr(y, "dtype", None), "names", None)
+        return self.likelihood.read(y).numpy() if structured and self.likelihood is not None else y
+
+    def _values(self, y: np.ndarray) -> np.ndarray:
+        """The columns of y that are predicted."""
+        return y if self.likelihood is None else self.likelihood.values(torch.tensor(y)).numpy()
+
+    def _takes(self, likelihood: Likelihood) -> bool:
+        return not likelihood.classes
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R² of the predictive mean.
+
+        Raises:
+            Refused: of a censored response, whose distance from the mean is not known.
+        """
+        y = self._read(y)
+        if (
+            self.likelihood is not None
+            and np.ndim(y) == 2
+            and self._values(np.asarray(y)).shape != np.shape(y)
+        ):
+            raise Refused(
+                "R² of censored rows is not known: use posterior_.predict(x).log_prob(y), whose mean ranks models"
+            )
+        return float(super().score(X, y, sample_weight))
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean.
@@ -204,7 +235,7 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     def _targets(self, y: Any) -> Tensor:
         check_is_fitted(self)
-        return torch.tensor(np.asarray(y, dtype=np.float64)).reshape(-1, self.n_outputs_)
+        return torch.tensor(np.asarray(self._read(y), dtype=np.float64)).reshape(-1, self._y.shape[1])
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         if self.noise == "heteroskedastic":

@@ -65,6 +65,10 @@ class Likelihood(torch.nn.Module):
         """
         return as_tensor("y", y)
 
+    def width(self, num: int) -> int:
+        """How many values per point the network returns for ``num`` numbers or classes."""
+        return self.heads * num
+
     def width_error(self, width: int, y: Tensor) -> str | None:
         """What is wrong with a network of output ``width`` for targets ``y``; None if nothing is."""
         raise NotImplementedError

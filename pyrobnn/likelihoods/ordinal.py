@@ -75,6 +75,9 @@ class Ordinal(Likelihood):
                 )
             self.register_buffer("fixed_cutpoints", cutpoints.detach().double().clone())
 
+    def width(self, num: int) -> int:
+        return 1
+
     def width_error(self, width: int, y: Tensor) -> str | None:
         if error := label_shape_error("Ordinal", y):
             return error
