@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from types import ModuleType
 
 from scipy.stats import spearmanr
@@ -227,6 +227,32 @@ def warmup_table() -> str:
     return "\n".join(lines)
 
 
+def metric_table() -> str:
+    """Effective draws per gradient of each mass matrix, beside the diagonal's."""
+    found: dict[str, dict[str, dict[int, dict]]] = {}
+    for row in read_records(HERE / "results" / "metric.jsonl"):
+        found.setdefault(row["case"], {}).setdefault(row["mass_matrix"], {})[row["seed"]] = row
+    lines = [
+        "| case | seeds | `diag`: effective draws per 1000 gradients | `low_rank` / `diag` | right, `diag` "
+        "| right, `low_rank` | warm-up gradients / `diag`'s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case, forms in sorted(found.items()):
+        diag, low = (list(forms.get(form, {}).values()) for form in ("diag", "low_rank"))
+        if not (diag and low):
+            continue
+        cells = [str(min(len(diag), len(low)))]
+        key = "ess per 1000 gradients"
+        base = median(row[key] for row in diag)
+        cells += [f"{base:.3g}", f"{median(row[key] for row in low) / base:.2f}"]
+        for rows in (diag, low):
+            judged = [row["right"] for row in rows if "right" in row]
+            cells.append(f"{sum(judged)} of {len(judged)}" if judged else "")
+        warmups = (median(row["warmup gradients"] for row in rows) for rows in (low, diag))
+        lines.append(f"| {case} | {' | '.join(cells)} | {next(warmups) / next(warmups):.2f} |")
+    return "\n".join(lines)
+
+
 def svi_table() -> str:
     """Cost of a step."""
     latest = {row["case"]: row for row in read_records(HERE / "results" / "svi.jsonl")}
@@ -328,6 +354,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,
     "warmup": warmup_table,
+    "metric": metric_table,
     "svi": svi_table,
     "laplace": laplace_table,
 }

@@ -208,6 +208,7 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
     if config.trajectory is None and full > 0.1:
         messages.append(
             f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
-            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or use mass_matrix='low_rank'"
+            "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or "
+            + ("use mass_matrix='low_rank'" if config.mass_matrix == "diag" else "scale the inputs")
         )
     return messages

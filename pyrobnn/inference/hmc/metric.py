@@ -17,6 +17,7 @@ from torch import Tensor
 from pyrobnn.gradient import Gradient
 
 _DIRECTIONS = 10  # widest and narrowest, each: two products of this size are cheap beside a gradient
+_SLOTS = 8  # draws of each chain in one call: for a small program a call costs the same for one and for eight
 _CUTOFF = 2.0  # of a variance: what the diagonal misses by less stays with it
 _PRIOR_DRAWS, _PRIOR_VARIANCE = (
     5.0,
@@ -97,7 +98,12 @@ def centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:
 
 def gradients(gradient: Gradient, z: Tensor, counts: Tensor) -> Tensor:
     """The gradients (chain, slot, dim) at the draws of a window, up to the last slot that any chain has filled."""
-    return torch.stack([gradient(each)[0] for each in z[:, : int(counts.max())].unbind(1)], 1)
+    z = z[:, : int(counts.max())]
+    several = torch.func.vmap(gradient, in_dims=1, out_dims=(1, 1))
+    try:
+        return torch.cat([several(block)[0] for block in z.split(_SLOTS, 1)], 1)
+    except RuntimeError:  # a program that cannot be batched
+        return torch.stack([gradient(each)[0] for each in z.unbind(1)], 1)
 
 
 def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
