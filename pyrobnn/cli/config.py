@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pydoc import locate
 from typing import Any
 
@@ -290,6 +291,9 @@ def _resolved(value: Any) -> Any:
     Raises:
         ValueError: a path that leads nowhere.
     """
+    if isinstance(value, partial) and value.args and isinstance(value.args[-1], type):
+        # an optimizer's factory without jsonargparse's wrappers, whose names would stand in the report
+        return partial(value.args[-1], **value.keywords)
     if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", value):
         return value
     found = locate(value)
