@@ -81,7 +81,7 @@ def check_device(device: str | torch.device) -> torch.device: ...
 @overload
 def check_device(device: str | torch.device | None) -> torch.device | None: ...
 def check_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device if this machine has it.
+    """Return the device if this machine has it, of CUDA's with its number.
 
     Raises:
         ValueError: unknown device, CUDA asked for where there is none, or one without float64 (mps).
@@ -100,6 +100,8 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
             raise ValueError(
                 f"'device' is {str(device)!r} but this machine has {count} CUDA devices: use device='cpu'"
             )
+        if device.index is None:  # the tensors on it have one, and a device without is equal to none
+            device = torch.device("cuda", torch.cuda.current_device())
     elif device.type == "mps":
         raise ValueError(
             f"'device' is {str(device)!r}, which has no float64, and densities are summed in it: use device='cpu'"

@@ -1,6 +1,7 @@
 """The law of the device: every method computes where it was asked to, with whatever was made on the CPU before.
 
-It runs on a stand-in that refuses mixed devices as CUDA does, and that checks the device's random state.
+It runs on a stand-in that refuses mixed devices as CUDA does, and that checks the device's random state; where there is
+a GPU, on that too.
 """
 
 from __future__ import annotations
@@ -74,8 +75,18 @@ def method_of(name: str):
     return search if name == "MAP" else method
 
 
-@pytest.fixture
-def device(monkeypatch):
+@pytest.fixture(params=["stand-in", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request, monkeypatch):
+    """The stand-in, and a real GPU where there is one, with two kinds of models for every method."""
+    if request.param == "cuda":
+        asked = getattr(request.node, "callspec", None)
+        kind = asked.params.get("kind", "everything") if asked else "everything"
+        if kind not in ("everything", "classes") and asked.params.get("name") not in FAST.get(kind, ()):
+            pytest.skip("on the stand-in")
+        before = torch.cuda.get_rng_state()
+        yield torch.device("cuda", torch.cuda.current_device())
+        assert torch.equal(before, torch.cuda.get_rng_state()), "the GPU's random state was left changed"
+        return
     monkeypatch.setattr(
         "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)
     )
@@ -157,6 +168,8 @@ def test_data_that_a_program_closes_over_do_not_move(device):
 
 @pytest.mark.parametrize("mode", ["inductor", "graph"])
 def test_a_step_that_is_not_compiled_is_told(mode, device, monkeypatch):
+    if device.type == "cuda":
+        pytest.skip("what is not compiled is not captured: on the stand-in")
     monkeypatch.setattr(
         "pyrobnn.inference.hmc.run.compiled", lambda fn, *example, **options: Compiled(fn, mode, 0.0, example)
     )

@@ -28,6 +28,7 @@ __all__ = [
     "CudaGraph",
     "OnlyCompiled",
     "compiled",
+    "first_line",
     "is_loaded",
     "library_elements",
     "materialize",
@@ -199,12 +200,25 @@ def _warn(name: str, what: str, consequence: str) -> None:
     warnings.warn(f"{name} {what}: {consequence}", UserWarning, stacklevel=4)
 
 
+@contextlib.contextmanager
+def _without_synchronizing() -> Iterator[None]:
+    """A RuntimeError for what waits for the device: a capture that fails half-way leaves torch's generator in it."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 class CudaGraph:
     """A function on static CUDA buffers, captured once and replayed with one launch.
 
     The function must read and write only the tensors it closes over or is given here (a state machine that updates its
     state in place), never allocate its results anew for the caller, and never synchronise. It is run ``warmup`` times
-    on a side stream before the capture, as CUDA graphs require: the buffers must tolerate that.
+    and once more on a side stream before the capture, as CUDA graphs require: the buffers must tolerate that.
 
     Args:
         fn: The function, compiled or not. Its returned tensors are static too: each replay overwrites them.
@@ -216,9 +230,10 @@ class CudaGraph:
 
     Raises:
         ValueError: If a buffer is not on a CUDA device.
+        RuntimeError: The function synchronises, or cannot be captured for another reason.
     """
 
-    def __init__(self, fn: Callable[..., Any], *buffers: Tensor, warmup: int = 3) -> None:
+    def __init__(self, fn: Callable[..., Any], *buffers: Tensor, warmup: int = 2) -> None:
         wrong = [str(buffer.device) for buffer in buffers if not buffer.is_cuda]
         if wrong or not buffers:
             raise ValueError(
@@ -231,6 +246,8 @@ class CudaGraph:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(warmup):
+                    fn(*buffers)
+                with _without_synchronizing():
                     fn(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()

@@ -224,7 +224,8 @@ class NUTS(Method):
         seconds = time.perf_counter() - started - result.compile_seconds
         notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
-            notes += launches(problem.device, "the step could not be compiled")
+            done = "compiled" if result.mode in ("graph", "eager") else result.mode
+            notes += launches(problem.device, f"the step could not be {done}")
         draws = by_site(problem, file, result)
         stopped, end, remarks = ended(self, problem, draws, result, stopped)
         return make_posterior(

@@ -32,7 +32,9 @@ def require(needed: int, device: torch.device, what: str, remedies: str) -> None
 def free_bytes(device: torch.device) -> int:
     """Bytes free on ``device``; without limit where the system does not tell, so that nothing is refused on a guess."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # the driver counts as taken what torch's allocator keeps for later
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     table = Path("/proc/meminfo")
     if table.exists():
         fields = dict(line.split(":", 1) for line in table.read_text().splitlines())

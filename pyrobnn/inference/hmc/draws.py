@@ -11,8 +11,8 @@ class Draws(NamedTuple):
     """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's history.
 
     ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
-    step was compiled; ``unfinished``: why the warm-up was not finished after ``num_warmup`` transitions;
-    ``wide``: why the positions were kept in float64.
+    step was compiled, or what was done to it in vain; ``unfinished``: why the warm-up was not finished after
+    ``num_warmup`` transitions; ``wide``: why the positions were kept in float64.
     """
 
     z: Tensor | None

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import CudaGraph, compiled
+from pyrobnn.compile import compiled, first_line
 from pyrobnn.inference.hmc import checkpoint, metric, rng
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
+from pyrobnn.inference.hmc.capture import Replayed
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
@@ -216,8 +217,7 @@ class Run:
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds, self.mode = step.seconds, step.mode
-        if self.machine.device.type == "cuda" and step.mode == "inductor":
-            self._capture(step)
+        if self.machine.device.type == "cuda" and step.mode == "inductor" and self._capture(step):
             return
 
         def advance(num: int) -> None:
@@ -257,25 +257,21 @@ class Run:
         """What the step of some chains is given beside their state."""
         return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
 
-    def _capture(self, step: Callable[..., Any]) -> None:
-        static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
-        buffers, num = self.buffers, len(State._fields)
-        kept = [buffer.clone() for buffer in buffers]
-        graph = CudaGraph(step, *static[:num], *buffers, *static[num:])
-        for mine, old in zip(buffers, kept, strict=True):  # the warm-up calls of the capture never happened
-            mine.copy_(old)
+    def _capture(self, step: Callable[..., Any]) -> bool:
+        """Advance by replays of a CUDA graph; False where the step cannot be captured, and ``mode`` says why."""
+        try:
+            replayed = Replayed(step, self.state, self.scale, self.keys, self.buffers)
+        except RuntimeError as error:
+            self.mode = f"captured in a CUDA graph ({first_line(error)})"
+            return False
 
-        def advance(count: int) -> None:
-            for mine, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
-                if mine is not value:
-                    mine.copy_(value)
-            for _ in range(count):
-                graph.replay()
-            self.state = State(*static[:num])
-            self.steps += count
-            self.total_steps += count
+        def advance(num: int) -> None:
+            self.state = replayed(num, self.state, self.scale, self.keys)
+            self.steps += num
+            self.total_steps += num
 
         self._advance = advance
+        return True
 
     def _next_phase(self) -> None:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
