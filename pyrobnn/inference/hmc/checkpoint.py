@@ -62,7 +62,7 @@ def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
         )
     if owner != run:
         raise ValueError(
-            f"the checkpoint {path} belongs to a run with another model, data, seed or settings: "
-            "resume with the same ones, or choose another path"
+            f"the checkpoint {path} belongs to a run with another model, data, seed or settings, or on "
+            "another kind of device, whose starts are others: resume with the same ones, or choose another path"
         )
     return torch.load(io.BytesIO(body), weights_only=True)
