@@ -77,7 +77,7 @@ class NUTS(Method):
         target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
         mass_matrix: ``"diag"``; ``"low_rank"``, a diagonal and up to 20 directions from draws and gradients: several
-            times fewer gradients where a program's parameters correlate, no gain on a net; or ``"dense"``.
+            times fewer gradients where a program's parameters correlate, a loss on a net; or ``"dense"``.
         init: where the chains start. ``"prior"``: at draws from the prior; ``"uniform"``: uniform on (-2, 2) in
             unconstrained space, as in Stan; ``"auto"``: a net from the prior, a program uniform, because draws from
             its vague priors are far from the mass; ``"map"``: around the mode. An earlier posterior or a trained net

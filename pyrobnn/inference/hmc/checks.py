@@ -209,6 +209,10 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
         messages.append(
             f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
             "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or "
-            + ("use mass_matrix='low_rank'" if config.mass_matrix == "diag" else "scale the inputs")
+            + (
+                "(but for a net) use mass_matrix='low_rank'"
+                if config.mass_matrix == "diag"
+                else "scale the inputs"
+            )
         )
     return messages
