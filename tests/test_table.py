@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import warnings
@@ -70,6 +71,11 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("a;y\n1;2,500\n2;4,500\n3;4,125\n", "y", "'y' holds numbers with commas, such as '2,500'"),
         ("a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n", "y", "'b' holds numbers with commas, such as '2,5'"),
         (
+            "a;b;y\n1.234,56;1.234;1\n2,5;2.5;2\n",
+            "y",
+            "'a' has points between thousands, so that those of 'b'",
+        ),
+        (
             'a,y\n1,"1,234"\n2,9\n3,8\n',
             "y",
             "'y' holds numbers but for 1 of 3 cells, first '1,234' in row 1",
@@ -108,6 +114,22 @@ def test_other_ways_to_write_a_table(tmp_path, text):
     dataset = data.from_csv(write(tmp_path, text), "y")
     assert dataset.y.tolist() == [[2], [4.5]] and dataset.feature_names == ("a",)
     assert dataset.x.tolist() in ([[1], [3]], [[0], [1]])
+
+
+@pytest.mark.filterwarnings("ignore:.*have decimal commas")
+def test_points_between_thousands(tmp_path):
+    rows = (
+        "a;d;y",
+        "1.234,56;02.01.2024;1",
+        "-2,5;03.01.2024;2,5",
+        "1.234.567;15.01.2024;3",
+        "12;16.01.2024;4",
+    )
+    path = write(tmp_path, "\n".join(rows))
+    with pytest.warns(UserWarning, match="numbers have points between thousands and are read so"):
+        dataset = data.from_csv(path, "y")
+    assert dataset.x[:, 0].tolist() == [1234.56, -2.5, 1234567, 12]
+    assert dataset.x[0, 1] == 19724 and dataset.y.tolist() == [[1], [2.5], [3], [4]]
 
 
 def test_names_and_labels_with_line_breaks_and_spaces(tmp_path):
@@ -314,6 +336,8 @@ def test_a_file_of_every_kind_gives_the_same_data(tmp_path):
         (["02.02.2024", "13.02.2024", "14.02.2024"], [19755, 19766, 19767]),
         (["02/02/2024", "02/13/2024", "02/14/2024"], [19755, 19766, 19767]),
         (["2024-02-01 12:00", "2024-02-13", None], [19754.5, 19766, None]),
+        (["18:00", None, "6:00:00"], [[0.75, -1, 0], None, [0.25, 1, 0]]),
+        ([datetime.time(18), None, datetime.time(6)], [[0.75, -1, 0], None, [0.25, 1, 0]]),
         (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
         ([True, None, False], [1, None, 0]),
         (pd.to_timedelta([1, 2, 36], unit="h"), [1 / 24, 2 / 24, 1.5]),
@@ -344,6 +368,7 @@ def rows(**columns):
             "day and month cannot be told apart: write year-month-day",
         ),
         (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is none"),
+        (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is none"),
         (rows(z=[1j] * 12), {}, "column 'z' holds complex numbers"),
         (rows(big=[2**60, 2**60 + 1] * 6), {}, "2 distinct whole numbers of which float64 keeps 1"),
         (rows(b=["1", "2", "x"] * 4), {}, "holds numbers but for 4 of 12 cells, first 'x' in row 3"),

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?$")
+#: a time of day; a datetime.time reads so as text
+CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 #: so few different values may be meant as classes, also where they are written with digits
 FEW_VALUES = 10
 _SECONDS = 86_400.0
@@ -106,6 +108,28 @@ def days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
     nanoseconds = column.astype("datetime64[ns]").to_numpy()
     since = (nanoseconds - np.datetime64(0, "ns")) / np.timedelta64(1, "s")
     return np.asarray(np.where(np.isnat(nanoseconds), np.nan, since / _SECONDS), dtype=np.float64)
+
+
+def clock(where: str, column: pd.Series) -> np.ndarray:
+    """Times of day such as 13:45 as shares of a day, float64, NaN for gaps.
+
+    Raises:
+        ValueError: text that is no time of day, from 24:00 on too; the first is named.
+    """
+    text = as_text(column)
+    right = text.str.fullmatch(CLOCK).fillna(False).astype(bool)
+    parts = text.where(right).str.split(":", expand=True).astype(np.float64).reindex(columns=range(3))
+    wrong = (
+        text.notna() & ~(right & (parts[0] < 24) & (parts[1] < 60) & (parts[2].fillna(0) < 60))
+    ).to_numpy()
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{where}: column {column.name!r} holds times of day, but {text.iloc[row]!r} in row {row + 1} is none: "
+            "write spans of time as numbers"
+        )
+    seconds = 3600 * parts[0] + 60 * parts[1] + parts[2].fillna(0)
+    return seconds.to_numpy(dtype=np.float64) / _SECONDS
 
 
 def refuse_units(where: str, name: str, text: pd.Series) -> None:

@@ -1,4 +1,4 @@
-"""How the columns of a table become inputs: numbers, truth values, categories and dates, gaps in them included."""
+"""How the columns of a table become inputs: numbers, truth values, categories, dates, times, and the gaps in them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,21 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from pyrobnn.checks import check_choice
-from pyrobnn.data.cells import DATE, as_text, dated, day_first, days, numbers, refuse_units, truths
+from pyrobnn.data.cells import (
+    CLOCK,
+    DATE,
+    as_text,
+    clock,
+    dated,
+    day_first,
+    days,
+    numbers,
+    refuse_units,
+    truths,
+)
 
 Missing = Literal["refuse", "drop", "impute"]
-Kind = Literal["number", "boolean", "category", "date"]
+Kind = Literal["number", "boolean", "category", "date", "time"]
 #: categories that get an input each, the most frequent; the others share none
 MOST_CATEGORIES = 50
 #: text with more different values than this share of its rows tells rows apart and not kinds of them
@@ -52,7 +63,7 @@ class Column:
         """Names of the inputs that it becomes."""
         if self.kind == "category":
             names = [f"{self.name}={category or 'missing'}" for category in self.categories]
-        elif self.kind == "date":
+        elif self.kind in ("date", "time"):
             waves = [
                 f"{self.name} ({wave} of the {cycle})" for cycle in self.cycles for wave in ("sine", "cosine")
             ]
@@ -88,7 +99,8 @@ class Columns:
             where: the table's name in messages.
 
         Raises:
-            ValueError: a column that is neither numbers nor truth values, categories or dates throughout, or is empty.
+            ValueError: a column that is neither numbers nor truth values, categories, dates or times throughout, or is
+                empty.
 
         Warns:
             UserWarning: of text that names the rows, which is left out, and of rare categories.
@@ -173,7 +185,7 @@ class Columns:
                 )
             elif self.missing == "impute":
                 step = SimpleImputer(strategy="constant", fill_value=column.fill, keep_empty_features=True)
-            if column.kind == "date":
+            if column.kind in ("date", "time"):
                 waves = FunctionTransformer(_waves, kw_args={"cycles": column.cycles})
                 step = waves if step == "passthrough" else make_pipeline(step, waves)
             steps.append((name, step, [name]))
@@ -241,6 +253,9 @@ def _learned(where: str, column: pd.Series, missing: Missing) -> Column | None:
             f"{where}: column {name!r} holds lists or other objects: make columns of them, or drop it"
         )
     text = as_text(column).dropna()
+    if text.str.fullmatch(CLOCK).all():
+        known = clock(where, column)
+        return Column(name, "time", fill=float(np.nanmedian(known)), indicator=indicator, cycles=("day",))
     if text.str.match(DATE).all():
         first = day_first(where, name, text)
         return _dates(name, days(where, column, first), first, indicator)
@@ -290,6 +305,8 @@ def _values(where: str, column: pd.Series, learned: Column) -> np.ndarray | pd.S
         return days(where, column, learned.day_first)
     if column.isna().all():
         return np.full(len(column), np.nan)
+    if learned.kind == "time":
+        return clock(where, column)
     values = numbers(where, column)
     if values is None:
         text = as_text(column).dropna()

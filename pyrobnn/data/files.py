@@ -21,6 +21,9 @@ BINARY: dict[str, tuple[Callable[..., pd.DataFrame], str]] = {
 #: a number with a comma in it that is no separator of thousands
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+|0,\d+)([eE][+-]?\d+)?")
 _WITH_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+#: points between thousands and a comma before the fraction: nothing else is written so
+_GROUPED = re.compile(r"[+-]?\d{1,3}(\.\d{3})+,\d+")
+_MAYBE_GROUPED = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 _WITH_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 
 
@@ -104,7 +107,35 @@ def _text(path: Path) -> pd.DataFrame:
             f"{path.name} is not a CSV file with a header line, in UTF-8: {' '.join(str(error).split())}"
         ) from error
     frame.columns = pd.Index(names)
-    return frame if separator == "," else _with_points(path.name, frame)
+    if separator == ",":
+        return frame
+    return _with_points(path.name, _without_thousands(path.name, frame))
+
+
+def _without_thousands(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns of numbers such as 1.234,56 without the points that part the thousands.
+
+    Raises:
+        ValueError: another column of numbers has points: between thousands too, or before a fraction.
+    """
+    found = {}
+    for name in frame:
+        if frame[name].dtype.kind in "biufM":
+            continue
+        cells = frame[name].dropna().astype(str).str.strip()
+        if cells.str.fullmatch(_GROUPED).any() and cells.str.fullmatch(_MAYBE_GROUPED).all():
+            found[name] = frame[name].where(frame[name].isna(), cells.str.replace(".", "", regex=False))
+    if not found:
+        return frame
+    for name in frame.select_dtypes("float"):
+        fractions = frame[name][frame[name] % 1 != 0].dropna()
+        if len(fractions):
+            raise ValueError(
+                f"{file}: column {next(iter(found))!r} has points between thousands, so that those of {name!r}, such "
+                f"as {fractions.iloc[0]:g}, may be the same or begin a fraction: write all numbers one way"
+            )
+    warnings.warn(f"{file}: numbers have points between thousands and are read so", UserWarning, stacklevel=5)
+    return frame.assign(**found)
 
 
 def _with_points(file: str, frame: pd.DataFrame) -> pd.DataFrame:
