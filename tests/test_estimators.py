@@ -28,7 +28,7 @@ from pyrobnn.estimators.auto import choose
 SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
 CHECKED = [
     pb.BNNRegressor(SHORT, hidden=(3,), random_state=0),
-    pb.BNNClassifier(SHORT, hidden=(3,), random_state=0),
+    pb.BNNClassifier(SHORT, hidden=(3,), missing="impute", random_state=0),
 ]
 
 
@@ -108,9 +108,30 @@ def test_a_data_frame_with_more_than_numbers(table):
         model.predict(x[["a", "b"]])
     with pytest.raises(TypeError, match="must be a DataFrame as it was in the fit, got ndarray"):
         model.predict(x.to_numpy())
-    with pytest.raises(ValueError, match="X has missing values in row 1 .*SimpleImputer"):
+    with pytest.raises(ValueError, match="X has missing values in row 1 .*use missing='impute'"):
         regressor(SHORT).fit(x.assign(a=x["a"].where(x.index > 0)), y)
     assert model.fit(*table).columns_ is None and model.n_features_in_ == 2
+
+
+@pytest.mark.parametrize("kind", ["array", "frame", "mixed"])
+def test_missing_values_are_filled_where_that_is_asked_for(table, kind):
+    x, y = table
+    gaps = x.assign(a=x["a"].where(np.arange(60) % 5 > 0), c=np.where(np.arange(60) % 2, "p", None))
+    gaps = {"array": gaps[["a", "b"]].to_numpy(), "frame": gaps[["a", "b"]], "mixed": gaps}[kind]
+    with pytest.raises(ValueError, match="NaN|missing values in row 1.*use missing='impute'"):
+        regressor(SHORT).fit(gaps, y)
+    model = regressor(SHORT, missing="impute").fit(gaps, y)
+    names = {"array": ("x0", "x0 is missing", "x1")}.get(kind, ("a", "a is missing", "b"))
+    assert model.columns_.inputs[:3] == names and model.n_features_in_ == gaps.shape[1]
+    assert np.isfinite(model.predict(gaps)).all()
+    assert (
+        model.__sklearn_tags__().input_tags.allow_nan
+        and not regressor().__sklearn_tags__().input_tags.allow_nan
+    )
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(gaps[:3]), model.predict(gaps[:3]))
+    with pytest.raises(ValueError, match="'missing' must be one of 'refuse', 'impute'"):
+        regressor(SHORT, missing="drop").fit(gaps, y)
 
 
 @QUICK

@@ -56,6 +56,7 @@ class Estimator(BaseEstimator):
         prior: Any = None,
         likelihood: Any = None,
         standardize: bool = True,
+        missing: Any = "refuse",
         num_draws: int | None = None,
         compile: bool = True,
         device: Any = None,
@@ -69,6 +70,7 @@ class Estimator(BaseEstimator):
         self.prior = prior
         self.likelihood = likelihood
         self.standardize = standardize
+        self.missing = missing
         self.num_draws = num_draws
         self.compile = compile
         self.device = device
@@ -106,20 +108,35 @@ class Estimator(BaseEstimator):
             options: of scikit-learn's ``validate_data`` for the targets.
         """
         self.columns_: Columns | None = None
-        if not _has_other_than_numbers(X):
-            return cast(
-                tuple[np.ndarray, np.ndarray],
-                validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options),
-            )
+        self._is_table = isinstance(X, pd.DataFrame)
+        check_choice("missing", self.missing, ("refuse", "impute"))
+        if not self._is_table or (self.missing == "refuse" and not _has_other_than_numbers(X)):
+            options |= {"dtype": np.float64, "ensure_min_samples": 2, "ensure_all_finite": self._finite}
+            x, y = validate_data(self, X, y, **options)
+            if self.missing == "refuse":
+                return x, y
+            frame = _frame_of(x)
+            self.columns_ = Columns.fit(frame, self.missing, "X")
+            return self.columns_.transform(frame, "X")[0], y
         names = [str(name) for name in X.columns]
         check_names("X", names)
-        refuse_gaps("X", X.isna(), "fill them, with scikit-learn's SimpleImputer for instance")
-        columns = Columns.fit(X.set_axis(names, axis=1), "refuse", "X")
+        if self.missing == "refuse":
+            refuse_gaps("X", X.isna(), "use missing='impute', or fill them with scikit-learn's SimpleImputer")
+        columns = Columns.fit(X.set_axis(names, axis=1), self.missing, "X")
         x, _ = columns.transform(X.set_axis(names, axis=1), "X")
         _, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2, **options)
         _check_feature_names(self, X, reset=True)
         self.n_features_in_, self.columns_ = X.shape[1], columns
         return x, y
+
+    @property
+    def _finite(self) -> Any:
+        return "allow-nan" if self.missing == "impute" else True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "impute"
+        return tags
 
     def _seed(self) -> int:
         """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
@@ -209,10 +226,14 @@ class Estimator(BaseEstimator):
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
         if self.columns_ is not None:
+            if not self._is_table:
+                x = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=self._finite)
+                return torch.tensor(self.columns_.transform(_frame_of(x), "X")[0])
             if not isinstance(X, pd.DataFrame):
                 raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
             _check_feature_names(self, X, reset=False)
-            return torch.tensor(self.columns_.transform(X, "X")[0])
+            frame = X.set_axis([str(name) for name in X.columns], axis=1)
+            return torch.tensor(self.columns_.transform(frame, "X")[0])
         return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
@@ -314,6 +335,11 @@ def _has_other_than_numbers(X: Any) -> bool:
     return any(
         not (pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_bool_dtype(dtype)) for dtype in X.dtypes
     )
+
+
+def _frame_of(x: np.ndarray) -> pd.DataFrame:
+    """An array (n, feature) as a table."""
+    return pd.DataFrame(x, columns=[f"x{index}" for index in range(x.shape[1])])
 
 
 def _canonical(

@@ -36,6 +36,8 @@ class BNNRegressor(RegressorMixin, Estimator):
         noise: its standard deviation: ``"inferred"`` (per output, under a HalfNormal(1) prior in standard units),
             ``"learned"``, ``"heteroskedastic"`` (a function of the input), or a number in the units of y.
         standardize: bring inputs and targets to mean 0 and standard deviation 1, and predictions back.
+        missing: ``"refuse"`` missing values, or ``"impute"``: a number gets its column's median, and an input says that
+            it was missing; a gap among categories is a category of its own.
         num_draws: of the posterior (per chain); default the method's own number.
         compile: of a method that is chosen or named; False starts faster and runs slower.
         device: where to compute, ``"cpu"`` or ``"cuda"``.
@@ -45,8 +47,8 @@ class BNNRegressor(RegressorMixin, Estimator):
     Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
     when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
 
-    A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``); missing
-    values are refused: put an imputer before it, in a pipeline.
+    A DataFrame with text, categories, dates or times of day is encoded as by :func:`pyrobnn.data.from_frame`
+    (``columns_``).
 
     Raises:
         TypeError, ValueError: naming the argument, before anything is computed.
@@ -74,6 +76,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         likelihood: Any = None,
         noise: Any = "inferred",
         standardize: bool = True,
+        missing: Any = "refuse",
         num_draws: int | None = None,
         compile: bool = True,
         device: Any = None,
@@ -88,6 +91,7 @@ class BNNRegressor(RegressorMixin, Estimator):
             prior=prior,
             likelihood=likelihood,
             standardize=standardize,
+            missing=missing,
             num_draws=num_draws,
             compile=compile,
             device=device,
