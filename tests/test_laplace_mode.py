@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn.inference.curvature.held_out import HeldOut
+from pyrobnn.inference.fitting import batches
+from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: how the data come: batch size of a loader, and of MAP
@@ -84,3 +86,43 @@ def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
         posterior = method.fit(model, x, labels, num_draws=2)
     assert posterior.log_evidence is None
     assert any("ended at the edge of the factors it tries, 10000" in str(each.message) for each in caught)
+
+
+def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(tmp_path, monkeypatch):
+    with pb.seeding.seeded(0):
+        net, x = torch.nn.Linear(3, 1).double(), torch.randn(6000, 3, dtype=torch.float64)
+        y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64) + 0.3 * torch.randn(6000, 1)
+    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.3))
+    search = pb.MAP(num_steps=150, lr=0.05, batch_size=500, compile=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("pyrobnn.inference.laplace.POLISH_STEPS", 0)
+        posterior = pb.Laplace(map=search, importance=False).fit(model, x, y, num_draws=200)
+    exact = pb.Laplace(num_steps=200, importance=False, compile=False).fit(model, x, y, num_draws=200)
+    assert posterior.meta["newton_distance"] > 1 and exact.meta["newton_distance"] < 1e-3
+    assert posterior.meta["warnings"] == [] and posterior.log_evidence == pytest.approx(
+        exact.log_evidence, abs=1e-3
+    )
+    for ours, theirs in zip(posterior.moments(x[:5]), exact.moments(x[:5])):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(posterior.approximation.loc, exact.approximation.loc, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(posterior.predict(x[:5]).f, exact.predict(x[:5]).f, atol=1e-6, rtol=1e-6)
+    loaded = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), model)
+    torch.testing.assert_close(loaded.moments(x[:5]), posterior.moments(x[:5]))
+    torch.testing.assert_close(loaded.predict(x[:5]).f, posterior.predict(x[:5]).f)
+
+
+def test_a_gradient_in_parts_is_the_gradient(monkeypatch):
+    x, y = toy(40)
+    with pb.seeding.seeded(0):
+        net = pb.networks.mlp(1, (3,), 1)
+    model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    problem = prepare(model, x, y, points="free")
+    z = torch.linspace(-1, 1, problem.density.dim)
+    monkeypatch.setattr(batches, "_PART", 7)
+    gradient, value = batches.in_parts(problem.density, problem.x, problem.y)(z)
+    expected = torch.func.grad_and_value(problem.density.log_joint)(z)
+    torch.testing.assert_close(-gradient, expected[0])
+    torch.testing.assert_close(-value, expected[1])
+    values = problem.density.constrain(z)
+    found = batches.forward_in_parts(problem.bnn, values, problem.x)
+    torch.testing.assert_close(found, problem.bnn.forward(values, problem.x))

@@ -57,7 +57,9 @@ def choose(
     if not full:
         words.append("its precision one Kronecker product per layer, for a full one would be too large")
     if not whole:
-        words.append(f"its mode found with mini-batches of {BATCH:,} rows and few passes over all, and k-hat left out")
+        words.append(
+            f"its mode found with mini-batches of {BATCH:,} rows and few passes over all, and k-hat left out"
+        )
     if num_data <= MOST_SAMPLED:
         words.append("method='nuts' samples the posterior itself, in minutes")
     return method, f"{size}: {'; '.join(words)}"

@@ -69,6 +69,7 @@ class BlockGaussian:
         layout: the density whose latent sites make up the vector (its data are not used).
         loc: the whole flat vector at the mode, (dim,).
         blocks: see :mod:`pyrobnn.inference.curvature.blocks`; their indices don't overlap.
+        centre: where the curvature was taken, (dim,), if that is not the mode.
 
     Example:
         >>> from pyrobnn.inference.curvature.blocks import DiagBlock
@@ -78,8 +79,9 @@ class BlockGaussian:
         tensor([3., 3.])
     """
 
-    def __init__(self, layout: Density, loc: Tensor, blocks: Sequence[Block]):
+    def __init__(self, layout: Density, loc: Tensor, blocks: Sequence[Block], centre: Tensor | None = None):
         self.layout, self.loc, self.blocks = layout, loc.detach(), list(blocks)
+        self.centre = self.loc if centre is None else centre.detach()
         self.index = torch.cat([block.index for block in self.blocks])
         self.distribution = BlockNormal(self.loc[self.index], self.blocks)
         chosen = set(self.index.tolist())
@@ -110,8 +112,8 @@ class BlockGaussian:
         return values
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
-        """Family name and tensors: ``loc``, and ``<i>.<kind>.<field>`` for every block."""
-        tensors = {"loc": self.loc}
+        """Family name and tensors: ``loc`` (``centre``), and ``<i>.<kind>.<field>`` for every block."""
+        tensors = {"loc": self.loc} if self.centre is self.loc else {"loc": self.loc, "centre": self.centre}
         for i, block in enumerate(self.blocks):
             tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
         return FAMILY, tensors
@@ -121,11 +123,11 @@ class BlockGaussian:
         """Rebuild what :meth:`state` described."""
         fields: dict[tuple[int, str], dict[str, Tensor]] = {}
         for key, value in state.items():
-            if key != "loc":
+            if key not in ("loc", "centre"):
                 number, kind, name = key.split(".")
                 fields.setdefault((int(number), kind), {})[name] = value
         blocks = [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
-        return cls(layout, state["loc"], blocks)
+        return cls(layout, state["loc"], blocks, state.get("centre"))
 
     def _filled(self, part: Tensor) -> Tensor:
         z = self.loc.expand(*part.shape[:-1], -1).clone()

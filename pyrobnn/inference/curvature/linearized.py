@@ -23,13 +23,14 @@ class Linearized:
     r"""The network as a linear function of its parameters, under a Gaussian over them.
 
     .. math:: f(x, \theta) \approx f(x, \theta^*) + J(x) (\theta - \theta^*), \qquad
-        f(x) \sim N\left(f(x, \theta^*),\; J(x) \Lambda^{-1} J(x)^\top\right)
+        f(x) \sim N\left(f(x, \theta^*) + J(x) \delta,\; J(x) \Lambda^{-1} J(x)^\top\right)
 
     Called with (params, x) it is a network like any other, so posterior draws become draws of this Gaussian process.
 
     Args:
         jacobian: the network around the mode.
         blocks: the Gaussian over the network's coordinates.
+        loc: its mean (dim,), :math:`\theta^* + \delta`, if that is not where the network is linearised.
 
     Caveat: the Gauss-Newton posterior *is* the posterior of this linear model, which is why its predictions are usually
     better than those of the same weights through the network itself.
@@ -37,8 +38,9 @@ class Linearized:
     Reference: Improving predictions of Bayesian neural nets via local linearization (Immer, Korzepa & Bauer, 2021).
     """
 
-    def __init__(self, jacobian: NetworkJacobian, blocks: Sequence[Block]):
+    def __init__(self, jacobian: NetworkJacobian, blocks: Sequence[Block], loc: Tensor | None = None):
         self.jacobian = jacobian
+        self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
         inside = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in inside]
         self._scalars: int | None = None
@@ -49,8 +51,12 @@ class Linearized:
         jacobian = self.jacobian
         values = {site.name: params[site.name] for site in jacobian.sites}
         parts = [site.transform.inv(values[site.name]).reshape(-1) for site in jacobian.sites]
-        centre = jacobian.mode[jacobian.index]
-        f, slope = jvp(lambda z: jacobian.output(z, x), centre, torch.cat(parts) - centre)
+        return self._moved(x, torch.cat(parts) - jacobian.mode[jacobian.index])
+
+    def _moved(self, x: Tensor, by: Tensor) -> Tensor:
+        """f(θ*) + J δ, (N, width)."""
+        jacobian = self.jacobian
+        f, slope = jvp(lambda z: jacobian.output(z, x), jacobian.mode[jacobian.index], by)
         return f + slope
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +71,7 @@ class Linearized:
         means, covs = [], []
         for part in jacobian.chunks(x, self._scalars_per_point(x)):
             f, cov = self._product_moments(part) if self._by_products else self._row_moments(part)
-            means.append(f)
+            means.append(f if self.shift is None else self._moved(part, self.shift))
             covs.append(cov.to(f))
         return torch.cat(means), torch.cat(covs)
 
@@ -151,6 +157,30 @@ class Linearized:
         own = self.jacobian.index
         place = torch.searchsorted(own, block.index).clamp_max(len(own) - 1)
         return rows[:, place] * (own[place] == block.index)
+
+
+def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient: Tensor) -> Tensor:
+    r"""The mode of the model whose network is linear, by one Newton step from where it is linearised.
+
+    .. math:: \theta^* + \Lambda^{-1} \nabla \log p(y, \theta^*)
+
+    Exact for Gaussian noise and normal priors: however far from a mode of the network itself a search has ended, the
+    linear model has its own, and it is this one whose posterior the Gauss-Newton matrix is the precision of.
+
+    Args:
+        jacobian: the network around the centre, and its coordinates, which are those that move.
+        blocks: the precision.
+        gradient: of the log joint at the centre, (dim,).
+
+    Reference: `Adapting the Linearised Laplace Model Evidence for Modern Deep Learning (Antorán et al., 2022)
+    <https://arxiv.org/abs/2206.08900>`_.
+    """
+    mode, inside = jacobian.mode.clone(), set(jacobian.index.tolist())
+    for block in blocks:
+        if int(block.index[0]) in inside:
+            step = block.sample(block.root(gradient[block.index].unsqueeze(0)))
+            mode[block.index] += step.squeeze(0).to(mode)
+    return mode
 
 
 class SubsetNetwork:

@@ -15,16 +15,20 @@ from torch import Tensor, nn
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density, Site
 from pyrobnn.inference.curvature.hessian import gradient
+from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, whole
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.optim.point import polish, start_values
+from pyrobnn.inference.optim.point import descend, polish, start_values
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
 POLISH_STEPS = 200
+#: rows of which autograd holds a part at a time, and beyond which a search by mini-batches is not finished by hundreds
+#: of passes over all of them
+MANY = 5000
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +130,15 @@ def find_centre(
     *,
     init: Posterior | nn.Module | None,
     seed: int,
+    num_steps: int = POLISH_STEPS,
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
 ) -> Centre:
     """The mode in unconstrained space.
 
-    Without ``init`` MAP finds it (in the constrained space of its own definition), and L-BFGS moves on to the mode of
-    the unconstrained density. Given weights stay as they are; the noise they came without is optimised.
+    Without ``init`` MAP finds it (in the constrained space of its own definition), and ``num_steps`` of L-BFGS on all
+    of the data move on to the mode of the unconstrained density. Given weights stay as they are; the noise they came
+    without is optimised.
 
     Raises:
         FloatingPointError: the log joint is not finite there.
@@ -155,7 +161,7 @@ def find_centre(
     theta = density.unconstrain(values) if known else density.initial(values, seed)
     if init is None and problem.is_bnn and _is_at_mode(search, mode, problem, theta):
         moving[:] = False
-    theta = _polished(problem, theta, moving)
+    theta = _polished(problem, theta, moving, num_steps)
     constrained = density.constrain(theta)
     points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
     centre = _centre_at(problem, theta, points, names)
@@ -180,7 +186,7 @@ def _centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names
     """
     held = Density(problem.density.program, problem.density.args, points="held", values=points)
     mode = theta[: held.dim].detach()
-    slope = gradient(held, mode)
+    slope = gradient(held, mode) if not problem.is_bnn else -in_parts(held, problem.x, problem.y)(mode)[0]
     if not bool(slope.isfinite().all()):
         site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
         raise FloatingPointError(
@@ -190,11 +196,13 @@ def _centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names
     return Centre(problem, held, mode, points, names, slope)
 
 
-def _polished(problem: Problem, theta: Tensor, moving: Tensor) -> Tensor:
+def _polished(problem: Problem, theta: Tensor, moving: Tensor, num_steps: int) -> Tensor:
     """``theta`` at the mode of the unconstrained density in the moving coordinates."""
     if not bool(moving.any()):
         return theta
     density = problem.density
+    if problem.is_bnn and problem.num_rows > MANY and bool(moving.all()):
+        return descend(in_parts(density, problem.x, problem.y), theta, num_steps)[0]
     index = moving.nonzero().squeeze(1)
     sites = [site for site in density.sites if bool(moving[site.start])]
     log_joint = (
@@ -208,7 +216,7 @@ def _polished(problem: Problem, theta: Tensor, moving: Tensor) -> Tensor:
 
     # the few coordinates of the noise are worth float64
     start = theta[index] if log_joint == density.log_joint else theta[index].double()
-    part, _ = polish(of_moving, start, POLISH_STEPS, jacobian=True)
+    part, _ = polish(of_moving, start, num_steps, jacobian=True)
     return theta.index_copy(0, index, part.to(theta))
 
 
@@ -219,8 +227,7 @@ def _net_sites(problem: Problem) -> set[str]:
 def _noise_density(problem: Problem, theta: Tensor, sites: Sequence[Site]) -> Callable[..., Tensor]:
     """Log joint up to a constant while only the likelihood's own parameters move: the network runs once."""
     density, model = problem.density, problem.bnn
-    with torch.no_grad():
-        f = model.forward(density.constrain(theta), problem.x).double()
+    f = forward_in_parts(model, density.constrain(theta), problem.x).double()
     y = problem.y.double() if problem.y.is_floating_point() else problem.y
 
     def log_joint(z: Tensor, *, jacobian: bool) -> Tensor:

@@ -24,6 +24,7 @@ from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import elementwise, prior_precision
 from pyrobnn.inference.curvature.resolution import check_finite
 from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
+from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.map import MAP
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
@@ -198,7 +199,7 @@ def _residual(centre: Centre) -> Residual | None:
     problem = centre.problem
     if SCALE not in centre.points or not problem.bnn.likelihood.normal:
         return None
-    f = problem.bnn.forward(centre.density.constrain(centre.mode) | centre.points, problem.x)
+    f = forward_in_parts(problem.bnn, centre.density.constrain(centre.mode) | centre.points, problem.x)
     loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)
     return Residual(float(((problem.y - loc) / scale).double().square().sum()), loc.numel())
 

@@ -13,7 +13,7 @@ weight than the others'; in a fixed order they are always the same points.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from torch.utils.data import (
 from pyrobnn.checks import Refused, as_tensor
 
 if TYPE_CHECKING:
+    from pyrobnn.density import Density
     from pyrobnn.inference.fitting.problem import Problem
     from pyrobnn.model import BNN
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _ENDLESS = 100
 
 
+#: data at once in a pass over all of them
+_PART = 20_000
 #: data per pass when batch-norm statistics are refreshed
 _REFRESH_BATCH = 512
 
@@ -302,3 +305,36 @@ def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
                 f"an epoch of the DataLoader yielded {seen} points where {problem.stream.num_points} were expected: N "
                 f"is taken to be {problem.num_data}"
             )
+
+
+def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """z (dim,) → gradient (dim,) and value of minus the log joint of a BNN on all of the data, in bounded memory.
+
+    Args:
+        density: of the program of :func:`scaled_program`, in unconstrained space.
+        x, y: its data.
+    """
+    num_data = len(x)
+
+    def likelihood(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        # the program scales the likelihood of its rows to all N
+        return -density.log_parts(z, x, y)[1] * (len(x) / num_data)
+
+    def rest(z: Tensor) -> Tensor:
+        few = x[:1], y[:1]
+        return -(density.log_parts(z, *few)[0] + density.log_jacobian(z).double())
+
+    def slope(z: Tensor) -> tuple[Tensor, Tensor]:
+        total, value = torch.func.grad_and_value(rest)(z)
+        for part in zip(x.split(_PART), y.split(_PART), strict=True):
+            gradient, loss = torch.func.grad_and_value(likelihood)(z, *part)
+            total, value = total + gradient, value + loss
+        return total, value
+
+    return slope
+
+
+@torch.no_grad()
+def forward_in_parts(model: BNN, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The net's output (N, width) at one set of site values, in bounded memory."""
+    return torch.cat([model.forward(values, part) for part in x.split(_PART)])

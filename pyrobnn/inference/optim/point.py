@@ -149,7 +149,14 @@ def optimize_points(
 def polish(
     log_joint: Callable[..., Tensor], theta: Tensor, num_steps: int, jacobian: bool = False
 ) -> tuple[Tensor, float]:
-    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by L-BFGS in its own precision.
+    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)``, by :func:`descend`."""
+    return descend(torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian)), theta, num_steps)
+
+
+def descend(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int
+) -> tuple[Tensor, float]:
+    """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
 
     A step across the edge of a bounded prior's support, where there is no finite density, ends it at the best point
     inside.
@@ -157,7 +164,6 @@ def polish(
     Returns:
         The better of start and end, and the norm of the gradient there.
     """
-    slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
     point = theta.detach().clone()
     optimizer = torch.optim.LBFGS(
         [point], max_iter=num_steps, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
