@@ -177,6 +177,14 @@ def references_table() -> str:
     return _script("make_references").table()
 
 
+def tables_table() -> str:
+    """Airfoil and bicycle hire beside the published numbers."""
+    spec = importlib.util.spec_from_file_location("benchmark_tables", HERE / "benchmark_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.table(read_records(HERE / "results" / "tables.jsonl"))
+
+
 def nuts_table() -> str:
     """Cost of a gradient and effective draws per second, each from the last run that measured it."""
     latest: dict[tuple[str, int], dict] = {}
@@ -351,6 +359,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdict-distance": distance_table,
     "references": references_table,
     "scale": scale_table,
+    "tables": tables_table,
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,
     "warmup": warmup_table,

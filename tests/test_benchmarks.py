@@ -530,3 +530,25 @@ def test_tables_are_written_between_their_markers(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("nothing marked\n")
     assert tables.main([str(readme)]) == 0 and tables.main([str(readme), "--check"]) == 0
+
+
+def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp_path):
+    tables = script("benchmark_tables")
+    (tmp_path / "airfoil.csv").write_text(
+        "a,b,target\n" + "".join(f"{i},{i % 7},{3 * i}\n" for i in range(50))
+    )
+    x, y, x_test, y_test = tables.load(tmp_path, "airfoil", validate=False)
+    assert (x.shape, len(y_test)) == ((40, 2), 10)
+    np.testing.assert_allclose([*x.mean(0), *x.std(0), y.mean(), y.std()], [0, 0, 1, 1, 0, 1], atol=1e-12)
+    assert len(tables.load(tmp_path, "airfoil", validate=True)[3]) == 8
+    found = tables.scores(y_test, np.full(10, 0.5), y_test + 0.5)
+    assert found["rmse"] == pytest.approx(0.5) and found["coverage_90"] == 1
+    assert found["nll"] == pytest.approx(0.5 + math.log(0.5) + 0.5 * math.log(2 * math.pi))
+    agree = tables.agreement(np.random.default_rng(0).normal(size=(4, 100, 3)))
+    assert agree["rhat_max"] < 1.05 and agree["ess_min"] > 200
+    spent = {"seconds": 90.0, "cpu_seconds": 170.0, "table": "airfoil", "part": "test"}
+    written = tables.table(
+        [spent | found | agree | {"method": "pyrobnn"}, spent | {"method": "b", "stopped": "cut"}]
+    )
+    assert "| airfoil | *BDE* | 0.1215 | -0.9126 |  |  |  | 240 on 10 cores |" in written
+    assert "| airfoil | pyrobnn | 0.5000 |" in written and "| airfoil | b | cut |" in written
