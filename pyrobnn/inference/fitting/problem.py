@@ -21,6 +21,7 @@ from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.program import check_gaps, what_program_says
+from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, log_importance
@@ -202,7 +203,8 @@ def make_posterior(
     for name, value in fixed.items():
         if name not in draws:
             draws[name] = value.expand(num_chains, num_draws, *value.shape)
-    notes, meta = list(notes), dict(meta or {})
+    meta = dict(meta or {})
+    notes = [*notes, *([] if interrupted else stopped_short(meta))]
     stats = dict(sample_stats or {})
     if approximation is not None and importance:
         held = Density(problem.density.program, problem.density.args, points="held", values=fixed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,11 +15,35 @@ _SHORT = 20
 _PART, _SIGMAS = 0.2, 3.0
 #: nats by which every parameter may be off its optimum (a third of its standard error), and the least that matter
 _PER_PARAMETER, _LEAST = 0.05, 1.0
+#: times the limit that the losses of a run must let expect before its fit says so: they tell less than further steps
+_ROUGH = 10.0
 
 
 def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[str, float]:
     """What ``meta`` keeps of it, for :func:`pyrobnn.diagnose` to judge."""
     return {name: nats, "gain_limit": max(_LEAST, _PER_PARAMETER * num_params)}
+
+
+def stopped_short(meta: Mapping[str, Any]) -> list[str]:
+    """What the user has to know of a search that ran out of steps, from what ``meta`` keeps of it."""
+    if meta.get("stopped") != "num_steps":
+        return []
+    gain, fall, limit = meta.get("gain_left"), meta.get("fall_left"), meta.get("gain_limit", math.inf)
+    steps = meta.get("num_steps", _SHORT)
+    more = "raise num_steps (or the learning rate)"
+    if gain is not None:
+        seen = f"ten more steps on all data gain {gain:.3g} nats, where up to {limit:.3g} are no matter"
+        return [f"the search was stopped far from its optimum: {seen}; {more}"] if gain > limit else []
+    if fall is not None:
+        seen = f"its loss fell by {fall:.3g} nats over the last fifth, where up to {limit:.3g} are no matter"
+        return (
+            [f"the search was stopped far from its optimum: {seen}; {more}"] if fall > _ROUGH * limit else []
+        )
+    if steps < _SHORT:
+        return [
+            f"the search was stopped after {steps} steps, too few to show that it found its optimum; {more}"
+        ]
+    return []
 
 
 def falling(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
