@@ -370,6 +370,37 @@ def test_draws_that_were_drawn_again_from_others_are_copies():
     assert find(diagnose(linear_tree(model, data, rejected)), "repeated_draws") is None
 
 
+def test_held_out_rows_that_were_trained_on_and_rounded_are_told():
+    x, y, _ = line_data()
+    rng = np.random.default_rng(0)
+    near = x + 1e-5 * rng.normal(size=x.size), y + 1e-5 * rng.normal(size=y.size)
+    assert find(diagnose(exact_tree(draws=100, held_out=near)), "held_out_rows").status == "fail"
+    assert find(diagnose(exact_tree(draws=100)), "held_out_rows").value == 0.0
+
+
+def test_chains_that_mirror_each_other_are_no_more_than_one():
+    model, data, weights = linear_case()
+    mirrored = weights.copy()
+    mirrored[1::2] = 2.0 * weights.mean((0, 1)) - weights[::2]
+    assert find(diagnose(linear_tree(model, data, mirrored)), "copied_chains").status == "fail"
+
+
+@pytest.mark.parametrize("num", [48, 120])
+def test_noise_that_grows_though_it_is_right_on_average_is_told(num):
+    """A trend along an input has one degree of freedom, four regions three: 48 data are enough."""
+    slope = 0.8
+    fitted = 0.5 * np.sqrt(np.sinh(4 * slope) / (4 * slope))  # the root mean square of the scale over [-2, 2]
+    for growing, seen in ((slope, ("warn", "fail")), (0.0, ("pass",))):
+        x, y, _ = line_data(num, seed=1, slope_of_noise=growing)
+        noise = fitted if growing else 0.5
+        mean, covariance = posterior_of(x, y, noise, 10.0)
+        weights = np.random.default_rng(0).multivariate_normal(mean, covariance, (4, 250))
+        found = find(
+            diagnose(line_tree(weights, x, y, noise, held_out=line_data(40, 2)[:2])), "coverage_by_region"
+        )
+        assert found.status in seen, found.evidence
+
+
 def test_held_out_rows_that_were_trained_on_are_told():
     model, (x, y, *_), weights = linear_case()
     same = diagnose(linear_tree(model, (x, y, x[:50], y[:50]), weights))

@@ -188,17 +188,25 @@ def check_regions(evidence: Evidence) -> Check | None:
     """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
     if is_classification(evidence) or evidence.likelihood in CLASSES:
         return None
-    for u, covariates in regions_of(evidence):
-        if u.shape[0] >= _MIN_DATA * _NUM_REGIONS and (found := _regions(u, covariates)):
-            p, name, parts = min(found, key=lambda result: result[0])
-            return _region_check(min(1.0, p * len(found)), name, parts)
-    return None
+    found = [
+        each
+        for u, covariates in regions_of(evidence)
+        if len(u) >= 2 * _MIN_DATA
+        for each in _regions(u, covariates)
+    ]
+    if not found:
+        return None
+    p, name, parts = min(found, key=lambda result: result[0])
+    return _region_check(min(1.0, p * len(found)), name, parts)
 
 
 def _regions(
     u: np.ndarray, covariates: dict[str, np.ndarray]
 ) -> list[tuple[float, str, list[tuple[np.ndarray, float]]]]:
-    """For each covariate the p-value of equal errors in its four regions, its name, and values and coverage of each."""
+    """For each covariate the p-value of errors that do not grow along it, its name, and four regions' coverage.
+
+    By rank correlation with it and with the distance from its middle: a trend has one degree of freedom, regions three.
+    """
     inside = (np.abs(u - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
     size = np.abs(u - 0.5).mean(axis=1)
     found = []
@@ -206,7 +214,10 @@ def _regions(
         if np.ptp(values) == 0.0:
             continue
         parts = np.array_split(np.argsort(values, kind="stable"), _NUM_REGIONS)
-        p = float(stats.kruskal(*[size[part] for part in parts]).pvalue) if np.ptp(size) > 0 else 1.0
+        p = 1.0
+        if np.ptp(size) > 0.0:
+            along = (values, np.abs(stats.rankdata(values) - 0.5 * (len(values) + 1)))
+            p = min(1.0, len(along) * min(float(stats.spearmanr(size, each).pvalue) for each in along))
         found.append((p, name, [(values[part], float(inside[part].mean())) for part in parts]))
     return found
 
@@ -232,7 +243,8 @@ def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) 
         "coverage_by_region",
         status,
         gap,
-        f"Kruskal–Wallis p ≥ {thresholds.PIT_WARN} over {_NUM_REGIONS} regions (Bonferroni); < "
+        f"p of the rank correlation ≥ {thresholds.PIT_WARN} (Bonferroni) or a coverage gap of {_NUM_REGIONS} regions ≤ "
+        f"{thresholds.REGION_GAP_WARN}; < "
         f"{thresholds.PIT_FAIL} with a coverage gap > {thresholds.REGION_GAP_FAIL} fails",
         thresholds.LOO_PIT_SOURCE,
         f"{seen} (p = {p:.2g}).",
