@@ -45,6 +45,7 @@ class Case:
     shape: tuple[int, int]
     prior: float = 1.0
     iid: bool = False
+    errors: tuple[np.ndarray, ...] = ()
 
     def exact(self, *, count: float = 1.0, prior: float | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Mean and covariance of the posterior, of data counted `count` times."""
@@ -69,10 +70,12 @@ def make_case(seed: list[int], shape: tuple[int, int], change: Callable[[Case], 
     noise = float(np.exp(rng.uniform(np.log(0.1), np.log(2.0))))
     weights = rng.normal(size=inputs + 1)
     x, x_test = rng.normal(size=(num, inputs)), rng.normal(size=(HELD_OUT, inputs))
+    errors = tuple(rng.normal(size=len(part)) for part in (x, x_test))
     y, y_test = (
-        part @ weights[:-1] + weights[-1] + noise * rng.normal(size=len(part)) for part in (x, x_test)
+        part @ weights[:-1] + weights[-1] + noise * error
+        for part, error in zip((x, x_test), errors, strict=True)
     )
-    case = Case(rng, x, y, x_test, y_test, noise, shape)
+    case = Case(rng, x, y, x_test, y_test, noise, shape, errors=errors)
     if change is not None:
         change(case)
     return case
@@ -233,17 +236,60 @@ def swallowed(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case], 
 
 
 def renoised(draw: Callable[[Case, np.ndarray], np.ndarray]) -> Callable[[Case], None]:
-    """Other errors than the model's: `draw` gives them in its noise."""
+    """Other errors than the model's: `draw` gives them in units of its noise."""
 
     def change(case: Case) -> None:
-        for x, y in ((case.x, case.y), (case.x_test, case.y_test)):
-            y += case.noise * (draw(case, x[:, 0]) - case.rng.normal(size=len(y)))
+        pairs = (case.x, case.y), (case.x_test, case.y_test)
+        for (x, y), error in zip(pairs, case.errors, strict=True):
+            y += case.noise * (draw(case, x[:, 0]) - error)
 
     return change
 
 
 def heteroskedastic(case: Case, x: np.ndarray) -> np.ndarray:
-    return 2.5 * np.exp(0.8 * x) * case.rng.normal(size=len(x))
+    """As large as the model's on average: nothing but where the errors are large tells."""
+    return np.exp(0.8 * x - 0.64) * case.rng.normal(size=len(x))
+
+
+def opposite(case: Case) -> np.ndarray:
+    """Every other chain the mirror image of the one before."""
+    found, mean = case.draws(kept=0.2), case.exact()[0]
+    found[1::2] = 2.0 * mean - found[::2]
+    return found
+
+
+def delayed(case: Case) -> np.ndarray:
+    first = case.draws(kept=0.2)[0]
+    return np.stack([np.roll(first, 37 * chain, axis=0) for chain in range(case.shape[0])])
+
+
+def half_prior(case: Case) -> np.ndarray:
+    found = case.draws()
+    from_prior = case.rng.random(case.shape) < 0.5
+    found[from_prior] = case.prior * case.rng.normal(size=(int(from_prior.sum()), found.shape[-1]))
+    return found
+
+
+def of_other_data(case: Case) -> np.ndarray:
+    weights = case.rng.normal(size=case.x.shape[1])
+    return replace(case, y=case.x @ weights + case.noise * case.rng.normal(size=len(case.y))).draws()
+
+
+def of_half_the_data(case: Case) -> np.ndarray:
+    half = len(case.x) // 2
+    return replace(case, x=case.x[:half], y=case.y[:half]).draws()
+
+
+def drawn_again(case: Case) -> np.ndarray:
+    """Draws of each chain drawn from it again with replacement, in their order."""
+    rows = np.sort(case.rng.integers(0, case.shape[1], size=case.shape[1]))
+    return case.draws(kept=0.2)[:, rows]
+
+
+def test_is_nearly_train(case: Case) -> None:
+    test_is_train(case)
+    case.x_test += 1e-4 * case.rng.normal(size=case.x_test.shape)
+    case.y_test += 1e-4 * case.rng.normal(size=case.y_test.shape)
 
 
 @dataclass(frozen=True)
@@ -286,12 +332,19 @@ SICK = {
     "draws from 150 distinct ones": Fault(tied, checks=("repeated_draws",)),
     "every draw twice": Fault(twice, checks=("moving",)),
     "all chains at one point": Fault(one_point, checks=VIRIAL),
+    "chains that mirror each other": Fault(opposite, checks=("copied_chains",)),
+    "chains that follow one another": Fault(delayed, checks=("repeated_draws",)),
+    "half of the draws from the prior": Fault(half_prior, checks=VIRIAL),
+    "the posterior of other data": Fault(of_other_data, checks=SCORE),
+    "the posterior of half the data": Fault(of_half_the_data, checks=VIRIAL),
+    "draws drawn again": Fault(drawn_again, checks=("moving",)),
     "chains with a trend": Fault(trend, checks=RHAT),
     "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
     "slow chains": Fault(lambda case: case.draws(kept=0.99), checks=("ess_function",)),
     "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("khat",)),
     "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("khat", "virial")),
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
+    "test rows are training rows, rounded": Fault(data=test_is_nearly_train, checks=("held_out_rows",)),
     "log-likelihood of other rows": Fault(tree=other_rows, checks=ROWS),
     "log-likelihood of the other sign": Fault(tree=other_sign, checks=ROWS),
     "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
@@ -335,7 +388,9 @@ def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
         # some checks say nothing where nothing is wrong: they were made of every healthy case
         silent = all(row["checks"].get(name, ["warn"])[0] in ("warn", "fail") for row in well)
         healthy = [_spoke(row, name) for row in well if silent or name in row["checks"]]
-        sick = [_spoke(row, name) for row in rows if name in SICK.get(row["kind"], Fault()).checks]
+        planted = [row for row in rows if name in SICK.get(row["kind"], Fault()).checks]
+        # one that was not made, as leave-one-out whose weights are useless, has let nothing pass
+        sick = [_spoke(row, name) for row in planted if silent or name in row["checks"]]
         if any(healthy) or sick:
             counts = len(healthy), sum(healthy), len(sick), sum(sick)
             found[name] = dict(zip(("healthy", "false_alarms", "sick", "seen"), counts, strict=True))
@@ -356,6 +411,7 @@ def main() -> None:
     )
     parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
     parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     kept = arguments.results.read_text().splitlines() if arguments.results.exists() else []
@@ -363,7 +419,7 @@ def main() -> None:
     wanted = [
         (kind, fault, length, seed)
         for seed in range(max(arguments.healthy, arguments.sick))
-        for length in LENGTHS
+        for length in arguments.lengths
         for kinds, number in ((HEALTHY, arguments.healthy), (SICK, arguments.sick))
         for kind, fault in kinds.items()
         if seed < number and (kind, length, seed) not in done
