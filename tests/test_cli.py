@@ -72,6 +72,7 @@ def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
     assert yaml.safe_load((out / "config.yaml").read_text())["methods"] == summary["config"]["methods"]
     printed = capsys.readouterr().out
     assert "RMSE" in printed and "54 train and 6 test points" in printed
+    assert "predict the mean" in printed and "linear model" in printed  # as on the page
     trees = [str(out / "map.nc"), str(out / "ensemble.nc")]
     assert cli.main(["report", *trees, "--out", str(tmp_path / "again.html"), "--strict"]) in (0, 1)
     assert (tmp_path / "again.html").is_file()

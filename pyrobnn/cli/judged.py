@@ -12,7 +12,8 @@ from pyrobnn.cli.say import say
 from pyrobnn.diagnostics import Evidence, Verdict
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import COLUMNS, compare_rows
+from pyrobnn.report.baselines import baselines
+from pyrobnn.report.comparison import COLUMNS, Row, baseline_rows, compare_rows
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -26,7 +27,11 @@ def write(
     verdicts = judge_all(evidence)
     write_summary(evidence, verdicts, summary, left_out=left_out)
     write_report(evidence, report, verdicts=verdicts, left_out=left_out)
-    say(f"\n{_table(evidence, verdicts)}\n")
+    say(f"\n{_table(compare_rows(evidence, verdicts))}\n")
+    # apart from the methods: beside them they would not fit on a terminal of 80 characters
+    floor = baseline_rows(baselines(evidence.values()))
+    if floor:
+        say(f"to be beaten\n{_table(floor)}\n")
     for verdict in verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
     for name, reason in left_out.items():
@@ -35,8 +40,7 @@ def write(
     return verdicts
 
 
-def _table(trees: Mapping[str, Evidence], verdicts: Mapping[str, Verdict]) -> str:
-    rows = compare_rows(trees, verdicts)
+def _table(rows: list[Row]) -> str:
     columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
     cells = {
         column.title: [f"{row.values[column.key]:.4g}" if column.key in row.values else "" for row in rows]
