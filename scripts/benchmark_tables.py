@@ -9,8 +9,8 @@ of the published comparison: one split (a fifth is the test part), x and y stand
 negative log likelihoods in these units, the likelihood that of a normal with the predictive's mean and sd. Each run is
 one line of the results file; what is there is not run again.
 
-The rule: members of an ensemble, trained long, are where as many HMC chains start. The options below are what it consists
-of; their defaults come from short runs with ``--validate`` on airfoil, and are for ``--validate`` to improve.
+The rule: members of an ensemble, trained long, are where as many HMC chains start. The options below are what it
+consists of; their defaults come from short runs with ``--validate`` on airfoil, and are for ``--validate`` to improve.
 """
 
 from __future__ import annotations
