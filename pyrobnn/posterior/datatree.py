@@ -281,6 +281,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
     data = {
         "x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))),
         "y": _targets(_outcome(prediction, y), "pred_point"),
+        **_extras(prediction, y, "pred_point"),
     }
     return {PREDICTIONS: xr.Dataset(variables), HELD_OUT: xr.Dataset(data)}
 
