@@ -150,7 +150,7 @@ def test_a_fit_is_the_formula_on_its_own_iterates():
 
     def watch(step, metrics):
         if step > 15:
-            seen.append(metrics["snapshot"]())
+            seen.append(metrics["iterate"]())
 
     posterior = SWAG(rank=5, **QUICK).fit(model(), x, y, num_draws=7, seed=5, callbacks=(watch,))
     rows = torch.stack(seen).double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.nets.batch_norm import training_norms
 from pyrobnn.inference.nets.dropout_masks import (
@@ -37,6 +38,8 @@ from pyrobnn.sites.nodes import without_validation
 
 #: temperature of the relaxed masks through which p is learned
 RELAXATION = 0.1
+#: masks drawn while the net is trained
+_SNAPSHOT_DRAWS = 50
 CAVEAT = "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
 
 
@@ -160,12 +163,18 @@ class MCDropout(Method):
             theta, result = density.initial(start, seed), None
             if self.num_steps:
                 loss = _Loss(density, net, masks, problem.num_rows, self.learn_p)
-                result = self._train(loss, theta, problem, callbacks, progress)
+
+
+                def present(theta: Tensor) -> Posterior:
+                    values = density.constrain(theta)
+                    with seeded(seed, problem.device):
+                        draws = _masked_draws(problem, values, masks, self._rates(masks, values), _SNAPSHOT_DRAWS)
+                    return snapshot(problem, self, draws, seed=seed)
+
+                result = self._train(loss, theta, problem, callbacks, progress, present)
                 theta = result.params
             values = density.constrain(theta)
-            rates = [mask.p for mask in masks]
-            if self.learn_p:
-                rates = [float(_rate(values[name])) for name in _logits(masks)]
+            rates = self._rates(masks, values)
             draws = _masked_draws(problem, values, masks, rates, num_draws)
         meta: dict[str, Any] = {"dropout_p": _by_layer(masks, rates), "warnings": [CAVEAT]}
         if result is None:
@@ -186,9 +195,16 @@ class MCDropout(Method):
             interrupted=result.interrupted,
         )
 
+    def _rates(self, masks: Sequence[Mask], values: Mapping[str, Tensor]) -> list[float]:
+        """p of each mask, given or learned."""
+        if self.learn_p:
+            return [float(_rate(values[name])) for name in _logits(masks)]
+        return [mask.p for mask in masks]
+
     def _train(
-        self, loss: _Loss, theta: Tensor, problem: Problem, callbacks: Sequence[Callback], progress: bool
-    ) -> Result:
+        self, loss: _Loss, theta: Tensor, problem: Problem, callbacks: Sequence[Callback], progress: bool,
+        present: Callable[[Tensor], Posterior],
+    ) -> Result:  # fmt: skip
         return minimize(
             loss,
             theta,
@@ -199,6 +215,7 @@ class MCDropout(Method):
             lr_schedule=self.lr_schedule,
             clip_norm=self.clip_norm,
             callbacks=callbacks,
+            snapshot=present,
             progress=progress,
             name="MCDropout",
             compile=self.compile,

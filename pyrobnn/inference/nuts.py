@@ -182,8 +182,8 @@ class NUTS(Method):
             stream_to: a file for the draws, for models or runs too large for memory: memory holds a block of them, and
                 ``posterior.draws`` are views of the memory-mapped file, on the CPU; keep it as long as the posterior
                 (``posterior.save`` makes a file of its own). The draws are the same with and without.
-            callbacks: called with the number of steps and phase, step_size, tree_depth, divergences and draws (of the
-                slowest chain in this phase); True stops, once there is a draw.
+            callbacks: called with the number of steps and phase, step_size, tree_depth, divergences, draws (of the
+                slowest chain in this phase) and ``snapshot``; True stops, once there is a draw.
             progress: show a progress bar.
 
         Returns:
@@ -305,7 +305,7 @@ class NUTS(Method):
             if stream_to is not None:
                 sizes = self.num_chains, num_draws
                 file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
-        hooks = Hooks(problem, file, *watch, num_draws, num_warmup, self)
+        hooks = Hooks(problem, file, *watch, num_draws, num_warmup, self, seed)
         # a run that went on in float64 is resumed in it
         wide = "as before" if earlier is not None and earlier["vectors"].dtype != z.dtype else ""
         spent, seconds = 0, 0.0

@@ -110,7 +110,7 @@ class _StochasticGradientMCMC(Method):
                 program: draws from the prior).
             device: where to compute; default where ``x`` is.
             until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: called with the step and ``loss`` (minus the mean log joint of the batch, per datum).
+            callbacks: called with the step, ``loss`` (minus the mean log joint of the batch, per datum) and ``snapshot``.
             progress: show a progress bar.
 
         Returns:
@@ -150,7 +150,7 @@ class _StochasticGradientMCMC(Method):
             else:
                 z = start_chains(model, problem.density, init, self.num_chains)
             searching = time.perf_counter() - begun
-            run = run_chains(self, problem, z, plan, callbacks, progress)
+            run = run_chains(self, problem, z, plan, callbacks, progress, seed)
             notes: list[str] = []
             meta = {"common_start": common_start(init)} | judge(self, problem, run, line, z, notes)
         return self._posterior(problem, run, num_draws, seed, searching, meta, notes)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from pyrobnn.inference.fitting.problem import (
     prepare,
 )
 from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.gradient import chains_per_call
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
@@ -147,8 +149,8 @@ class SMC(Method):
             init, until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
             device: where to compute; default where ``x`` is.
             callbacks: called after every temperature, and while more draws are made, with their number and with
-                phase, beta, log_evidence so far, acceptance_rate, step_size, moves and draws; True stops, once there
-                are draws.
+                phase, beta, log_evidence so far, acceptance_rate, step_size, moves, draws and ``snapshot``, of the
+                particles; True stops, once there are draws.
             progress: show a progress bar.
 
         Returns:
@@ -170,8 +172,13 @@ class SMC(Method):
         refuse_without_prior(problem.density)
         self._check_memory(problem)
         started = time.perf_counter()
+
+        def present(z: Tensor) -> Posterior:
+            islands = z.reshape(self.num_islands, -1, problem.density.dim)
+            return snapshot(problem, self, problem.density.constrain(islands), seed=seed)
+
         with full_float32(problem.device), torch.no_grad():
-            course = _Course(self, num_draws, callbacks, progress)
+            course = _Course(self, num_draws, callbacks, progress, present)
             with course.watch:
                 z = prior_draws(problem.density, self.num_particles, seed).detach().contiguous()
                 evaluate, mode, seconds = _batched(evaluator(problem.density), z, self.compile)
@@ -230,8 +237,11 @@ class SMC(Method):
 class _Course:
     """The course of a fit: temperatures, then draws; and what is said of it."""
 
-    def __init__(self, config: SMC, num_draws: int, callbacks: Sequence[Callback], progress: bool) -> None:
-        self._config, self._num_draws = config, num_draws
+    def __init__(
+        self, config: SMC, num_draws: int, callbacks: Sequence[Callback], progress: bool,
+        present: Callable[[Tensor], Posterior],
+    ) -> None:  # fmt: skip
+        self._config, self._num_draws, self._present = config, num_draws, present
         self.watch = Watch(
             _STEPS, "SMC", callbacks, progress, finished="num_draws",
             starting=COMPILING if config.compile else "", metrics=("beta", "acceptance_rate", "moves"),
@@ -292,6 +302,7 @@ class _Course:
             "step_size": rung.step_size,
             "moves": rung.moves,
             "draws": draws,
+            "snapshot": partial(self._present, self._particles.z),
         }
         place = int(done * _STEPS)
         if place > self._told:

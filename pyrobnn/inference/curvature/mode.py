@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -150,7 +150,8 @@ def find_centre(
     notes: Sequence[str] = ()
     if init is None:
         model, x, y = source
-        fit = partial(search.fit, seed=seed, device=problem.device, callbacks=callbacks, progress=progress)
+        told = [_in_units(callback, problem) for callback in callbacks]
+        fit = partial(search.fit, seed=seed, device=problem.device, callbacks=told, progress=progress)
         mode = whole(lambda: fit(model, x, y), "Laplace")
         values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, mode.meta["warnings"]
     elif problem.is_bnn:
@@ -168,6 +169,18 @@ def find_centre(
     if init is not None and problem.is_bnn:
         notes = noise_notes(problem, constrained)
     return replace(centre, notes=notes)
+
+
+def _in_units(callback: Callback, problem: Problem) -> Callback:
+    """The callback, with snapshots in the units of the problem: the search may be given data in standard ones."""
+
+    def told(step: int, metrics: Mapping[str, Any]) -> bool | None:
+        found = metrics["snapshot"]
+        return callback(
+            step, {**metrics, "snapshot": lambda: replace(found(), model=problem.model)}
+        )
+
+    return told
 
 
 def _is_at_mode(search: MAP, mode: Posterior, problem: Problem, theta: Tensor) -> bool:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
+
+from pyrobnn.inference.hmc.machine import STATS, Scalars
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.hmc.run import Run
+
+_SLOT = Scalars._fields.index("slot")
 
 
 class Draws(NamedTuple):
@@ -46,3 +56,25 @@ class Progress(NamedTuple):
     divergences: int
     steps: int
     unfinished: str  # why the warm-up was not finished when it was last judged
+    positions: Callable[[], Tensor]  # unconstrained (chain, draw, dim): the draws there are, or where the chains are
+
+
+def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:
+    """What the host sees of a run whose slowest chain has ``count`` of ``wanted`` draws in this phase."""
+    slots = run.state.scalars[_SLOT].long().clamp(max=run.machine.num_slots)
+    rows = run.buffers.stats
+    latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
+    column = STATS.index("diverging")
+    valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
+    diverging = int((rows[..., column] * valid).sum()) + int(run.written_stats[..., column].sum())
+    return Progress(
+        "warm-up" if warming else "sampling",
+        min(count, wanted) + (sum(length for length, *_ in run.plan[: run.phase]) if warming else 0),
+        sum(length for length, *_ in run.plan) if warming else wanted,
+        float(run.state.dual[0].median().exp()),
+        float(latest[:, STATS.index("tree_depth")].mean()),
+        0 if warming else diverging,
+        run.total_steps,
+        run.unfinished,
+        partial(run.positions, min(count, wanted)),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +14,16 @@ from torch import Tensor
 from pyrobnn.callbacks import duration
 from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Callback, Problem
+from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
 
 if TYPE_CHECKING:
+    from pyrobnn.density import Density
     from pyrobnn.inference.nuts import NUTS
+    from pyrobnn.posterior import Posterior
 
 _NUM_PROBES = 16
 
@@ -37,6 +41,7 @@ class Hooks:
         num_draws: int,
         num_warmup: int,
         config: NUTS,
+        seed: int,
     ) -> None:
         self._problem, self._file = problem, file
         self._until = math.inf if until_ess is None else until_ess
@@ -48,7 +53,7 @@ class Hooks:
         self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped = "num_draws"
-        self._config, self._started = config, time.monotonic()
+        self._config, self._started, self._seed = config, time.monotonic(), seed
         waits = until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
         self.look = self._look if self._watch.active or config.max_seconds else None
@@ -101,13 +106,19 @@ class Hooks:
         }
         if done:
             self._watch.show(done, metrics | {"phase": self._phase(look)})
-        stop = self._watch.ask(look.steps, metrics | {"phase": look.phase})
+        present = partial(self._snapshot, look)
+        stop = self._watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
         if stop and not (look.phase == "sampling" and look.draws):
             raise ValueError(
                 f"a callback stopped the run at step {look.steps}, before the first draw was kept"
             )
         self._stopped = "callback" if stop else self._stopped
         return stop
+
+    def _snapshot(self, look: Progress) -> Posterior:
+        """The draws so far; in the warm-up, and while they go to a file, those that are in memory."""
+        z = look.positions()
+        return snapshot(self._problem, self._config, in_program_dtype(self._problem.density, z), seed=self._seed)
 
     def _phase(self, look: Progress) -> str:
         if look.phase == "warm-up":
@@ -173,7 +184,11 @@ def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, 
     """
     if file is not None:
         return file.draws(draws.stats.shape[1])
-    density, z = problem.density, draws.positions
+    return in_program_dtype(problem.density, draws.positions)
+
+
+def in_program_dtype(density: Density, z: Tensor) -> dict[str, Tensor]:
+    """Constrained draws, site → (chain, draw, …), of unconstrained ones (chain, draw, dim)."""
     if z.dtype == density.dtype:
         return density.constrain(z)
     with float64():

@@ -16,7 +16,7 @@ from pyrobnn.inference.hmc import checkpoint, metric, rng
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.capture import Replayed
 from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws, Progress
+from pyrobnn.inference.hmc.draws import Draws, Progress, progress
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
 from pyrobnn.inference.hmc.warmup import (
     TooCoarse,
@@ -169,7 +169,7 @@ class Run:
     ) -> Draws:  # fmt: skip
         written, next_check = time.monotonic(), 100
         if look is not None:
-            look(self._look(self.phase < len(self.plan), self.ready, num_draws))
+            look(progress(self, self.phase < len(self.plan), self.ready, num_draws))
         while True:
             warming = self.phase < len(self.plan)
             wanted = self.plan[self.phase][0] if warming else num_draws
@@ -181,7 +181,7 @@ class Run:
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
             self.ready = 0 if warming else min(count, num_draws)
-            stop = look is not None and look(self._look(warming, count, wanted))
+            stop = look is not None and look(progress(self, warming, count, wanted))
             if count >= wanted and warming:
                 self._next_phase()
             elif not warming:
@@ -336,23 +336,11 @@ class Run:
         scalars[_SLOT] = 0.0
         self.state = self.state._replace(scalars=scalars)
 
-    def _look(self, warming: bool, count: int, wanted: int) -> Progress:
-        slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
-        rows = self.buffers.stats
-        latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
-        column = STATS.index("diverging")
-        valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
-        diverging = int((rows[..., column] * valid).sum()) + int(self.written_stats[..., column].sum())
-        return Progress(
-            "warm-up" if warming else "sampling",
-            min(count, wanted) + (sum(length for length, *_ in self.plan[: self.phase]) if warming else 0),
-            sum(length for length, *_ in self.plan) if warming else wanted,
-            float(self.state.dual[0].median().exp()),
-            float(latest[:, STATS.index("tree_depth")].mean()),
-            0 if warming else diverging,
-            self.total_steps,
-            self.unfinished,
-        )
+    def positions(self, count: int) -> Tensor:
+        """Unconstrained draws (chain, draw, dim) in memory, ``count`` at most; before the first where the chains are."""
+        slots = 0 if self.phase < len(self.plan) else min(count, int(self.state.scalars[_SLOT].min()))
+        kept = self.buffers.draws[:, :slots] if slots else self.state.vectors[_PROPOSAL].unsqueeze(1)
+        return self._unwhiten(kept.clone())
 
     def _finish(self, count: int, num_draws: int) -> Draws:
         """The first ``count`` draws of every chain."""

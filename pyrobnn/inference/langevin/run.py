@@ -66,6 +66,11 @@ class Run:
         self._sizes: list[Tensor] = []
         self.heat = torch.zeros_like(self.heat)
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Draws so far, (chain, dim) each."""
+        return self._z
+
     def keep(self, z: Tensor, lp: Tensor, size: Tensor, heat: Tensor) -> None:
         self.heat += heat
         self._sizes.append(size.clone())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Callback, Problem
+from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.langevin.plan import Plan
 from pyrobnn.inference.langevin.run import (
@@ -24,10 +25,17 @@ from pyrobnn.inference.langevin.run import (
     metric_at,
 )
 from pyrobnn.inference.langevin.step import State, StepSize, chooser_for
+from pyrobnn.posterior import Posterior
 
 
 def run_chains(
-    config: Any, problem: Problem, z: Tensor, plan: Plan, callbacks: Sequence[Callback], progress: bool
+    config: Any,
+    problem: Problem,
+    z: Tensor,
+    plan: Plan,
+    callbacks: Sequence[Callback],
+    progress: bool,
+    seed: int = 0,
 ) -> Run:
     """Run the chains of ``config`` from ``z`` (chain, dim) through the steps of ``plan``.
 
@@ -45,13 +53,15 @@ def run_chains(
     )  # fmt: skip
     started = time.perf_counter()
     with watch:
-        _walk(config, problem, state, plan, watch, run)
+        _walk(config, problem, state, plan, watch, run, seed)
     run.stopped = watch.stopped
     run.finish(time.perf_counter() - started)
     return run
 
 
-def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch, run: Run) -> None:
+def _walk(
+    config: Any, problem: Problem, state: State, plan: Plan, watch: Watch, run: Run, seed: int
+) -> None:
     """Take the steps of the plan and keep what it says."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
     control = plan.controls[0].to(state.z).clone()  # written at every step
@@ -85,9 +95,17 @@ def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch,
             run.keep(z, lp, control[0], v.square() / config.temperature)
         if k % report_every == 0 or last:
             run.losses.append(-lp.mean() / problem.num_rows)
-            if watch.tell(k + 1, {"loss": float(run.losses[-1])}) and not last:
+            present = functools.partial(_snapshot, config, problem, run, state.z, seed)
+            metrics = {"loss": float(run.losses[-1]), "snapshot": present}
+            if watch.tell(k + 1, metrics) and not last:
                 watch.stopped = "callback"
                 return
+
+
+def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> Posterior:
+    """The draws that were kept; before the first, where the chains are, z (chain, dim)."""
+    draws = problem.density.constrain(torch.stack(run.kept or [z], 1))
+    return snapshot(problem, config, draws, seed=seed, meta={"temperature": config.temperature})
 
 
 def _checked(

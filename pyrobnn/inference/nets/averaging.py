@@ -17,6 +17,7 @@ from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independ
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
@@ -25,11 +26,17 @@ from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, TOLERATED_RISE, cons
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import FlatApproximation
+from pyrobnn.seeding import seeded
 
 if TYPE_CHECKING:
     from pyrobnn.inference.swag import SWA, SWAG
 
     Averaging: TypeAlias = SWA | SWAG
+
+
+#: draws of the Gaussian while it forms
+_SNAPSHOT_DRAWS = 50
 
 
 class AveragingRun:
@@ -136,7 +143,7 @@ class AveragingRun:
             optimizer=method.optimizer or sgd,
             lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
             log_every=self.every,
-            callbacks=(collect, *callbacks),
+            callbacks=(collect, *(self._told(callback, moments, points) for callback in callbacks)),
             snapshot=lambda theta: theta,
             progress=progress,
             name=type(method).__name__,
@@ -148,6 +155,36 @@ class AveragingRun:
         self._warn_if_worse(loss, theta, fixed, batches)
         values = density.constrain(fixed)
         return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+
+    def _told(self, callback: Callback, moments: SWAGMoments, points: SWAGMoments) -> Callback:
+        """A callback of the user's, which is told of the iterate as such, and of the posterior that there is so far."""
+
+        def told(step: int, metrics: Mapping[str, Any]) -> bool | None:
+            iterate = metrics["snapshot"]
+            present = functools.partial(self._snapshot, iterate, moments, points)
+            return callback(step, {**metrics, "iterate": iterate, "snapshot": present})
+
+        return told
+
+    def _snapshot(
+        self, iterate: Callable[[], Tensor], moments: SWAGMoments, points: SWAGMoments
+    ) -> Posterior:
+        """The mean of the iterates taken so far and draws of the Gaussian through them; before the first the present."""
+        density = self.problem.density
+        flat = torch.cat([moments.mean, points.mean]).to(density.dtype) if moments.count else iterate()
+        values = density.constrain(flat)
+        held = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        draws = {name: value[None, None] for name, value in values.items() if name not in held}
+        approximation = None
+        if self.method.kind == "independent" and moments.count > 1:
+            approximation = FlatApproximation(self.layout(held), *moments.family())
+            with seeded(self.seed, self.problem.device):
+                draws = {name: value[None] for name, value in approximation.sample(_SNAPSHOT_DRAWS).items()}
+        found = snapshot(
+            self.problem, self.method, draws, seed=self.seed, point_values=held, approximation=approximation
+        )
+        statistics = refreshed_statistics(self.problem.bnn, found.draws, Inputs(self.problem))
+        return dataclasses.replace(found, draws=found.draws | statistics)
 
     def _warm_up(
         self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]], progress: bool
