@@ -26,7 +26,7 @@ WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
 #: takes longer than a few seconds
 SLOW = {"deploy", "methods", "million-rows", "other-trees", "pyro-program", "save-and-resume", "trackers"}
-OPTIONAL = {"numpyro", "pymc", "tensorboard"}
+OPTIONAL = {"mlflow", "numpyro", "pymc", "tensorboard", "wandb"}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")

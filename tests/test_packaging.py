@@ -80,7 +80,7 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     present = {"IPython"}  # asked for inside of a notebook alone
     by_name = {"h5netcdf", "h5py"}  # xarray loads its engine by name
-    owners = {"pyro": "pyro-ppl", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+    owners = {"PIL": "pillow", "pyro": "pyro-ppl", "sklearn": "scikit-learn", "yaml": "pyyaml"}
     names = {canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present}
     assert names - required == set(), "imported and not required"
     assert required - names - by_name == set(), "required and not imported"

@@ -164,11 +164,12 @@ class MCDropout(Method):
             if self.num_steps:
                 loss = _Loss(density, net, masks, problem.num_rows, self.learn_p)
 
-
                 def present(theta: Tensor) -> Posterior:
                     values = density.constrain(theta)
                     with seeded(seed, problem.device):
-                        draws = _masked_draws(problem, values, masks, self._rates(masks, values), _SNAPSHOT_DRAWS)
+                        draws = _masked_draws(
+                            problem, values, masks, self._rates(masks, values), _SNAPSHOT_DRAWS
+                        )
                     return snapshot(problem, self, draws, seed=seed)
 
                 result = self._train(loss, theta, problem, callbacks, progress, present)

@@ -110,7 +110,8 @@ class _StochasticGradientMCMC(Method):
                 program: draws from the prior).
             device: where to compute; default where ``x`` is.
             until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: called with the step, ``loss`` (minus the mean log joint of the batch, per datum) and ``snapshot``.
+            callbacks: called with the step, ``loss`` (minus the mean log joint of the batch, per datum) and
+                ``snapshot``.
             progress: show a progress bar.
 
         Returns:

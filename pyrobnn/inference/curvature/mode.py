@@ -19,6 +19,7 @@ from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, whole
+from pyrobnn.inference.fitting.watch import Retold
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.optim.point import descend, polish, start_values
 from pyrobnn.model import BNN, NET
@@ -150,7 +151,7 @@ def find_centre(
     notes: Sequence[str] = ()
     if init is None:
         model, x, y = source
-        told = [_in_units(callback, problem) for callback in callbacks]
+        told = [Retold(callback, partial(_in_units, problem)) for callback in callbacks]
         fit = partial(search.fit, seed=seed, device=problem.device, callbacks=told, progress=progress)
         mode = whole(lambda: fit(model, x, y), "Laplace")
         values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, mode.meta["warnings"]
@@ -171,16 +172,10 @@ def find_centre(
     return replace(centre, notes=notes)
 
 
-def _in_units(callback: Callback, problem: Problem) -> Callback:
-    """The callback, with snapshots in the units of the problem: the search may be given data in standard ones."""
-
-    def told(step: int, metrics: Mapping[str, Any]) -> bool | None:
-        found = metrics["snapshot"]
-        return callback(
-            step, {**metrics, "snapshot": lambda: replace(found(), model=problem.model)}
-        )
-
-    return told
+def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Snapshots in the units of the problem: the search may be given data in standard ones."""
+    found = metrics["snapshot"]
+    return {**metrics, "snapshot": lambda: replace(found(), model=problem.model)}
 
 
 def _is_at_mode(search: MAP, mode: Posterior, problem: Problem, theta: Tensor) -> bool:

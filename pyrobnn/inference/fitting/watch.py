@@ -13,6 +13,21 @@ from pyrobnn.inference.fitting.problem import Callback
 COMPILING = "tracing and compiling"
 
 
+def end_of(callback: Callback) -> Callable[[], object]:
+    """What a callback wants to be called by when the run is over."""
+    return getattr(callback, "end", lambda: None)
+
+
+class Retold:
+    """A callback of the user's that is told what ``change`` makes of the metrics."""
+
+    def __init__(self, callback: Callback, change: Callable[[Mapping[str, Any]], dict[str, Any]]):
+        self._callback, self._change, self.end = callback, change, end_of(callback)
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
+        return self._callback(step, self._change(metrics))
+
+
 class Watch:
     """Progress bar, callbacks and interruption of a run: the context of its loop.
 
@@ -65,6 +80,8 @@ class Watch:
             self.stopped = "interrupt" if interrupted else "error"
         if self._bar is not None:
             self._bar.close(self.stopped)
+        for callback in self._callbacks:
+            end_of(callback)()
         return interrupted and self._worth_keeping is not None and self._worth_keeping()
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> bool:

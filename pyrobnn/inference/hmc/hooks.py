@@ -118,7 +118,9 @@ class Hooks:
     def _snapshot(self, look: Progress) -> Posterior:
         """The draws so far; in the warm-up, and while they go to a file, those that are in memory."""
         z = look.positions()
-        return snapshot(self._problem, self._config, in_program_dtype(self._problem.density, z), seed=self._seed)
+        return snapshot(
+            self._problem, self._config, in_program_dtype(self._problem.density, z), seed=self._seed
+        )
 
     def _phase(self, look: Progress) -> str:
         if look.phase == "warm-up":

@@ -337,10 +337,10 @@ class Run:
         self.state = self.state._replace(scalars=scalars)
 
     def positions(self, count: int) -> Tensor:
-        """Unconstrained draws (chain, draw, dim) in memory, ``count`` at most; before the first where the chains are."""
+        """Unconstrained draws (chain, draw, dim) in memory, ``count`` at most; before the first, where chains are."""
         slots = 0 if self.phase < len(self.plan) else min(count, int(self.state.scalars[_SLOT].min()))
         kept = self.buffers.draws[:, :slots] if slots else self.state.vectors[_PROPOSAL].unsqueeze(1)
-        return self._unwhiten(kept.clone())
+        return metric.unwhiten(kept.clone(), self.scale)
 
     def _finish(self, count: int, num_draws: int) -> Draws:
         """The first ``count`` draws of every chain."""

@@ -59,9 +59,7 @@ def run_chains(
     return run
 
 
-def _walk(
-    config: Any, problem: Problem, state: State, plan: Plan, watch: Watch, run: Run, seed: int
-) -> None:
+def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch, run: Run, seed: int) -> None:
     """Take the steps of the plan and keep what it says."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
     control = plan.controls[0].to(state.z).clone()  # written at every step

@@ -18,6 +18,7 @@ from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
+from pyrobnn.inference.fitting.watch import Retold
 from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
@@ -127,6 +128,11 @@ class AveragingRun:
                 moments.update(iterate[: self.latent_dim])
                 points.update(iterate[self.latent_dim :])
 
+        def retold(metrics: Mapping[str, Any]) -> dict[str, Any]:
+            iterate = metrics["snapshot"]
+            present = functools.partial(self._snapshot, iterate, moments, points)
+            return {**metrics, "iterate": iterate, "snapshot": present}
+
         if method.optimizer is not None:
             self.lr = method.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
         else:
@@ -143,7 +149,7 @@ class AveragingRun:
             optimizer=method.optimizer or sgd,
             lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
             log_every=self.every,
-            callbacks=(collect, *(self._told(callback, moments, points) for callback in callbacks)),
+            callbacks=(collect, *(Retold(callback, retold) for callback in callbacks)),
             snapshot=lambda theta: theta,
             progress=progress,
             name=type(method).__name__,
@@ -156,20 +162,10 @@ class AveragingRun:
         values = density.constrain(fixed)
         return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
 
-    def _told(self, callback: Callback, moments: SWAGMoments, points: SWAGMoments) -> Callback:
-        """A callback of the user's, which is told of the iterate as such, and of the posterior that there is so far."""
-
-        def told(step: int, metrics: Mapping[str, Any]) -> bool | None:
-            iterate = metrics["snapshot"]
-            present = functools.partial(self._snapshot, iterate, moments, points)
-            return callback(step, {**metrics, "iterate": iterate, "snapshot": present})
-
-        return told
-
     def _snapshot(
         self, iterate: Callable[[], Tensor], moments: SWAGMoments, points: SWAGMoments
     ) -> Posterior:
-        """The mean of the iterates taken so far and draws of the Gaussian through them; before the first the present."""
+        """The mean of the iterates so far and draws of the Gaussian through them; before the first the present one."""
         density = self.problem.density
         flat = torch.cat([moments.mean, points.mean]).to(density.dtype) if moments.count else iterate()
         values = density.constrain(flat)
