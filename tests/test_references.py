@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from models import toy, toy_model
+from scipy.signal import lfilter
 
 import pyrobnn as pb
 from pyrobnn.posterior.datatree import probes
@@ -126,6 +128,18 @@ def test_the_evidence_of_islands_and_its_error(monkeypatch):
     log_z = np.random.default_rng(0).normal(-0.02, 0.2, size=4000) + 50.0  # unbiased for exp(50)
     value, error = make.evidence(log_z)
     assert abs(value - 50.0) < 4 * error and error == pytest.approx(0.2 / np.sqrt(4000), rel=0.1)
+
+
+def test_a_norm_that_wanders_costs_the_function_no_draws():
+    rng = np.random.default_rng(0)
+    f, step = rng.normal(size=(4, 500, 3, 1)), rng.normal(size=(4, 500, 1))
+    norm = lfilter([1.0], [1.0, -0.97], step, axis=1)  # as of layers that share a scale between them
+    dims = ("chain", "draw", "probe", "output")
+    function = {"f": (dims, f), "layer_norm": ((*dims[:2], "layer"), norm)}
+    groups = {"posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}), "function": xr.Dataset(function)}
+    found = {check.name: check for check in pb.diagnose(xr.DataTree.from_dict(groups)).checks}
+    assert found["ess_function"].status == "pass" and "norm" not in found["ess_function"].evidence
+    assert found["rhat_function"].status == "fail" and "norm" in found["rhat_function"].evidence
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_STATS
 
 #: how the names of values of the function begin
 F_AT = "f at "
+_NORM = "norm of layer"
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
@@ -76,7 +77,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
         (FUNCTION, "log_likelihood", "log-likelihood"),
         (FUNCTION, "log_prior", "log prior"),
         (SAMPLE_STATS, "lp", "log density"),
-        (FUNCTION, "layer_norm", "norm of layer"),
+        (FUNCTION, "layer_norm", _NORM),
         (FUNCTION, "noise", "noise"),
     ):
         values = evidence.draws(group, name)
@@ -274,12 +275,16 @@ def check_modes(evidence: Evidence) -> Check | None:
 
 
 def check_ess(evidence: Evidence) -> Check | None:
-    """The smallest effective sample size over the identified quantities."""
+    """The smallest effective sample size over the identified quantities, but for the norms of layers.
+
+    Norms wander slowly where layers can share a scale between them, and the function does not: R-hat judges both.
+    """
     found = convergence(evidence)
     if found is None:
         return None
     bulk, tail = found.table["ess_bulk"].values, found.table["ess_tail"].values
-    both = np.fmin(bulk, tail)
+    norms = np.array([name.startswith(_NORM) for name in found.names])
+    both = np.where(norms & ~norms.all(), np.nan, np.fmin(bulk, tail))
     if not np.isfinite(both).any():
         return None
     worst = int(np.nanargmin(both))
