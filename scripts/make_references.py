@@ -48,7 +48,7 @@ class Effort:
 
 EFFORT = {
     "gap_1": Effort(num_draws=2500),
-    "gap_5": Effort(num_draws=1250),
+    "gap_5": Effort(num_draws=1250, num_particles=4000, smc_runs=1),
     "iris_5": Effort(num_draws=1250),
     "polynomial_hetero_10": Effort(target_accept=0.95),
     "diabetes_hetero_5": Effort(target_accept=0.95),
