@@ -1,0 +1,252 @@
+"""The nets of the verdicts' study: runs of NUTS on reference posteriors, and faults planted into them.
+
+A run of 16 chains is cut into groups of four, each a case; runs that make_references.py kept are taken as they are,
+others are made. Every case is judged without a reference, and again beside the stored one; how far its function truly
+is from that is kept too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+import pyrobnn as pb
+from pyrobnn.diagnostics import Evidence
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.datatree import prior_posterior
+from pyrobnn.references import Reference
+
+CHAINS, WARMUP, DRAWS, SHORT = 4, 500, 1000, 200
+RUNS = Path("runs/references")
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    return pb.references.load(name)
+
+
+@functools.cache
+def long_run(name: str, seed: int) -> Posterior:
+    """Sixteen chains of the reference's posterior."""
+    found, file = reference(name), RUNS / f"{name}-nuts-{seed}.nc"
+    if file.exists():
+        return Posterior.load(file, found.model())
+    method = pb.NUTS(num_chains=4 * CHAINS, num_warmup=WARMUP)
+    return method.fit(found.model(), found.data.x, found.data.y, num_draws=DRAWS, seed=seed)
+
+
+def group(name: str, number: int, num_draws: int) -> Posterior:
+    """The first draws of four chains, the `number`-th group of four of all runs."""
+    run = long_run(name, 1 + number // 4)
+    chains = slice(CHAINS * (number % 4), CHAINS * (number % 4 + 1))
+    cut = [
+        {key: value[chains, :num_draws] for key, value in part.items()}
+        for part in (run.draws, run.sample_stats)
+    ]
+    # what was said of all chains is not said of these: their own divergences are judged
+    return replace(run, draws=cut[0], sample_stats=cut[1], meta=run.meta | {"warnings": []})
+
+
+def with_draws(posterior: Posterior, change: Callable[[str, Tensor], Tensor]) -> Posterior:
+    return replace(posterior, draws={name: change(name, value) for name, value in posterior.draws.items()})
+
+
+def spread(factor: float) -> Callable[[Posterior, Reference], Posterior]:
+    """Weights `factor` times as far from the mean of their chain."""
+
+    def spoil(posterior: Posterior, _: Reference) -> Posterior:
+        def scaled(name: str, value: Tensor) -> Tensor:
+            mean = value.mean(1, keepdim=True)
+            return mean + factor * (value - mean) if name.startswith("net.") else value
+
+        return with_draws(posterior, scaled)
+
+    return spoil
+
+
+@functools.cache
+def ten_times(name: str, seed: int) -> Posterior:
+    """NUTS on ten copies of every row, short: each gradient takes ten times as long."""
+    found = reference(name)
+    x, y = (torch.cat([part] * 10) for part in (found.data.x, found.data.y))
+    return pb.NUTS(num_chains=CHAINS).fit(found.model(), x, y, num_draws=SHORT, seed=1 + seed)
+
+
+def one_point(posterior: Posterior, _: Reference) -> Posterior:
+    """All draws within 1e-3 of the first."""
+    noise = torch.Generator().manual_seed(0)
+
+    def around(name: str, value: Tensor) -> Tensor:
+        first = value[:1, :1]
+        return first * (1.0 + 1e-3 * torch.randn(value.shape, generator=noise))
+
+    return with_draws(posterior, around)
+
+
+def shifted(sds: float) -> Callable[[Posterior, Reference], Posterior]:
+    """The function `sds` of its own sd away at every input, by the output's bias."""
+
+    def spoil(posterior: Posterior, found: Reference) -> Posterior:
+        bias = _last(posterior, "bias")
+        rows = found.summary["kind"].values == "train"
+        step = torch.zeros(posterior.draws[bias].shape[-1])
+        step[0] = sds * float(found.summary["sd"].values[rows].mean())
+        return with_draws(posterior, lambda name, value: value + step if name == bias else value)
+
+    return spoil
+
+
+def without_unit(posterior: Posterior, _: Reference) -> Posterior:
+    """The first unit of the last hidden layer says nothing."""
+    weight = _last(posterior, "weight")
+
+    def cut(name: str, value: Tensor) -> Tensor:
+        if name != weight:
+            return value
+        value = value.clone()
+        value[..., 0] = 0.0
+        return value
+
+    return with_draws(posterior, cut)
+
+
+def prior_chain(posterior: Posterior, _: Reference) -> Posterior:
+    """The first chain drawn from the prior."""
+    prior = prior_posterior(posterior.bnn, posterior.num_draws, 0)
+    return with_draws(posterior, lambda name, value: torch.cat([prior.draws[name].to(value), value[1:]]))
+
+
+def prior_alone(posterior: Posterior, _: Reference) -> Posterior:
+    prior = prior_posterior(posterior.bnn, posterior.num_chains * posterior.num_draws, 0)
+    return with_draws(posterior, lambda name, value: prior.draws[name].reshape(value.shape).to(value))
+
+
+def upper_half(posterior: Posterior, found: Reference) -> Posterior:
+    """Of each chain the draws whose function is above its median where it is most uncertain, twice each."""
+    sd = found.summary["sd"].values * (found.summary["kind"].values == "between")
+    worst = int(np.argmax(sd))
+    f = posterior.function(found.probe_x)
+    f = f.reshape(*f.shape[:2], -1)[:, :, worst]
+    half = posterior.num_draws // 2
+    keep = f.argsort(1)[:, -half:].sort(1).values
+    rows = torch.arange(len(keep))[:, None]
+    cut = {name: value[rows, keep] for name, value in posterior.draws.items()}
+    return replace(
+        posterior, draws=cut, sample_stats={n: v[rows, keep] for n, v in posterior.sample_stats.items()}
+    )
+
+
+def permuted(tree_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    x, y = tree_data
+    return x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+
+
+def _last(posterior: Posterior, part: str) -> str:
+    return [name for name in posterior.draws if name.startswith("net.") and name.endswith(part)][-1]
+
+
+@dataclass(frozen=True)
+class NetFault:
+    """How draws or data of a case are spoiled, the checks that see it, alone or beside a reference, and its nets."""
+
+    draws: Callable[[Posterior, Reference], Posterior] | None = None
+    data: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]] | None = None
+    checks: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    fitted: bool = False
+    nets: tuple[str, ...] = ()
+
+
+HEALTHY = "net: NUTS"
+VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
+FAR, WIDTH = ("wasserstein",), ("sd_ratio",)
+FAULTS = {
+    "net: weights' sd x 0.3": NetFault(spread(0.3), checks=VIRIAL, beside=WIDTH),
+    "net: weights' sd x 2.5": NetFault(spread(2.5), checks=VIRIAL, beside=WIDTH),
+    "net: data counted ten times": NetFault(checks=VIRIAL, beside=WIDTH, fitted=True, nets=("iris_5",)),
+    "net: all chains at one point": NetFault(one_point, checks=VIRIAL, beside=WIDTH),
+    "net: function 1 sd away": NetFault(shifted(1.0), checks=SCORE, beside=FAR),
+    "net: function 3 sd away": NetFault(shifted(3.0), checks=SCORE, beside=FAR),
+    "net: a unit is cut off": NetFault(without_unit, checks=VIRIAL, beside=FAR),
+    "net: a chain of the prior": NetFault(prior_chain, checks=RHAT, beside=FAR),
+    "net: the prior": NetFault(prior_alone, checks=("virial", "score"), beside=FAR),
+    "net: half of the functions dropped": NetFault(upper_half, checks=SCORE, beside=FAR),
+    "net: targets permuted": NetFault(data=permuted, checks=SCORE),
+}
+#: regression, noise that varies, two classes and more; `gap_1` cannot follow its data, which a verdict rightly tells
+NETS = (
+    "gap_5",
+    "gap_50",
+    "diabetes_10",
+    "polynomial_hetero_10",
+    "moons_2x10",
+    "breast_cancer_5",
+    "iris_5",
+    "wine_10",
+)
+
+
+def cases(
+    healthy: int, sick: int, lengths: dict[str, tuple[int, int]]
+) -> Iterator[tuple[str, str, str, int]]:
+    """Kind, net, length and number of each case, of `healthy` and `sick` groups of chains of every net.
+
+    A fault is put into one length at a time, healthy chains are judged at every length; in an order at random, so
+    that a study that is stopped has some of each, but for what needs a fit of its own, which comes last.
+    """
+    known = [name for name in NETS if name in pb.references.names()]
+    found = [(HEALTHY, *each) for each in itertools.product(known, lengths, range(healthy))]
+    for index, (kind, fault) in enumerate(FAULTS.items()):
+        for place, name in enumerate(known):
+            for n in range(sick) if not fault.nets or name in fault.nets else ():
+                at = 0 if fault.fitted else (index + place + n) % len(lengths)  # what is fitted is short
+                found.append((kind, name, list(lengths)[at], n))
+    random.Random(0).shuffle(found)
+    yield from sorted(found, key=lambda case: FAULTS.get(case[0], NetFault()).fitted)
+
+
+def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Iterator[dict[str, object]]:
+    """Two rows: the verdict without a reference, and beside it with the checks that this adds."""
+    found, fault = reference(name), FAULTS.get(kind, NetFault())
+    data = found.data.x, found.data.y
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = group(name, number, num_draws)
+        if fault.fitted:
+            posterior = ten_times(name, number)
+        if fault.draws is not None:
+            posterior = fault.draws(posterior, found)
+        distance = found.compare(posterior)
+        train = data if fault.data is None else fault.data(data)
+        tree = posterior.to_datatree(*train, test=(found.held_out.x, found.held_out.y))
+        evidence = Evidence.of(tree)  # what it finds is found once
+        known: set[str] = set()
+        for against in (False, True):
+            verdict = pb.diagnose(evidence, reference=found.to_datatree() if against else None)
+            yield {
+                "healthy": kind == HEALTHY,
+                "kind": kind + (", beside its reference" if against else ""),
+                "length": length,
+                "seed": [name, number],
+                "for": [*fault.checks, *(fault.beside if against else ())],
+                "status": verdict.status,
+                "distance": None if fault.data is not None else _distance(distance.table),
+                "checks": {c.name: [c.status, c.value] for c in verdict.checks if c.name not in known},
+            }
+            known = {check.name for check in verdict.checks}  # counted once
+
+
+def _distance(table: xr.Dataset) -> float:
+    """Mean 1-Wasserstein distance of the function at the probes, in sd of the reference."""
+    of_function = np.isin(table["kind"].values, ("train", "between", "outside"))
+    return round(float(table["wasserstein"].values[of_function].mean()), 4)
