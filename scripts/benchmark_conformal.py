@@ -145,7 +145,7 @@ def table(records):
 
     ways = ("own", "add-one-in", "split")
     lines = [
-        "| data | method | splits | the model's own: holds | width | add-one-in: holds | width | split: holds | width |",
+        "| data | method | splits | its own: holds | width | add-one-in: holds | width | split: holds | width |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     groups = {}
@@ -161,7 +161,9 @@ def table(records):
                 shares = [100 * row[f"{way} coverage"] for row in rows if f"{way} coverage" in row]
                 widths = [row[f"{way} width"] for row in rows if f"{way} width" in row]
                 error = f" ± {stdev(shares) / len(shares) ** 0.5:.1f}" if len(shares) > 1 else ""
-                cells += [f"{fmean(shares):.1f}{error}", f"{fmean(widths):.2f}"] if shares and widths else ["", ""]
+                cells += (
+                    [f"{fmean(shares):.1f}{error}", f"{fmean(widths):.2f}"] if shares and widths else ["", ""]
+                )
             lines.append(f"| {data} | {method} | {len(rows)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -170,9 +172,13 @@ def main(argv=None):
     """Run what is pending, then print the table."""
     from benchmark_uci import splits
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
-    parser.add_argument("--data", nargs="+", default=[*SYNTHETIC, *REAL], help="sets; 'synthetic' is all of those")
+    parser.add_argument(
+        "--data", nargs="+", default=[*SYNTHETIC, *REAL], help="sets; 'synthetic' is all of those"
+    )
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--splits", type=splits, default=list(range(20)), help="such as 0-4 (default: 0-19)")
     parser.add_argument("--results", default=HERE / "results" / "conformal.jsonl", help="the results file")

@@ -185,6 +185,14 @@ def tables_table() -> str:
     return module.table(read_records(HERE / "results" / "tables.jsonl"))
 
 
+def conformal_table() -> str:
+    """What conformal sets hold and how wide they are, beside the model's own intervals."""
+    spec = importlib.util.spec_from_file_location("benchmark_conformal", HERE / "benchmark_conformal.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.table(read_records(HERE / "results" / "conformal.jsonl"))
+
+
 def nuts_table() -> str:
     """Cost of a gradient and effective draws per second, each from the last run that measured it."""
     latest: dict[tuple[str, int], dict] = {}
@@ -366,6 +374,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metric": metric_table,
     "svi": svi_table,
     "laplace": laplace_table,
+    "conformal": conformal_table,
 }
 
 
