@@ -20,10 +20,11 @@ from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.names import output_names
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.baselines import baselines
-from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows
+from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows, of_output
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.facts import facts
 from pyrobnn.report.headline import headline
+from pyrobnn.report.page import format_number
 from pyrobnn.report.ranking import rankings
 
 ATTACK = '<script>alert("x")</script>'
@@ -433,6 +434,27 @@ def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: P
         for name in ("depth", "speed"):
             assert f"{heading}: {name}" in page.text
     assert "depth, mean" in page.text and "speed, mean" in page.text
+
+
+def test_every_output_has_scores_in_its_own_unit(two_outputs: xr.DataTree, tmp_path: Path) -> None:
+    page = write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8")
+    alone = compare_rows({"nuts": factory.regression_nd()}, {})[0]
+    both = compare_rows({"nuts": two_outputs}, {})[0]
+    # the second output is twice the first, and its variances are twice those of the first
+    times = {
+        "rmse": 2.0,
+        "r2": 1.0,
+        "crps": 2.0,
+        "coverage_90": 1.0,
+        "aleatoric": 2**0.5,
+        "epistemic": 2**0.5,
+    }
+    for key, ratio in times.items():
+        found = [of_output(both, output).values[key] for output in (0, 1)]
+        assert found == pytest.approx([alone.values[key], ratio * alone.values[key]], rel=1e-5), key
+    assert of_output(both, 1).points.keys() >= {"rmse", "r2", "crps"}  # they tell who is near the best
+    tables = [Page(part).text for part in page.split('<table class="numbers">')[1:]]
+    assert format_number(of_output(both, 1).values["rmse"], "rmse") in tables[2]
 
 
 def test_the_names_of_features_and_classes_reach_figures_and_checks() -> None:

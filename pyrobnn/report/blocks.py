@@ -44,15 +44,16 @@ def where(trees: Trees, test: Callable[[Evidence], bool]) -> dict[str, Evidence]
     return {label: tree for label, tree in trees.items() if test(tree)}
 
 
+def output_labels(trees: Trees) -> list[str]:
+    """Names of the outputs that all trees have where there are several; none where there is a single one."""
+    count = min((num_outputs(each) for each in trees.values()), default=1)
+    return output_names(next(iter(trees.values())), count) if count > 1 else []
+
+
 def outputs(trees: Trees) -> list[tuple[int, str, str]]:
     """Number, words for a heading, and prefix of ids of each output of all trees; a single one needs no words."""
-    if not trees:
-        return []
-    count = min(num_outputs(each) for each in trees.values())
-    names = output_names(next(iter(trees.values())), count)
-    if count == 1:
-        return [(0, "", "")]
-    return [(output, f": {name}", f"-{output}") for output, name in enumerate(names)]
+    named = [(output, f": {name}", f"-{output}") for output, name in enumerate(output_labels(trees))]
+    return named or [(0, "", "")] if trees else []
 
 
 def line_key(trees: Trees) -> tuple[tuple[str, str, str], ...]:

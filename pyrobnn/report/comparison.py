@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -107,6 +108,19 @@ def baseline_rows(floor: Mapping[str, Evidence]) -> list[Row]:
     return [_row(label, each, None, None) for label, each in floor.items()]
 
 
+def of_output(row: Row, output: int) -> Row:
+    """The numbers of one output of several, in its own unit, under the keys that a single output has."""
+    end = f"[{output}]"
+
+    def cut(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {key.removesuffix(end): value for key, value in found.items() if key.endswith(end)}
+
+    not_finite = tuple(cut(dict.fromkeys(row.not_finite)))
+    return replace(
+        row, values=cut(row.values), errors=cut(row.errors), points=cut(row.points), not_finite=not_finite
+    )
+
+
 def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evidence | None) -> Row:
     """The numbers of one tree; what raises is left out and said, so that no tree loses the others' row."""
     errors: dict[str, float] = {}
@@ -139,13 +153,13 @@ def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evi
     finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
     not_finite = tuple(name for name in values if name not in finite)
     errors = {name: error for name, error in errors.items() if np.isfinite(error)}
-    for name in {"rmse", "rmse_standardized"} & points.keys():
-        points["r2"] = points[name]
+    for name in [name for name in points if name.startswith("rmse")]:
+        points[name.removesuffix("_standardized").replace("rmse", "r2")] = points[name]
     return Row(label, finite, errors, not_finite, tuple(lost), points)
 
 
 def _explained(evidence: Evidence) -> dict[str, float]:
-    """Share of the held-out squared error of the training mean that is gone, averaged over outputs."""
+    """Share of the held-out squared error of the training mean that is gone: averaged over outputs, and of each."""
     y, train, mean = (
         evidence.values(*each) for each in ((HELD_OUT, "y"), (OBSERVED_DATA, "y"), (PREDICTIONS, "mean"))
     )
@@ -154,7 +168,11 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     y, train = (each.astype(np.float64).reshape(len(each), -1) for each in (y, train))
     floor = ((y - train.mean(0)) ** 2).sum(0)
     left = ((y - mean.reshape(len(y), -1)) ** 2).sum(0)
-    return {"r2": float((1.0 - left / floor).mean())} if (floor > 0).all() else {}
+    if not (floor > 0).all():
+        return {}
+    gone = 1.0 - left / floor
+    each = {f"r2[{output}]": float(share) for output, share in enumerate(gone)} if len(gone) > 1 else {}
+    return {"r2": float(gone.mean()), **each}
 
 
 def _gap(evidence: Evidence) -> dict[str, float]:
@@ -183,11 +201,15 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
         outputs = [regression_points(evidence, output) for output in range(len(scale))]
         pairs = [(points.aleatoric_sd, points.epistemic_sd) for points in outputs if points is not None]
         suffix = "" if len(scale) == 1 else "_standardized"
-    return {
-        f"{name}{suffix}": float(np.mean([np.mean(v) / unit for v, unit in zip(each, scale, strict=True)]))
-        for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True), strict=True)
-        if all(v is not None for v in each)
-    }
+    found = {}
+    for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True), strict=True):
+        if any(v is None for v in each):
+            continue
+        means = [float(np.mean(v)) for v in each]
+        found[f"{name}{suffix}"] = float(np.mean([v / unit for v, unit in zip(means, scale, strict=True)]))
+        if suffix:
+            found |= {f"{name}[{output}]": mean for output, mean in enumerate(means)}
+    return found
 
 
 def _evidence(evidence: Evidence, verdict: Verdict) -> dict[str, float]:

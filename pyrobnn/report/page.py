@@ -22,7 +22,16 @@ from pyrobnn.diagnostics.rates import said_rates
 from pyrobnn.diagnostics.scores import LEVELS
 from pyrobnn.groups import POSTERIOR
 from pyrobnn.report.baselines import baselines
-from pyrobnn.report.comparison import COLUMNS, Column, Row, baseline_rows, best_labels, compare_rows
+from pyrobnn.report.blocks import output_labels
+from pyrobnn.report.comparison import (
+    COLUMNS,
+    Column,
+    Row,
+    baseline_rows,
+    best_labels,
+    compare_rows,
+    of_output,
+)
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.facts import config, facts
 from pyrobnn.report.headline import headline
@@ -93,11 +102,7 @@ def write_report(
     baseline = baselines(trees.values())
     floor = baseline_rows(baseline)
     best = recommended(rows, verdicts)
-    columns = [
-        column
-        for column in SHOWN
-        if any(key in (*row.values, *row.not_finite) for row in rows for key in parts(column))
-    ]
+    columns = _known(rows)
     folder = files("pyrobnn.report")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -116,6 +121,7 @@ def write_report(
         rows=_cells([*rows, *floor], columns),
         num_methods=len(rows),
         table_note=_table_note(trees, columns),
+        each_output=_each_output(trees, rows, floor),
         rankings=[_ranking(each, baseline) for each in rankings(trees, baseline).values()],
         lost=[sentence for row in rows for sentence in row.lost],
         sections=[_marked(section) for section in build_sections(trees)],
@@ -189,6 +195,26 @@ def _cells(rows: list[Row], columns: list[Column]) -> list[dict[str, object]]:
         }
         for row in rows
     ]
+
+
+def _known(rows: list[Row]) -> list[Column]:
+    """The columns that any row has a number for."""
+    return [
+        column
+        for column in SHOWN
+        if any(key in (*row.values, *row.not_finite) for row in rows for key in parts(column))
+    ]
+
+
+def _each_output(trees: Mapping[str, Evidence], rows: list[Row], floor: list[Row]) -> list[dict[str, object]]:
+    """The table of each output where there are several: what has a unit is shown in the output's own."""
+    tables: list[dict[str, object]] = []
+    for output, name in enumerate(output_labels(trees)):
+        ours = [of_output(row, output) for row in rows]
+        if columns := _known(ours):
+            cells = _cells([*ours, *(of_output(row, output) for row in floor)], columns)
+            tables.append({"name": name, "columns": columns, "rows": cells})
+    return tables
 
 
 def parts(column: Column) -> tuple[str, ...]:

@@ -33,10 +33,11 @@ def write_summary(
     ``pyrobnn compare --config`` makes the same numbers from; null for other trees), ``recommended`` (null where
     the runs are of different data), ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of
     the table are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), ``methods``:
-    label → ``status``, ``scores`` (the table's numbers; a missing key does not apply), ``standard_errors`` over the
-    held-out data, ``lost`` (what could not be computed, and why), and ``verdict`` with every check; ``baselines``:
-    label → ``scores`` and ``standard_errors`` of the mean and of a linear model; and ``rankings``: ``held_out`` and
-    ``leave_one_out`` → log predictive densities, paired differences from the best, stacking weights.
+    label → ``status``, ``scores`` (the table's numbers, ``rmse[0]`` … of each output where there are several; a missing
+    key does not apply), ``standard_errors`` over the held-out data, ``lost`` (what could not be computed, and why), and
+    ``verdict`` with every check; ``baselines``: label → ``scores`` and ``standard_errors`` of the mean and of a linear
+    model; and ``rankings``: ``held_out`` and ``leave_one_out`` → log predictive densities, paired differences from the
+    best, stacking weights.
 
     Args:
         trees: label → DataTree, or its `Evidence`.
