@@ -457,6 +457,41 @@ def test_every_output_has_scores_in_its_own_unit(two_outputs: xr.DataTree, tmp_p
     assert format_number(of_output(both, 1).values["rmse"], "rmse") in tables[2]
 
 
+def test_classes_have_figures_of_replicates_and_of_their_prior(tmp_path: Path) -> None:
+    tree, rng = factory.classification(), np.random.default_rng(3)
+    y = rng.integers(0, 3, 300)
+    tree["observed_data"] = xr.Dataset({"y": ("obs", y)})
+    made = rng.permuted(np.tile(y, (2, 50, 1)), axis=-1)
+    tree["posterior_predictive"] = xr.Dataset({"y": (("chain", "draw", "obs"), np.where(made == 2, 1, made))})
+    for group, scale in (("prior_predictive", 30.0), ("function", 0.5)):
+        f = scale * rng.standard_normal((1, 200, 7, 3))
+        tree[group] = xr.Dataset({"f": (("chain", "draw", "probe", "output"), f)})
+    axes = plots.posterior_predictive(tree).axes[0]
+    observed = axes.lines[0].get_ydata()
+    assert observed == pytest.approx(np.bincount(y) / 300)
+    low, high = np.array([segment[:, 1] for segment in axes.collections[0].get_segments()]).T
+    assert list((low <= observed) & (observed <= high)) == [True, False, False]  # a class that it never makes
+    prior, _, posterior, _ = plots.prior_and_posterior(tree).axes[0].collections
+    assert (
+        min(s[1, 1] for s in prior.get_segments())
+        > 0.99
+        > max(s[0, 1] for s in posterior.get_segments())
+        > 1 / 3
+    )
+    page = write_report({"nuts": tree}, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "the share of each value" in page and "Prior and posterior of the probabilities" in page
+
+
+def test_few_counts_are_compared_value_by_value_and_many_by_their_density() -> None:
+    rng = np.random.default_rng(0)
+    for mean, label in ((2.0, "share"), (500.0, "")):
+        y = xr.Dataset({"y": ("obs", rng.poisson(mean, 200))})
+        made = xr.Dataset({"y": (("chain", "draw", "obs"), rng.poisson(mean, (2, 50, 200)))})
+        tree = xr.DataTree.from_dict({"observed_data": y, "posterior_predictive": made})
+        axes = plots.posterior_predictive(tree).axes[0]
+        assert axes.get_ylabel() == label and len(axes.lines) == (1 if label else 13)
+
+
 def test_the_names_of_features_and_classes_reach_figures_and_checks() -> None:
     tree = linear_tree(0.2)
     named = {"feature": ["age", "dose", "sex"]}

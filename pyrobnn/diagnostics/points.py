@@ -42,6 +42,11 @@ def is_classification(evidence: Evidence) -> bool:
     return evidence.variable(PREDICTIONS, "probs") is not None
 
 
+def has_classes(evidence: Evidence) -> bool:
+    """Whether the outcome is a label: the tree predicts class probabilities, or its likelihood is one of classes."""
+    return is_classification(evidence) or evidence.likelihood in CLASSES
+
+
 def predictive_draws(evidence: Evidence) -> np.ndarray | None:
     """Held-out replicates of y as (draw, point, output), chains one after another; None where missing.
 
@@ -54,8 +59,11 @@ def predictive_draws(evidence: Evidence) -> np.ndarray | None:
     return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
-def replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few."""
+def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
+    """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
+
+    With `whole` also those of labels and counts that are kept as integers.
+    """
     found = _observed(evidence)
     if found is None:
         return None
@@ -65,7 +73,7 @@ def replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
         draws = sample
     if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
         return None
-    if not np.issubdtype(y.dtype, np.floating):
+    if y.dtype.kind not in ("fiub" if whole else "f"):
         return None
     return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
 

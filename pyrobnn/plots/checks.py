@@ -8,25 +8,28 @@ import numpy as np
 from arviz_stats.base import array_stats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.special import expit, softmax
 from scipy.stats import norm
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.diagnostics.names import feature_names, output_names
-from pyrobnn.diagnostics.points import regression_points, replicates
+from pyrobnn.diagnostics.names import class_names, feature_names, output_names
+from pyrobnn.diagnostics.points import has_classes, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, PRIOR_PREDICTIVE
+from pyrobnn.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, PREDICTIONS, PRIOR_PREDICTIVE
 from pyrobnn.plots.style import EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_DATA = 2000
 MAX_INPUTS = 12
+MAX_CLASSES, MAX_COUNTS = 100, 25
 NUM_BINS = 8
 
 
 def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int = 12) -> Figure:
     """Density of the observed outcomes (dark) beside that of data sets that the posterior makes (blue).
 
-    Kernel densities by ArviZ, of at most 2000 evenly spaced data; limits hold 99 % of all replicates. It uses the data
-    twice, so that only gross misfits show: skew, tails, a second mode, a bound.
+    Kernel densities by ArviZ, of at most 2000 evenly spaced data; limits hold 99 % of all replicates. Of classes,
+    and of counts with few values, the share of each value: 50 and 95 % of the data sets that the posterior makes. It
+    uses the data twice, so that only gross misfits show: skew, tails, a second mode, a bound, too few zeros.
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with ``posterior_predictive`` and ``observed_data``.
@@ -41,11 +44,14 @@ def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int =
         figure, axes = panels(len(trees), size=(3.0, 2.2), sharex=True)
         for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
             ax.set_title(label)
-            found = replicates(evidence)
+            found = replicates(evidence, whole=True)
             if found is None:
                 empty_panel(ax, "no replicates of the training data")
                 continue
             draws, y = (each[..., output] for each in found)
+            ax.set_xlabel(output_names(evidence, found[1].shape[1])[output])
+            if _frequencies(ax, draws, y, evidence):
+                continue
             keep = np.unique(np.linspace(0, len(y) - 1, min(len(y), MAX_DATA)).astype(int))
             chosen = np.unique(np.linspace(0, len(draws) - 1, min(len(draws), num_replicates)).astype(int))
             for replicate in draws[np.ix_(chosen, keep)]:
@@ -54,9 +60,33 @@ def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int =
             low, high = np.quantile(draws[:, keep], (0.005, 0.995))
             reach = 0.1 * (high - low)
             ax.set_xlim(min(low, y.min()) - reach, max(high, y.max()) + reach)
-            ax.set(yticks=[], xlabel=output_names(evidence, found[1].shape[1])[output])
+            ax.set_yticks([])
             ax.set_ylim(bottom=0)
         return figure
+
+
+def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence) -> bool:
+    """Draw the share of each value in (draw, obs) beside that in (obs,); not where they are not few whole numbers."""
+    if not (np.isfinite(draws).all() and np.isfinite(y).all() and (draws == np.rint(draws)).all()):
+        return False
+    classes = evidence.values(PREDICTIONS, "probs")
+    labels = has_classes(evidence)
+    largest = int(max(y.max(), draws.max() if labels else np.quantile(draws, 0.995)))
+    if labels and classes is not None and classes.ndim == 2:
+        largest = max(largest, classes.shape[1] - 1)
+    if min(y.min(), draws.min()) < 0 or largest >= (MAX_CLASSES if labels else MAX_COUNTS):
+        return False
+    values = np.arange(largest + 1)
+    made = np.stack([(draws == value).mean(1) for value in values])
+    for levels, width in (((0.025, 0.975), 0.9), ((0.25, 0.75), 2.6)):
+        ax.vlines(values, *np.quantile(made, levels, axis=1), color=EPISTEMIC, lw=width)
+    ax.plot(values, [(y == value).mean() for value in values], "_", color=INK, ms=9, mew=1.6)
+    ax.set(ylim=(0, None), ylabel="share", xlim=(-0.6, largest + 0.6))
+    if labels:
+        shown = values[:: -(-len(values) // 12)]
+        names = class_names(evidence, len(values))
+        ax.set_xticks(shown, [names[value][: max(3, 40 // len(shown))] for value in shown])
+    return True
 
 
 def _density(ax: Axes, values: np.ndarray, **line: Any) -> None:
@@ -146,7 +176,8 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
     """What the prior expected of the function at the probes, and what the data left of it.
 
     Grey: 50 and 90 % of the prior's functions; blue: of the posterior's; the dashed lines hold the observed outcomes. A
-    prior much wider than the data expects the impossible; one that is narrower cannot reach them.
+    prior much wider than the data expects the impossible; one that is narrower cannot reach them. Of classes, the
+    probability of the likeliest class, from 1 / classes to 1: a prior near 1 is sure before it has seen data.
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with f in ``prior_predictive`` and ``function``.
@@ -167,7 +198,11 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
             if not (prior.size and posterior.size):
                 empty_panel(ax, "no draws in this tree")
                 continue
-            drawn = [each.reshape(-1, *each.shape[2:])[..., output] for each in (prior, posterior)]
+            classes = has_classes(evidence)
+            drawn = [
+                _confidence(flat) if classes else flat[..., output]
+                for flat in (each.reshape(-1, *each.shape[2:]) for each in (prior, posterior))
+            ]
             order = np.argsort(np.median(drawn[1], axis=0))
             for draws, colour, shift in ((drawn[0], MUTED, -0.15), (drawn[1], EPISTEMIC, 0.15)):
                 p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
@@ -175,11 +210,21 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
                 ax.vlines(at, p5, p95, color=colour, lw=0.9)
                 ax.vlines(at, p25, p75, color=colour, lw=2.6)
             y = evidence.values(OBSERVED_DATA, "y")
-            if y is not None and y.size:
+            if classes:
+                ax.set_ylim(top=1.02)
+            elif y is not None and y.size:
                 column = y.reshape(len(y), -1)[:, output]
                 for edge in (column.min(), column.max()):
                     ax.axhline(edge, color=INK, lw=0.8, ls=(0, (4, 2)))
             ax.set_xticks([])
             ax.set_xlabel("probes, ordered by the posterior")
-            ax.set_ylabel(output_names(evidence, num_outputs(evidence))[output])
+            name = output_names(evidence, num_outputs(evidence))[output]
+            ax.set_ylabel("P(likeliest class)" if classes else name)
         return figure
+
+
+def _confidence(f: np.ndarray) -> np.ndarray:
+    """Probability of the likeliest class, (draw, probe), from logits (draw, probe, 1 or class)."""
+    if f.shape[-1] == 1:
+        return expit(np.abs(f[..., 0]))
+    return softmax(f, axis=-1).max(-1)

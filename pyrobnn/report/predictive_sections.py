@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyrobnn import plots
 from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
-from pyrobnn.diagnostics.points import class_points, is_classification, regression_points, replicates
+from pyrobnn.diagnostics.points import class_points, has_classes, regression_points, replicates
 from pyrobnn.groups import GRID, PRIOR_PREDICTIVE
 from pyrobnn.plots.checks import num_inputs
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, PALETTE
@@ -85,36 +85,46 @@ def _points(trees: Trees) -> str:
 
 
 def _checks_of_the_model(trees: Trees) -> list[Block]:
-    """Replicates, residuals, and the prior of a regression."""
+    """Replicates, residuals, and what the prior expected."""
     blocks = []
-    replicated = where(trees, lambda t: replicates(t) is not None)
+    replicated = where(trees, lambda t: replicates(t, whole=True) is not None)
     for output, of, prefix in outputs(replicated):
+        figure = plots.posterior_predictive(replicated, output=output)
+        shares = any(ax.get_ylabel() == "share" for ax in figure.axes)
         blocks.append(
             Block(
                 f"Posterior predictive check{of}",
-                "Blue: densities of data sets that the posterior makes; dark: the observed data. They should look "
+                "Blue: the share of each value in 50 and 95 % of the data sets that the posterior makes; dark: in the "
+                "observed data. A dark line beyond the blue is a value that the model makes too rarely or too often."
+                if shares
+                else "Blue: densities of data sets that the posterior makes; dark: the observed data. They should look "
                 "alike: skew, tails, bounds, number of modes.",
                 panels(
-                    plots.posterior_predictive(replicated, output=output),
+                    figure,
                     f"replicates{prefix}",
-                    f"densities of observed and replicated data{of}",
+                    f"{'shares of each value in' if shares else 'densities of'} observed and replicated data{of}",
                 ),
             )
         )
     prior = where(
         trees,
         lambda t: (
-            t.variable(PRIOR_PREDICTIVE, "f") is not None and not is_classification(t) and not t.is_point
+            t.variable(PRIOR_PREDICTIVE, "f") is not None and t.likelihood != "ordinal" and not t.is_point
         ),
     )
     # the prior is that of the model, whatever the method: beside the posterior of chains, where there are any
     prior = dict(sorted(prior.items(), key=lambda item: item[1].is_iid)[:1])
+    classes = any(has_classes(each) for each in prior.values())
     for output, of, prefix in outputs(prior):
         blocks.append(
             Block(
-                f"Prior and posterior of the function{of}",
-                "Grey: 50 and 90 % of the functions that the prior expects at the probes; blue: those of the posterior;"
-                " dashed: the range of the data. A prior far beyond the data, or inside them, is the wrong one.",
+                f"Prior and posterior of the {'probabilities' if classes else 'function'}{of}",
+                "Probability of the likeliest class at the probes. Grey: 50 and 90 % of what the prior expects; blue: "
+                "of the posterior. A prior near 1 is sure before it has seen any data: its weights are too large."
+                if classes
+                else "Grey: 50 and 90 % of the functions that the prior expects at the probes; blue: those of the "
+                "posterior; dashed: the range of the data. A prior far beyond the data, or inside them, is the wrong "
+                "one.",
                 panels(
                     plots.prior_and_posterior(prior, output=output),
                     f"prior{prefix}",
