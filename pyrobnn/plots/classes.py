@@ -121,8 +121,8 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
 def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
     """The items that a model is least sure about: class probabilities as bars, and the image where x is one.
 
-    Ordered by epistemic entropy (or by the entropy of the mean prediction where that is missing). The true
-    class has a dark outline. Inputs with a square number of features, 64 or more, are shown as images.
+    Ordered by epistemic entropy (or by the entropy of the mean prediction where that is missing or next to nothing).
+    The true class has a dark outline. Inputs with a square number of features, 64 or more, are shown as images.
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with ``predictions.probs`` and labels; only
@@ -180,7 +180,8 @@ def _as_images(points: ClassPoints) -> np.ndarray | None:
 
 def _by_doubt(points: ClassPoints) -> np.ndarray:
     """Indices of the points, most doubtful first."""
-    if points.epistemic is not None and np.ptp(points.epistemic) > 0:
-        return np.argsort(-points.epistemic, kind="stable")
     entropy = -(points.probs * np.log(np.maximum(points.probs, 1e-300))).sum(1)
+    # members that all but agree tell no item from another
+    if points.epistemic is not None and points.epistemic.max() > 1e-3 * entropy.max():
+        return np.argsort(-points.epistemic, kind="stable")
     return np.argsort(-entropy, kind="stable")
