@@ -201,6 +201,21 @@ def test_any_single_group_may_be_missing(group: str, tmp_path: Path) -> None:
     assert write_report({"svi": tree}, tmp_path / "report.html").stat().st_size > 10_000
 
 
+def test_the_page_of_a_program_speaks_of_its_sites_by_their_names(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0).normal(size=(4, 100, 3))
+    draws[3, :, 1] += 2.0
+    sites = xr.Dataset({"theta": (("chain", "draw", "city"), draws)}, {"city": ["Oslo", "Rome", "Bern"]})
+    log_likelihood = xr.Dataset({"obs": (("chain", "draw", "row"), np.abs(draws[:, :, [0, 2]]))})
+    tree = xr.DataTree.from_dict({"posterior": sites, "log_likelihood": log_likelihood})
+    tree.attrs |= {"timings": json.dumps({"fit": 2.0}), "model": json.dumps({"program": "my_model"})}
+    assert next(iter(plots.trace(tree).axes)).get_title(loc="left") == "theta[Rome]"
+    (check,) = [each for each in judge_all(gather({"it": tree}))["it"].checks if each.name == "rhat_function"]
+    assert check.evidence.endswith("in theta[Rome].")
+    page = write_report({"it": tree}, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<dt>program</dt><dd>my_model" in page and "<dt>net</dt>" not in page
+    assert 'id="comparison"' not in page  # seconds alone are no comparison
+
+
 def test_the_same_trees_make_the_same_page(one_dimensional: dict[str, xr.DataTree], tmp_path: Path) -> None:
     chosen, verdicts = {"svi": one_dimensional["svi"]}, judge_all({"svi": one_dimensional["svi"]})
     pages = [write_report(chosen, tmp_path / name, verdicts=verdicts).read_bytes() for name in ("a", "b")]
@@ -523,6 +538,10 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     fine = Verdict.from_checks("SVI", "it", [Check("pit", "pass", 0.1, "", "", "", "")])
     only = gather({"it": factory.numpyro_like()})["it"]
     assert headline("it", only, fine, []).endswith("rests on the data that it was fitted to.")
+    note = "The fit warned: 3 of 9 transitions diverged: the density is steep. Raise target_accept."
+    warned = Verdict.from_checks("NUTS", "it", [Check("fit_warnings", "warn", 1.0, "", "", note, "")])
+    said = headline("it", only, warned, [])
+    assert said.startswith("Usable with care: the fit warned: 3 of 9 transitions diverged. No data")
     only.tree["observed_data"] = only.tree["observed_data"].to_dataset().rename(y="effect")
     assert output_names(only, 1) == ["effect"] and "effect, mean" in facts({"it": only})["target"]
     # noise that grows with the first input, and constant error bars

@@ -10,14 +10,15 @@ import xarray as xr
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.ess import bulk_ess, mean_ess, tail_ess
-from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, statistic
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, statistic
 from pyrobnn.diagnostics.rhat import nested_rhat, rank_rhat
 from pyrobnn.diagnostics.verdict import Check, Status
-from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_STATS
+from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of values of the function begin
 F_AT = "f at "
 _NORM = "norm of layer"
+_TITLES = ("log-likelihood", "log prior", "log density", "noise")
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
@@ -97,8 +98,12 @@ def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     found = {}
     for name, draws in columns.items():
         shape = stored[name].shape[2:]
+        variable = evidence.variable(POSTERIOR, name)
+        dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
+        known = [labels(variable, str(dim)) for dim in dims]
         for index in _spread(range(draws.shape[2]), max(1, _MAX_QUANTITIES // len(columns))):
-            at = ", ".join(map(str, np.unravel_index(index, shape)))
+            place = np.unravel_index(index, shape)
+            at = ", ".join(str(i if said is None else said[i]) for i, said in zip(place, known, strict=True))
             found[f"{name}[{at}]" if shape else name] = draws[:, :, index]
     return found
 
@@ -225,7 +230,8 @@ def check_rhat(evidence: Evidence) -> Check | None:
     good, bad = float(passing[worst]), float(failing[worst])
     status: Status = "pass" if value <= good else "fail" if value > bad else "warn"
     kind = "nested R-hat (chains grouped by their start)" if found.nested else "R-hat"
-    where = name.removeprefix("f ") if name.startswith(F_AT) else f"in the {name}"
+    the = "the " if name.startswith((*_TITLES, _NORM)) else ""
+    where = name.removeprefix("f ") if name.startswith(F_AT) else f"in {the}{name}"
     ess = float(found.table["ess_bulk"].min())
     slow = status == "warn" and ess < thresholds.ESS_PASS
     return Check(

@@ -22,14 +22,17 @@ MAX_TITLE = 32
 def _watched(evidence: Evidence, most: int) -> dict[str, np.ndarray]:
     """What to watch, name → (chain, draw): log density, the function where chains agree least, the noise.
 
-    The weights of a network are not identified; they are shown only where a tree holds nothing else.
+    Of programs the sites where they agree least. The weights of a network are not identified; they are shown only where
+    a tree holds nothing else.
     """
     known, found = quantities(evidence), convergence(evidence)
     functions = [name for name in known if name.startswith(F_AT)]
+    sites = evidence.names(POSTERIOR)
+    judged = functions or [name for name in known if name.split("[")[0] in sites]
     if found is not None:
         rhat = dict(zip(found.names, np.nan_to_num(found.table["rhat"].values), strict=True))
-        functions = sorted(functions, key=lambda name: -rhat[name])[:2]
-    first = [name for name in ("log density", *functions, "noise", "noise 0") if name in known]
+        judged = sorted(judged, key=lambda name: -rhat[name])[: 2 if functions else 3]
+    first = [name for name in ("log density", *judged, "noise", "noise 0") if name in known]
     chosen = first + [name for name in known if name not in first and not name.startswith(F_AT)]
     if chosen:
         return {name.split(" #")[0]: known[name] for name in chosen[:most]}
@@ -68,7 +71,7 @@ def _chain_colours(count: int) -> list[str]:
 
 
 def trace(trees: Trees, *, num_quantities: int = 4) -> Figure:
-    """Every chain's path: log density, the function where the chains agree least, and the noise.
+    """Every chain's path: log density, the function (of programs, the sites) where they agree least, the noise.
 
     Healthy chains overlap like one band. Weights are shown only where a tree holds nothing better: they are
     not identified in a neural network, and chains may disagree about them while agreeing about every

@@ -8,6 +8,7 @@ import numpy as np
 from arviz_stats.base import array_stats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy.special import expit, softmax
 from scipy.stats import norm
 
@@ -82,6 +83,7 @@ def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence)
         ax.vlines(values, *np.quantile(made, levels, axis=1), color=EPISTEMIC, lw=width)
     ax.plot(values, [(y == value).mean() for value in values], "_", color=INK, ms=9, mew=1.6)
     ax.set(ylim=(0, None), ylabel="share", xlim=(-0.6, largest + 0.6))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if labels:
         shown = values[:: -(-len(values) // 12)]
         names = class_names(evidence, len(values))

@@ -23,7 +23,8 @@ class Block:
     Args:
         title: heading. how: one sentence on how to read it. svgs: inline SVG elements. key: legend entries,
             (CSS variable, "line" | "band" | "dot" | "dash", words). wide: whether each SVG needs a row of its own.
-        notes: what could not be drawn, and why.
+        notes: what could not be drawn, and why. columns: how many SVGs stand side by side where there is room; 0 for
+            as many as fit.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Block:
     key: tuple[tuple[str, str, str], ...] = ()
     wide: bool = False
     notes: tuple[str, ...] = ()
+    columns: int = 0
 
 
 def panels(figure: Figure, prefix: str, what: str, *, stack: int = 1) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
         "data": _data,
         "inputs": _inputs,
         "target": _target,
-        "net": lambda each: _model(each, "net") or _model(each, "program"),
+        "net": lambda each: _model(each, "net"),
+        "program": lambda each: _model(each, "program"),
         "prior": lambda each: _model(each, "prior"),
         "likelihood": lambda each: _model(each, "likelihood") or each.likelihood,
         "command": lambda each: each.text("command"),
@@ -103,7 +104,7 @@ def _shares(evidence: Evidence, y: np.ndarray) -> str:
     width = 1 if probs is None else int(probs.sizes.get("class", 1))
     counts = np.bincount(labels, minlength=max(2, width))
     names = class_names(evidence, len(counts))
-    each = [f"{name} {count / len(labels):.0%}" for name, count in zip(names, counts, strict=True)]
+    each = [f"{name} ({count / len(labels):.0%})" for name, count in zip(names, counts, strict=True)]
     shown = ", ".join(each[:_MOST_NAMES]) + (", …" if len(each) > _MOST_NAMES else "")
     return ": ".join(filter(None, (evidence.text("target"), shown)))
 

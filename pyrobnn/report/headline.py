@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +24,7 @@ _MOST_FAULTS = 2
 FAULTS = (
     (("interrupted",), "the fit was cut short"),
     (("rhat", "modes", "chains"), "the chains do not agree with each other"),
-    (("ess", "mcse", "length"), "there are too few independent draws"),
+    (("ess", "mcse", "length", "num_draws"), "there are too few independent draws"),
     (
         ("divergences", "bfmi", "tree_depth", "acceptance"),
         "the sampler may have missed part of the posterior",
@@ -73,7 +74,10 @@ def _fault(check: Check, evidence: Evidence) -> str:
     for parts, words in FAULTS:
         if any(part in check.name for part in parts):
             return words
-    text = check.evidence.rstrip(".").split("; ")[0]
+    text = check.evidence.split("; ")[0]
+    if check.name == "fit_warnings":  # what happened, without the causes and remedies that follow
+        text = re.split(r"(?<!warned): |\. ", text)[0]
+    text = text.rstrip(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 

@@ -20,7 +20,7 @@ from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.rates import said_rates
 from pyrobnn.diagnostics.scores import LEVELS
-from pyrobnn.groups import POSTERIOR
+from pyrobnn.groups import HELD_OUT, POSTERIOR
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.blocks import output_labels
 from pyrobnn.report.comparison import (
@@ -198,12 +198,13 @@ def _cells(rows: list[Row], columns: list[Column]) -> list[dict[str, object]]:
 
 
 def _known(rows: list[Row]) -> list[Column]:
-    """The columns that any row has a number for."""
-    return [
+    """The columns that any row has a number for; none where it is seconds alone, which stand with the settings."""
+    known = [
         column
         for column in SHOWN
         if any(key in (*row.values, *row.not_finite) for row in rows for key in parts(column))
     ]
+    return known if known != [SECONDS] else []
 
 
 def _each_output(trees: Mapping[str, Evidence], rows: list[Row], floor: list[Row]) -> list[dict[str, object]]:
@@ -263,10 +264,12 @@ def format_number(value: float | None, key: str) -> str:
 
 def _table_note(trees: Mapping[str, Evidence], columns: list[Column]) -> str:
     keys = {column.key for column in columns}
-    notes = [
-        "On held-out data. Bold: within two standard errors of the best of its column, by paired differences; "
-        "– : does not apply, or is not in the tree."
-    ]
+    notes = ["– : does not apply, or is not in the tree."]
+    if any(evidence.values(HELD_OUT, "y") is not None for evidence in trees.values()):
+        notes = [
+            "On held-out data. Bold: within two standard errors of the best of its column, by paired differences; "
+            + notes[0]
+        ]
     if "r2" in keys:
         notes.append(
             "R²: share of the squared error of predicting the training mean that is gone. The linear model is least "

@@ -55,7 +55,6 @@ def predictions(trees: Trees) -> list[Block]:
                     ),
                 )
             )
-    blocks += _checks_of_the_model(trees)
     labelled = where(trees, lambda t: class_points(t) is not None)
     if labelled:
         blocks.append(
@@ -74,7 +73,7 @@ def predictions(trees: Trees) -> list[Block]:
                 wide=True,
             )
         )
-    return blocks
+    return blocks + _checks_of_the_model(trees)
 
 
 def _points(trees: Trees) -> str:

@@ -77,6 +77,7 @@ def _draws(trees: Trees) -> list[Block]:
     for index, (label, tree) in enumerate(chains.items()):
         one = {label: tree}
         svgs = panels(plots.trace(one), f"trace-{index}", f"trace of every chain of {label}")
+        columns = len(svgs)
         if tree.num_chains > 1:
             svgs += panels(plots.rank(one), f"rank-{index}", f"rank histograms of the chains of {label}")
         blocks.append(
@@ -84,8 +85,9 @@ def _draws(trees: Trees) -> list[Block]:
                 f"{label}: chains",
                 "Chains (one colour each) should overlap in the trace and have flat rank histograms inside "
                 "the grey range. Shown are the log density, the function where the chains agree least, and "
-                "the noise.",
+                "the noise; of programs, the sites where they agree least.",
                 svgs,
+                columns=columns,
             )
         )
     energetic = where(chains, lambda t: t.variable(SAMPLE_STATS, "energy") is not None)
