@@ -146,7 +146,7 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             len(order),
             rows_per_panel=(1.0,) if images is None else (1.0, 0.8),
             max_columns=len(order),
-            size=(1.05, 1.2 if images is None else 1.9),
+            size=(1.3, 1.2 if images is None else 1.9),
         )
         for item, column in zip(order, axes, strict=True):
             if images is not None:
@@ -160,9 +160,7 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             bars.set_title(f"is {names[truth]}", fontsize=8)
             shown = classes if len(classes) <= 10 else np.array([truth])
             bars.set(ylim=(0, 1), yticks=[])
-            room = max(
-                1, 14 // len(shown)
-            )  # characters below a bar; the title has the whole name of the truth
+            room = max(1, 18 // len(shown))  # characters below a bar; the title has the truth's whole name
             bars.set_xticks(shown, [names[each][:room] for each in shown])
             bars.tick_params(labelsize=7)
             bars.grid(visible=False)
