@@ -199,8 +199,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             ax.plot(mean[missed], y[missed], "x", color=PALETTE[1], markersize=4, markeredgewidth=1.1)
             ax.axline((float(y.mean()), float(y.mean())), slope=1, color=INK, lw=0.9, ls=(0, (4, 2)))
             shown = f"{missed.mean():.0%} outside 95 %" + ("" if points.held_out else " (training data)")
-            box = {"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}  # over intervals
-            ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8, bbox=box, zorder=5)
+            ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8)
             name = _outcome(evidence, output)
             ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
         return figure
