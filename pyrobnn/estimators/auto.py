@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from sklearn.linear_model import BayesianRidge
+from torch import Tensor
 
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.svi import SVI
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
 
 #: weights up to which a full precision matrix is factorised in seconds
 MOST_FULL = 3000
@@ -17,6 +26,10 @@ MOST_WHOLE = 2000
 #: rows up to which chains are done in minutes
 MOST_SAMPLED = 1000
 BATCH, STEPS, SVI_STEPS = 1000, 3000, 10_000
+#: noise as a share of what a linear model leaves: downwards, each 0.7 of the one before
+SHARES = tuple(0.7**step for step in range(13))
+#: the least noise, as a share of the target's standard deviation
+LEAST = 1e-4
 
 
 def choose(
@@ -63,3 +76,50 @@ def choose(
     if num_data <= MOST_SAMPLED:
         words.append("method='nuts' samples the posterior itself, in minutes")
     return method, f"{size}: {'; '.join(words)}"
+
+
+def by_evidence(
+    method: Laplace,
+    model_of: Callable[[Tensor], BNN],
+    x: Tensor,
+    y: Tensor,
+    options: dict[str, Any],
+) -> tuple[Posterior, str]:
+    """The fit whose fixed noise has the largest evidence, and that noise in words.
+
+    Weights and noise that are maximised together interpolate as soon as there are more weights than rows: the noise
+    goes to nothing, and the intervals with it. The evidence of the weights given the noise has a maximum. The noise
+    goes down from what a Bayesian linear regression leaves until the evidence has fallen twice in a row.
+
+    Args:
+        method: with a ``log_evidence``.
+        model_of: noise (out,), in the units in which the net computes → model.
+        x, y: (N, feature) and (N, out), in the units of the data.
+        options: of ``method.fit``.
+
+    Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
+    """
+    units = model_of(torch.ones(y.shape[1], dtype=y.dtype)).standardizer
+    inside = (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
+    linear = _left_by_a_line(*inside)
+    fits: list[tuple[float, float, Posterior]] = []
+    for share in SHARES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept are told below
+            posterior = method.fit(model_of(share * linear), x, y, **options)
+        evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
+        fits.append((evidence, share, posterior))
+        if len(fits) > 2 and max(fits[-2][0], evidence) < max(each[0] for each in fits):
+            break
+    _, share, posterior = max(fits, key=lambda each: each[:2])
+    for note in posterior.meta["warnings"]:
+        warnings.warn(note, UserWarning, stacklevel=4)
+    words = f"noise {share:.2g} of what a linear model leaves, the best of {len(fits)} by the evidence"
+    return posterior, words
+
+
+def _left_by_a_line(x: Tensor, y: Tensor) -> Tensor:
+    """Standard deviation (out,) of what a Bayesian linear regression leaves of each target."""
+    inputs = x.flatten(1).numpy()
+    found = [BayesianRidge().fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
+    return torch.tensor(found, dtype=y.dtype).clamp_min(LEAST * y.std(0).clamp_min(1e-12))

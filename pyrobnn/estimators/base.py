@@ -28,10 +28,11 @@ from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import choose
+from pyrobnn.estimators.auto import by_evidence, choose
 from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
+from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
-from pyrobnn.likelihoods import Likelihood
+from pyrobnn.likelihoods import HomoskedasticGaussian, Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.predict import Prediction
 from pyrobnn.seeding import seeded
@@ -96,7 +97,18 @@ class Estimator(BaseEstimator):
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-        if fractions is None:
+        if fractions is None and self._noise_by_evidence():
+            self.posterior_, chosen = by_evidence(
+                self.method_,
+                lambda scale: BNN(
+                    net, prior, HomoskedasticGaussian(scale if width > 1 else scale[0]), standardizer=units
+                ),
+                self._x,
+                self._y,
+                options,
+            )
+            self.method_reason_ += f"; {chosen}"
+        elif fractions is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
         else:
             self.posterior_ = fit_weighted(self.method_, model, self._x, self._y, fractions, options)
@@ -194,6 +206,16 @@ class Estimator(BaseEstimator):
 
     def _takes(self, likelihood: Likelihood) -> bool:
         raise NotImplementedError
+
+    def _noise_by_evidence(self) -> bool:
+        """Whether the noise is ours to find, and Laplace's evidence is there to find it by."""
+        ours = self.likelihood is None and getattr(self, "noise", None) == "inferred"
+        return (
+            isinstance(self.method, str)
+            and self.method == "auto"
+            and ours
+            and isinstance(self.method_, Laplace)
+        )
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
