@@ -150,6 +150,7 @@ def test_validation_chooses_the_noise_of_the_data():
     assert posterior.meta["num_data"] == 60  # fitted anew to the whole train part
 
 
+@pytest.mark.slow
 def test_the_evidence_of_one_method_can_choose_for_another():
     judge = SVI(num_steps=600, lr=0.02, init_scale=0.01, local_reparameterization=True, compile=False)
     search = MAP(num_steps=300, compile=False)

@@ -18,6 +18,8 @@ from pyrobnn.compile.products import (
     operator,
 )
 
+SLOW = pytest.mark.slow
+
 
 def _energy(z):
     return (torch.tanh(z) * torch.linspace(0.0, 1.0, 5)).pow(2).sum()
@@ -32,7 +34,10 @@ def test_compiled_equals_eager_with_gradients():
     torch.testing.assert_close(fast(z), fn(z), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(7, 1, 4), (7, 3, 1), (1, 6, 4), (5, 3, 4)])
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [pytest.param(7, 1, 4, marks=SLOW), pytest.param(7, 3, 1, marks=SLOW), (1, 6, 4), (5, 3, 4)],
+)
 def test_small_batched_products(rows, inner, columns):
     generator = torch.Generator().manual_seed(0)
     a, b = (
@@ -64,7 +69,7 @@ def test_activations_of_one_feature_lie_along_the_data(inputs, deep, turned):
     torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chains", [1, 4, 40])
+@pytest.mark.parametrize("chains", [1, 4, pytest.param(40, marks=SLOW)])
 def test_a_linear_predictor_of_few_features_needs_no_library(chains):
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(30, 5, generator=generator), torch.randn(chains, 5, generator=generator)

@@ -156,6 +156,7 @@ def streamed_run(folder, draws="draws"):
     return config.fit(program, num_draws=MANY, checkpoint=folder / "run.ckpt", stream_to=folder / draws)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*diverged")
 def test_a_killed_run_resumes_to_the_same_draws_on_disk(tmp_path):
     code = RUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path))

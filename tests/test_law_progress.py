@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -129,10 +130,11 @@ def test_a_bar_says_at_once_what_is_done_and_soon_how_long_it_takes(name, bars, 
 
 
 def test_before_the_first_transition_the_bar_knows_what_it_takes_at_least(bars):
-    with Hooks(None, None, None, (), True, 100, 50, METHODS["NUTS"]) as hooks:
+    positions = partial(torch.zeros, 1, 1, 1)
+    with Hooks(None, None, None, (), True, 100, 50, METHODS["NUTS"], 0) as hooks:
         for steps in (0, 16, 32):
-            hooks.look(Progress("warm-up", 0, 50, 0.1, 0.0, 0, steps, ""))
-        hooks.look(Progress("warm-up", 1, 50, 0.1, 5.0, 0, 48, ""))
+            hooks.look(Progress("warm-up", 0, 50, 0.1, 0.0, 0, steps, "", positions))
+        hooks.look(Progress("warm-up", 1, 50, 0.1, 5.0, 0, 48, "", positions))
     [bar] = bars
     assert bar.told[1:3] == [
         "NUTS: warm-up 0 of 50",

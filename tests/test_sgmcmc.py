@@ -110,6 +110,7 @@ def test_the_preconditioner_leaves_the_target_and_stops_adapting():
     assert bool((controls[:600, 1] > 0).all()) and bool((controls[600:, 1] == 0).all())
 
 
+@pytest.mark.slow
 def test_sghmc_recovers_the_conjugate_posterior(diabetes):
     x, y, mean, covariance = diabetes
     config = SGHMC(num_chains=32, num_warmup=1500, step_size=0.2, friction=0.1, thinning=30, init_steps=0)
@@ -144,8 +145,8 @@ def test_the_mini_batch_gradient_averages_to_the_full_one(diabetes):
     torch.testing.assert_close(torch.stack(parts).mean(0), gradient(z), rtol=1e-10, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", [SGLD, SGHMC])
-@pytest.mark.parametrize("batch_size", [None, 32])
+@pytest.mark.parametrize("method", [pytest.param(SGLD, marks=pytest.mark.slow), SGHMC])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 32])
 @pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_compiled_is_eager(diabetes, method, batch_size):
     x, y, *_ = diabetes
@@ -270,7 +271,7 @@ def step_model():
     return BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(dist.HalfNormal(1.0)))
 
 
-@pytest.mark.parametrize("method", [SGLD, SGHMC])
+@pytest.mark.parametrize("method", [pytest.param(SGLD, marks=pytest.mark.slow), SGHMC])
 def test_the_defaults_beat_a_linear_fit(method):
     # neither a start nor a step size is given: a fixed one, from steep draws of the prior, sent the chains far away
     x = torch.linspace(-2, 2, 60)[:, None]

@@ -53,7 +53,8 @@ def _moments(posterior):
     return state["loc"], state.get("scale", None)
 
 
-@pytest.mark.parametrize("local", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("local", [False, True])
 def test_mean_field_is_the_known_optimum(exact, local):
     posterior = _diabetes(local_reparameterization=local)
     loc, scale = _moments(posterior)

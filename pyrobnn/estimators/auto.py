@@ -78,6 +78,11 @@ def choose(
     return method, f"{size}: {'; '.join(words)}"
 
 
+def has_evidence(method: Any) -> bool:
+    """Whether a chosen method has the evidence that :func:`by_evidence` needs."""
+    return isinstance(method, Laplace)
+
+
 def by_evidence(
     method: Laplace,
     model_of: Callable[[Tensor], BNN],

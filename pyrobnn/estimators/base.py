@@ -28,9 +28,8 @@ from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import by_evidence, choose
+from pyrobnn.estimators.auto import by_evidence, choose, has_evidence
 from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
-from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import HomoskedasticGaussian, Likelihood
 from pyrobnn.model import BNN
@@ -208,14 +207,9 @@ class Estimator(BaseEstimator):
         raise NotImplementedError
 
     def _noise_by_evidence(self) -> bool:
-        """Whether the noise is ours to find, and Laplace's evidence is there to find it by."""
+        """Whether the noise is ours to find, and there is an evidence to find it by."""
         ours = self.likelihood is None and getattr(self, "noise", None) == "inferred"
-        return (
-            isinstance(self.method, str)
-            and self.method == "auto"
-            and ours
-            and isinstance(self.method_, Laplace)
-        )
+        return isinstance(self.method, str) and self.method == "auto" and ours and has_evidence(self.method_)
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError

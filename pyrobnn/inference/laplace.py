@@ -38,6 +38,7 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.optim.unfinished import STOPPED
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import restores
@@ -209,7 +210,7 @@ class Laplace(Method):
                 progress=progress,
             )  # fmt: skip
             found = time.perf_counter()
-            remarks: list[str] = list(centre.notes)
+            remarks = [note for note in centre.notes if not (exact and note.startswith(STOPPED))]
             make = ggn_precision if self.curvature == "ggn" else hessian_precision
             precision = make(self, search, centre, init is not None, seed, remarks)
             loc = centre.mode

@@ -56,7 +56,8 @@ class Reference:
         BNN(Sequential, FanInNormal, HomoskedasticGaussian(inferred scale), 4 weights)
         >>> len(reference.data.x), bool(reference.summary["rhat"].max() <= 1.01)
         (60, True)
-        >>> laplace = pb.Laplace().fit(reference.model(), reference.data.x, reference.data.y, num_draws=500)
+        >>> data, method = reference.data, pb.Laplace(compile=False)
+        >>> laplace = method.fit(reference.model(), data.x, data.y, num_draws=500)
         >>> reference.compare(laplace).kinds
         ('train', 'between', 'outside', 'noise', 'density')
     """

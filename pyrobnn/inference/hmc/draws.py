@@ -56,9 +56,7 @@ class Progress(NamedTuple):
     divergences: int
     steps: int
     unfinished: str  # why the warm-up was not finished when it was last judged
-    positions: Callable[
-        [], Tensor
-    ]  # unconstrained (chain, draw, dim): the draws there are, or where the chains are
+    positions: Callable[[], Tensor]  # unconstrained (chain, draw, dim): the draws, or where the chains are
 
 
 def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:

@@ -17,6 +17,8 @@ _PART, _SIGMAS = 0.2, 3.0
 _PER_PARAMETER, _LEAST = 0.05, 1.0
 #: times the limit that the losses of a run must let expect before its fit says so: they tell less than further steps
 _ROUGH = 10.0
+#: how the notes of it begin
+STOPPED = "the search was stopped"
 
 
 def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[str, float]:
@@ -33,16 +35,12 @@ def stopped_short(meta: Mapping[str, Any]) -> list[str]:
     more = "raise num_steps (or the learning rate)"
     if gain is not None:
         seen = f"ten more steps on all data gain {gain:.3g} nats, where up to {limit:.3g} are no matter"
-        return [f"the search was stopped far from its optimum: {seen}; {more}"] if gain > limit else []
+        return [f"{STOPPED} far from its optimum: {seen}; {more}"] if gain > limit else []
     if fall is not None:
         seen = f"its loss fell by {fall:.3g} nats over the last fifth, where up to {limit:.3g} are no matter"
-        return (
-            [f"the search was stopped far from its optimum: {seen}; {more}"] if fall > _ROUGH * limit else []
-        )
+        return [f"{STOPPED} far from its optimum: {seen}; {more}"] if fall > _ROUGH * limit else []
     if steps < _SHORT:
-        return [
-            f"the search was stopped after {steps} steps, too few to show that it found its optimum; {more}"
-        ]
+        return [f"{STOPPED} after {steps} steps, too few to show that it found its optimum; {more}"]
     return []
 
 
