@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
-from pyrobnn.estimators.auto import choose
+from pyrobnn.estimators.auto import choose, tries_noises
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
 SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
@@ -187,6 +187,14 @@ def test_pipeline_search_and_cross_validation(table):
     search = GridSearchCV(pipeline, {"bnnregressor__hidden": [(), (5,)]}, cv=2).fit(x, y)
     assert search.best_score_ > 0.9 and search.best_params_ == {"bnnregressor__hidden": (5,)}
     assert np.corrcoef(cross_val_predict(model, x, y, cv=3), y)[0, 1] > 0.9
+
+
+def test_noises_are_tried_where_rows_are_few_for_the_weights():
+    laplace = choose(5000, 1000, 1)[0]
+    assert tries_noises(laplace, 9_999, 1000) and not tries_noises(laplace, 10_000, 1000)
+    assert not tries_noises(pb.NUTS(), 100, 1000)
+    with pytest.warns(UserWarning, match="25,000 rows are few for 5,000 weights"):
+        assert not tries_noises(laplace, 25_000, 5_000)
 
 
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):

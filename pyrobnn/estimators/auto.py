@@ -26,6 +26,9 @@ MOST_WHOLE = 2000
 #: rows up to which chains are done in minutes
 MOST_SAMPLED = 1000
 BATCH, STEPS, SVI_STEPS = 1000, 3000, 10_000
+#: rows per weight from which noise that is maximised with the weights comes out right (on a weak signal, 90 % intervals
+#: held 73, 82 and 88 % at 2, 4 and 8), and rows up to which several fits are done in minutes
+ENOUGH, MOST_TRIED = 10, 20_000
 #: noise as a share of what a linear model leaves: downwards, each 0.7 of the one before
 SHARES = tuple(0.7**step for step in range(13))
 #: the least noise, as a share of the target's standard deviation
@@ -78,9 +81,23 @@ def choose(
     return method, f"{size}: {'; '.join(words)}"
 
 
-def has_evidence(method: Any) -> bool:
-    """Whether a chosen method has the evidence that :func:`by_evidence` needs."""
-    return isinstance(method, Laplace)
+def tries_noises(method: Any, num_data: int, num_weights: int) -> bool:
+    """Whether the noise is better found by :func:`by_evidence` than together with the weights.
+
+    Warns:
+        UserWarning: it is, and the data are too many for several fits.
+    """
+    if not isinstance(method, Laplace) or num_data >= ENOUGH * num_weights:
+        return False
+    if num_data > MOST_TRIED:
+        warnings.warn(
+            f"{num_data:,} rows are few for {num_weights:,} weights and many for several fits: the noise is maximised "
+            "with the weights and may come out too small, and the intervals too narrow. Use a smaller net, or "
+            "predict_interval(X, conformal=(X, y)) with rows held out",
+            UserWarning,
+            stacklevel=4,
+        )
+    return num_data <= MOST_TRIED
 
 
 def by_evidence(
@@ -92,8 +109,8 @@ def by_evidence(
 ) -> tuple[Posterior, str]:
     """The fit whose fixed noise has the largest evidence, and that noise in words.
 
-    Weights and noise that are maximised together interpolate as soon as there are more weights than rows: the noise
-    goes to nothing, and the intervals with it. The evidence of the weights given the noise has a maximum. The noise
+    Weights and noise that are maximised together fit the noise where there are few rows per weight: it comes out too
+    small, and the intervals too narrow. The evidence of the weights given the noise has a maximum. The noise
     goes down from what a Bayesian linear regression leaves until the evidence has fallen twice in a row.
 
     Args:

@@ -28,7 +28,7 @@ from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import by_evidence, choose, has_evidence
+from pyrobnn.estimators.auto import by_evidence, choose, tries_noises
 from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import HomoskedasticGaussian, Likelihood
@@ -96,7 +96,7 @@ class Estimator(BaseEstimator):
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-        if fractions is None and self._noise_by_evidence():
+        if fractions is None and self._noise_by_evidence(model.num_weights):
             self.posterior_, chosen = by_evidence(
                 self.method_,
                 lambda scale: BNN(
@@ -206,10 +206,11 @@ class Estimator(BaseEstimator):
     def _takes(self, likelihood: Likelihood) -> bool:
         raise NotImplementedError
 
-    def _noise_by_evidence(self) -> bool:
-        """Whether the noise is ours to find, and there is an evidence to find it by."""
+    def _noise_by_evidence(self, num_weights: int) -> bool:
+        """Whether the noise is ours to find, and better found by the evidence."""
         ours = self.likelihood is None and getattr(self, "noise", None) == "inferred"
-        return isinstance(self.method, str) and self.method == "auto" and ours and has_evidence(self.method_)
+        auto = isinstance(self.method, str) and self.method == "auto"
+        return auto and ours and tries_noises(self.method_, len(self._x), num_weights)
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
