@@ -224,6 +224,7 @@ def test_a_plain_program_reads_its_point_parameters_from_the_store(guide):
             posterior.guide(x)
 
 
+@pytest.mark.slow
 def test_batch_statistics_come_with_the_draws_and_not_with_a_guide():
     with seeded(0):
         net = torch.nn.Sequential(
@@ -242,6 +243,7 @@ def test_batch_statistics_come_with_the_draws_and_not_with_a_guide():
     torch.testing.assert_close(f, posterior.function(X[:3])[0, 7])
 
 
+@pytest.mark.slow
 def test_a_guide_in_eval_mode_agrees_for_batch_norm():
     with seeded(0):
         net = torch.nn.Sequential(

@@ -58,7 +58,7 @@ def whitened(posterior, mean, covariance):
     return (coefficients(posterior) - mean) @ vectors / values.sqrt()
 
 
-@pytest.mark.parametrize("step_size", [0.1, 0.4])
+@pytest.mark.parametrize("step_size", [pytest.param(0.1, marks=pytest.mark.slow), 0.4])
 def test_sgld_has_the_variance_of_its_discretisation(step_size):
     config = SGLD(num_chains=64, num_warmup=400, step_size=step_size, thinning=20)
     draws = config.fit(gaussian, num_draws=150, seed=1).draws["z"]
@@ -95,6 +95,7 @@ def test_a_skewed_positive_target_needs_the_jacobian(config):
     assert_var_within(draws, 1.0, mean=2.0)
 
 
+@pytest.mark.slow
 def test_the_preconditioner_leaves_the_target_and_stops_adapting():
     steep = torch.tensor([1.0, 0.05], dtype=torch.float64)
 
@@ -310,6 +311,7 @@ def test_a_chosen_step_size_samples_the_conjugate_posterior(diabetes, method, ba
     assert float(draws.mean((0, 1)).abs().max()) < 0.25
 
 
+@pytest.mark.slow
 def test_chains_that_stray_go_back_with_smaller_steps():
     def quartic(x=None, y=None):  # flat where the curvature is first looked at, steep further out
         z = pyro.sample("z", dist.Normal(torch.zeros(4, dtype=torch.float64), 1e3).to_event(1))

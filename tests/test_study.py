@@ -12,6 +12,7 @@ from pyrobnn.studies.compare import make_method, run_study
 from pyrobnn.studies.study import make_study
 
 
+@pytest.mark.slow
 def test_nuts_is_the_conjugate_posterior():
     truth = diabetes_linear()
     nuts = pb.NUTS(num_chains=8, num_warmup=150, mass_matrix="dense")

@@ -247,6 +247,7 @@ def test_kl_weights_and_the_temperature(weight, temperature):
     torch.testing.assert_close(terms["elbo"], terms["log_likelihood"] - terms["kl"])
 
 
+@pytest.mark.slow
 def test_tempered_posterior_is_the_tempered_one(exact):
     # KL weight w: covariance (I + design' design / (w noise²))^-1; mean field has its precision's diagonal
     posterior = SVI(kl_weight=0.1, local_reparameterization=True, num_steps=4000).fit(

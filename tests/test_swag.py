@@ -348,6 +348,7 @@ def test_the_rate_is_halved_where_the_curvature_at_the_mode_says_nothing_of_its_
     assert 0.1 * bound < rate < 0.5 * bound  # the trial at the bound itself left the mode
 
 
+@pytest.mark.slow
 def test_at_the_default_rate_the_width_is_about_the_posteriors():
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(400, 3, generator=generator, dtype=torch.float64)
