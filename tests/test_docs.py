@@ -25,7 +25,16 @@ DOCS = ROOT / "docs"
 WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
 #: takes longer than a few seconds
-SLOW = {"conformal", "deploy", "methods", "million-rows", "other-trees", "pyro-program", "save-and-resume", "trackers"}
+SLOW = {
+    "conformal",
+    "deploy",
+    "methods",
+    "million-rows",
+    "other-trees",
+    "pyro-program",
+    "save-and-resume",
+    "trackers",
+}
 OPTIONAL = {"mlflow", "numpyro", "pymc", "tensorboard", "wandb"}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
