@@ -87,18 +87,6 @@ class Real(Numbers):
 
     linear_mean = True
 
-    def observed(self, y: Tensor) -> Tensor:
-        """Targets of predicted ``values`` of which all were observed."""
-        return y
-
-    def as_observed(self, drawn: Tensor, y: Tensor) -> Tensor:
-        """Draws (…, N, out) of new values as they would have been seen where ``y`` was: cut off at its limits."""
-        return drawn
-
-    def extras(self, y: Tensor) -> dict[str, Tensor]:
-        """What else ``y`` says of its rows, name → (N,)."""
-        return {}
-
     def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
         return mean, scale
 

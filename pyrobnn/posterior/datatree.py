@@ -342,6 +342,7 @@ def _along_spread(x: Tensor) -> Tensor:
 
 
 def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Norm of all weights of each layer, (chain, draw), which no exchange of hidden units changes."""
     squares: dict[str, Tensor] = {}
     for name, value in draws.items():
         if name.startswith(NET) and value.is_floating_point():

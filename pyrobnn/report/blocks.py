@@ -43,6 +43,7 @@ def panels(figure: Figure, prefix: str, what: str, *, stack: int = 1) -> tuple[s
 
 
 def where(trees: Trees, test: Callable[[Evidence], bool]) -> dict[str, Evidence]:
+    """The trees of which a test holds."""
     return {label: tree for label, tree in trees.items() if test(tree)}
 
 
