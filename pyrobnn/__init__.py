@@ -4,73 +4,72 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyrobnn import callbacks, data, guides, inference, likelihoods, metrics, networks, priors
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
-from pyrobnn.inference import *  # noqa: F403
 from pyrobnn.lazy import late_names
-from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.predict import Prediction
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pyrobnn import callbacks as callbacks
     from pyrobnn import conformal as conformal
+    from pyrobnn import data as data
     from pyrobnn import diagnostics as diagnostics
-    from pyrobnn import plots
+    from pyrobnn import guides as guides
+    from pyrobnn import inference as inference
+    from pyrobnn import likelihoods as likelihoods
+    from pyrobnn import metrics as metrics
+    from pyrobnn import networks as networks
+    from pyrobnn import plots as plots
+    from pyrobnn import priors as priors
     from pyrobnn import references as references
     from pyrobnn import report as report
-    from pyrobnn.conformal import conformal_interval, conformal_set
-    from pyrobnn.diagnostics import Verdict, diagnose
-    from pyrobnn.estimators import BNNClassifier, BNNRegressor
-    from pyrobnn.posterior.datatree import to_datatree
-    from pyrobnn.report import write_report, write_summary
+    from pyrobnn.checks import Refused as Refused
+    from pyrobnn.conformal import conformal_interval as conformal_interval
+    from pyrobnn.conformal import conformal_set as conformal_set
+    from pyrobnn.density import Density as Density
+    from pyrobnn.diagnostics import Verdict as Verdict
+    from pyrobnn.diagnostics import diagnose as diagnose
+    from pyrobnn.estimators import BNNClassifier as BNNClassifier
+    from pyrobnn.estimators import BNNRegressor as BNNRegressor
+    from pyrobnn.inference import *  # noqa: F403
+    from pyrobnn.model import BNN as BNN
+    from pyrobnn.posterior import Posterior as Posterior
+    from pyrobnn.posterior.datatree import to_datatree as to_datatree
+    from pyrobnn.posterior.predict import Prediction as Prediction
+    from pyrobnn.report import write_report as write_report
+    from pyrobnn.report import write_summary as write_summary
 else:
-    # a fit needs neither ArviZ nor matplotlib nor scikit-learn: they cost as much time to import as torch and Pyro
+    # torch and Pyro take two seconds to import, ArviZ, matplotlib and scikit-learn two more: the command line's help
+    # needs none of them, a fit the first two
     __getattr__, __dir__ = late_names(
         __name__,
         {
+            "BNN": "pyrobnn.model",
             "BNNClassifier": "pyrobnn.estimators",
             "BNNRegressor": "pyrobnn.estimators",
+            "Density": "pyrobnn.density",
+            "Posterior": "pyrobnn.posterior",
+            "Prediction": "pyrobnn.posterior.predict",
+            "Refused": "pyrobnn.checks",
             "Verdict": "pyrobnn.diagnostics",
+            "callbacks": "pyrobnn.callbacks",
             "conformal": "pyrobnn.conformal",
             "conformal_interval": "pyrobnn.conformal",
             "conformal_set": "pyrobnn.conformal",
+            "data": "pyrobnn.data",
             "diagnose": "pyrobnn.diagnostics",
             "diagnostics": "pyrobnn.diagnostics",
+            "guides": "pyrobnn.guides",
+            "inference": "pyrobnn.inference",
+            "likelihoods": "pyrobnn.likelihoods",
+            "metrics": "pyrobnn.metrics",
+            "networks": "pyrobnn.networks",
             "plots": "pyrobnn.plots",
+            "priors": "pyrobnn.priors",
             "references": "pyrobnn.references",
             "report": "pyrobnn.report",
             "to_datatree": "pyrobnn.posterior.datatree",
             "write_report": "pyrobnn.report",
             "write_summary": "pyrobnn.report",
         },
+        rest="pyrobnn.inference",
     )
-
-__version__ = "0.1.0"
-
-__all__ = [
-    "BNN",
-    "BNNClassifier",
-    "BNNRegressor",
-    "Density",
-    "Posterior",
-    "Prediction",
-    "Refused",
-    "Verdict",
-    "callbacks",
-    "conformal_interval",
-    "conformal_set",
-    "data",
-    "diagnose",
-    "guides",
-    "likelihoods",
-    "metrics",
-    "networks",
-    "plots",
-    "priors",
-    "references",
-    "to_datatree",
-    "write_report",
-    "write_summary",
-]
-__all__ += inference.__all__

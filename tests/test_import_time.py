@@ -1,4 +1,4 @@
-"""``import pyrobnn`` and ``--help`` cost little beside torch and Pyro: what one use needs, that use imports."""
+"""``--help`` comes at once, a method costs little beside torch and Pyro: what one use needs, that use imports."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import pyrobnn as pb
+from pyrobnn.cli import STORED_HELP
+from pyrobnn.cli.config import help_of
 
 ROOT = Path(__file__).parents[1]
 #: libraries of reports, figures, trees, tables and tests of hypotheses, and what needs them
@@ -58,12 +60,19 @@ def loaded(step):
     print(step, *sorted(set({HEAVY!r}) & set(sys.modules)))
 
 import pyrobnn as pb
-loaded("import")
 from pyrobnn.cli import main
-for command in ("", "compare", "fit", "predict", "report", "compare --methods nuts", "fit gap --method svi"):
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        main([*command.split(), "--help"])
-loaded("help")
+
+def show_help(*commands):
+    for command in commands:
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+            main([*command.split(), "--help"])
+        assert "usage: pyrobnn" in shown.getvalue(), command
+
+show_help("", "compare", "fit", "predict", "report")
+loaded("import, help")
+assert set(sys.modules).isdisjoint(("torch", "pyro", "numpy"))
+show_help("compare --methods nuts", "fit gap --method svi")
+loaded("help of methods")
 import torch
 net, noise = pb.networks.mlp(1, (4,), seed=0), pb.likelihoods.HomoskedasticGaussian(0.1)
 model = pb.BNN(net, pb.priors.FanInNormal(), noise)
@@ -75,16 +84,21 @@ loaded("fit")
 
 
 def test_import_help_and_a_fit_bring_no_library_of_figures_tables_or_trees():
-    assert python("-c", STEPS).splitlines() == ["import", "help", "fit"]
+    assert python("-c", STEPS).splitlines() == ["import, help", "help of methods", "fit"]
+
+
+def test_the_stored_help_is_the_parsers(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, path in STORED_HELP.items():
+        assert path.read_text(encoding="utf-8") == help_of(command), "python scripts/store_help.py writes it"
 
 
 @pytest.mark.slow
 def test_time_beside_torch_and_pyro():
     commands = {
         "torch, pyro": ("-c", "import torch, pyro"),
-        "pyrobnn": ("-c", "import pyrobnn"),
-        "help": ("-m", "pyrobnn", "--help"),
-        "help of compare": ("-m", "pyrobnn", "compare", "--help"),
+        "pyrobnn": ("-c", "import pyrobnn; pyrobnn.NUTS"),
+        "help of a method": ("-m", "pyrobnn", "compare", "--methods", "nuts", "--help"),
     }
     rounds = [{name: seconds(*command) for name, command in commands.items()} for _ in range(7)]
     median = {name: statistics.median(each[name] for each in rounds) for name in commands}

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from pyrobnn import __version__
 from pyrobnn.cli.say import OneLineParser, one_line, printable, say
@@ -18,6 +19,9 @@ COMMANDS = {
     "predict": "predict new rows with a method that was saved",
     "report": "judge saved DataTrees, also of NumPyro or PyMC",
 }
+#: commands whose options are those of the methods: to write their help takes torch, Pyro and two seconds, to show it
+#: not (``scripts/store_help.py``)
+STORED_HELP = {name: Path(__file__).parent / "help" / f"{name}.txt" for name in ("compare", "fit")}
 USAGE_ERROR, INTERRUPTED = 2, 130
 EXIT_STATUS = (
     "exit status: 0 done, 1 a method was left out or failed (report --strict: a verdict did), "
@@ -31,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with printable():
         try:
             asked = _parser().parse_args(words[:1])
+            if asked.command in STORED_HELP and words[1:] in (["--help"], ["-h"]):
+                say(STORED_HELP[asked.command].read_text(encoding="utf-8").rstrip("\n"))
+                raise SystemExit(0)  # as argparse ends where it shows help
             module = import_module(f"pyrobnn.cli.{asked.command}")
             return int(module.run(words[1:], shlex.join(["pyrobnn", *words])))
         except (ValueError, TypeError, OSError, ImportError, argparse.ArgumentError) as error:

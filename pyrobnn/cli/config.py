@@ -88,9 +88,8 @@ def read(argv: Sequence[str], command: str) -> Config:
     source = f"{early.config}: " if early.config else ""
     chosen = early.methods if command == "compare" else [early.method] if early.method else None
     if not early.config and chosen is None and {"-h", "--help"} & set(words):
-        _parser(command, {}, early.quick).parse_args(
-            ["--help"]
-        )  # all methods' options would be hundreds of lines
+        # all methods' options would be hundreds of lines
+        _parser(command, {}, early.quick).parse_args(["--help"])
     methods = _chosen(chosen, listed, command)
     quick = early.quick or given.get("quick") is True
     parser = _parser(command, {label: name for label, (name, _) in methods.items()}, quick)
@@ -108,6 +107,11 @@ def read(argv: Sequence[str], command: str) -> Config:
         raise ValueError(_unknown(one_line(error), parser, methods, command)) from error
     found.print_config = early.print_config
     return _config(parser, found, {label: name for label, (name, _) in methods.items()}, notes)
+
+
+def help_of(command: str) -> str:
+    """What ``--help`` shows of a command where no method is named."""
+    return str(_parser(command, {}, quick=False).format_help())
 
 
 def _early(command: str) -> OneLineParser:
