@@ -2,13 +2,16 @@
 
     python scripts/compare_svi_mcmc.py --quick
     python scripts/compare_svi_mcmc.py --data study_two_clusters --noise inferred --methods svi svi-full-rank nuts
-    python scripts/compare_svi_mcmc.py --config study.yaml --out results/mine --resume
+    python scripts/compare_svi_mcmc.py --data clusters --noise inferred --methods svi nuts --seeds 0 1 2 3 4 5 6 7 8 9
+    python scripts/compare_svi_mcmc.py --config study.yaml --out results/mine
 
 Each set of data with each model of the noise is a comparison of its own in a folder of OUT, with its report, figures
-and saved draws; the table of all of them is printed and written to OUT/table.csv. A study file is one of ``pyrobnn
-compare --config`` in which ``data`` and ``noise`` may be lists; any option of ``pyrobnn compare`` is taken, also one
-of a method (``--svi.num_steps 20000``). With ``--resume`` what is finished is not fitted again. ``--quick`` takes the
-first data and noise where none are named.
+and saved draws. The table of all of them is printed and written to OUT/table.csv, the picture of how far each method's
+doubt opens in the widest gap to OUT/gaps.png and .svg; several seeds give means with standard errors. What OUT already
+holds of the same settings and data is not fitted again, and NUTS goes on from its checkpoint: after Ctrl-C or a kill,
+give the same command. A study file is one of ``pyrobnn compare --config`` in which ``data`` and ``noise`` may be
+lists; any option of ``pyrobnn compare`` is taken, also one of a method (``--svi.num_steps 20000``). ``--quick`` takes
+the first data and noise where none are named.
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
 from pyrobnn.cli.file import read_config, write_config
 from pyrobnn.posterior.storage import read
 
 STUDY = """
-data: [study_four_clusters, study_two_clusters]
+data: [study_two_clusters, study_two_cubic_clusters, study_four_clusters, study_four_cubic_clusters]
 noise: [inferred, heteroskedastic]
+prior_scale: 3.0
 methods:
   svi: {}
   svi-full-rank: {method: svi, guide: full_rank}
@@ -37,7 +42,7 @@ methods:
   svi-kl-warmup: {method: svi, kl_weight: {class_path: Linear, init_args: {warmup: 0.1, full: 0.5}}}
   svi-batches: {method: svi, batch_size: 64}
   svi-wide-start: {method: svi, init_scale: 0.5}
-  nuts: {}
+  nuts: {until: converged, max_tree_depth: 12, max_seconds: 150}
   laplace: {}
   ensemble: {}
   map: {}
@@ -63,40 +68,78 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--data", nargs="+", help="sets of data")
     parser.add_argument("--noise", nargs="+", help="models of the noise")
+    parser.add_argument("--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits")
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="a study [the one in this script]")
     parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
     parser.add_argument("--quick", action="store_true")
     asked, rest = parser.parse_known_args(argv)
     try:
         study = _study(asked.config)
+        study = _shortened(study) if asked.quick else study
         cells = _cells(study, asked)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(f"compare_svi_mcmc: {error}", file=sys.stderr)
         return cli.USAGE_ERROR
-    rest += ["--quick"] if asked.quick else []
     status, rows = 0, []
-    for data, noise in cells:
-        folder = asked.out / f"{Path(data).stem}-{noise}"
+    for cell in cells:
+        folder = asked.out / "-".join([Path(cell["data"]).stem, *(str(v) for v in list(cell.values())[1:])])
         file = asked.out / f"{folder.name}.yaml"
-        file.write_text(write_config(study | {"data": data, "noise": noise}), encoding="utf-8")
-        print(f"\n== {data}, noise {noise}: {folder}", flush=True)
-        found = cli.main(["compare", "--config", str(file), "--out", str(folder), *rest])
+        file.write_text(write_config(study | cell), encoding="utf-8")
+        print(f"\n== {', '.join(f'{name} {value}' for name, value in cell.items())}: {folder}", flush=True)
+        found = cli.main(["compare", "--config", str(file), "--out", str(folder), "--resume", *rest])
         if found == cli.USAGE_ERROR:
             return found
         status = max(status, found)
-        rows += _rows(data, noise, folder)
+        rows += _rows(cell, folder)
         if found == cli.INTERRUPTED:
             break
         _draw(folder)
     if rows:
-        table = pd.DataFrame(rows)
-        table.to_csv(asked.out / "table.csv", index=False)
-        print(f"\n{table.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
-        print(
-            f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {asked.out / 'table.csv'}"
-        )
+        _tell(pd.DataFrame(rows), asked.out)
     return status
+
+
+def _tell(table: pd.DataFrame, out: Path) -> None:
+    """Print and write the table, means with standard errors where there are several seeds, and draw the gaps."""
+    table.to_csv(out / "table.csv", index=False)
+    shown = table
+    if "seed" in table and table["seed"].nunique() > 1:
+        grouped = table.groupby(["data", "noise", "method"], sort=False)
+        numbers = [title for title in COLUMNS.values() if title in table]
+        mean, error = grouped[numbers].mean(), grouped[numbers].sem()
+        shown = (mean.map("{:.3g}".format) + error.map(" ± {:.1g}".format)).where(mean.notna(), "")
+        shown.insert(
+            0, "passed", grouped["verdict"].apply(lambda each: f"{(each == 'pass').sum()} of {len(each)}")
+        )
+        shown = shown.reset_index()
+    print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
+    print(f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {out / 'table.csv'}")
+    if table["in gap"].notna().any():
+        figure = gaps(table)
+        figure.savefig(out / "gaps.png", dpi=200)
+        figure.savefig(out / "gaps.svg")
+
+
+def gaps(table: pd.DataFrame) -> Figure:
+    """How far each method's doubt opens in the widest gap: a panel for each data and noise, mean and error of seeds."""
+    cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
+    order = list(dict.fromkeys(table["method"]))
+    with plots.style.style():
+        size = (2.9, 0.8 + 0.22 * len(order))
+        figure, axes = plots.style.panels(len(cells), max_columns=4, size=size, sharex=True)
+        for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
+            for place, method in enumerate(order):
+                ratios = rows.loc[rows["method"] == method, "in gap"].dropna()
+                if len(ratios):
+                    error = ratios.sem() if len(ratios) > 1 else 0.0
+                    ax.errorbar(ratios.mean(), place, xerr=error, fmt="o", ms=5, color=plots.style.EPISTEMIC)
+            ax.axvline(1.0, color=plots.style.MUTED, lw=0.8, ls=(0, (4, 2)))
+            ax.set_xscale("log")
+            ax.set(yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
+            ax.set_title(f"{data.removeprefix('study_').replace('_', ' ')}\n{noise} noise", fontsize=8.5)
+            ax.set_xlabel("epistemic sd, gap / data")
+        return figure
 
 
 def _study(path: Path | None) -> dict[str, Any]:
@@ -108,24 +151,35 @@ def _study(path: Path | None) -> dict[str, Any]:
     return given | ({"methods": methods} if methods else {})
 
 
-def _cells(study: Mapping[str, Any], asked: argparse.Namespace) -> list[tuple[str, str]]:
-    """Every set of data with every model of the noise; of a quick run that names none the first."""
+def _shortened(study: Mapping[str, Any]) -> dict[str, Any]:
+    """A study of two minutes: short fits, compiled for NUTS alone, which waits for convergence no longer than that."""
+    methods = {}
+    for label, options in study["methods"].items():
+        nuts = options.get("method", label) == "nuts"
+        bound = {"max_seconds": 40} if options.get("until") else {}
+        methods[label] = options | (bound if nuts else {"compile": False})
+    return dict(study) | {"quick": True, "methods": methods}
+
+
+def _cells(study: Mapping[str, Any], asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every set of data with every model of the noise, and seed; of a quick run that names none the first."""
     axes = []
     for name, given in (("data", asked.data), ("noise", asked.noise)):
         value = study.get(name, {"data": "study_four_clusters", "noise": "inferred"}[name])
         values = value if isinstance(value, list) else [value]
         axes.append(given or (values[:1] if asked.quick else values))
-    return [(str(data), str(noise)) for data in axes[0] for noise in axes[1]]
+    seeds = [{"seed": seed} for seed in asked.seeds or ()] or [{}]
+    return [{"data": str(d), "noise": str(n), **seed} for d in axes[0] for n in axes[1] for seed in seeds]
 
 
-def _rows(data: str, noise: str, folder: Path) -> list[dict[str, Any]]:
+def _rows(cell: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """A row of the table for each method that the folder's summary has."""
     summary = folder / "summary.json"
     if not summary.exists():
         return []
     methods = json.loads(summary.read_text(encoding="utf-8"))["methods"]
     return [
-        {"data": data, "noise": noise, "method": label, "verdict": each["status"]}
+        {**cell, "method": label, "verdict": each["status"]}
         | {title: each["scores"].get(key) for key, title in COLUMNS.items()}
         for label, each in methods.items()
     ]

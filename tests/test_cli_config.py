@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import runpy
 import signal
 from pathlib import Path
@@ -263,7 +264,7 @@ def test_a_fit_that_cannot_be_is_refused_before_any_compute(words, message, caps
     assert message in capsys.readouterr().err
 
 
-def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch):
+def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
     script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
     path = written(
         tmp_path,
@@ -272,13 +273,22 @@ def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch)
     )
     out = tmp_path / "study"
     options = ["--config", path, f"--out={out}", "--methods", "wide", "--noise", "inferred", "--data", "gap"]
+    options += ["--seeds", "0", "1"]
     assert script["main"](options) == 0
     table = pd.read_csv(out / "table.csv")
-    assert list(table["method"]) == ["wide"] and table["in gap"].notna().all()
-    files = {each.name for each in (out / "gap-inferred").iterdir()}
+    assert list(table["method"]) == ["wide"] * 2 and list(table["seed"]) == [0, 1]
+    assert table["in gap"].notna().all() and table["in gap"].nunique() == 2
+    assert re.search(r"gap inferred +wide 0 of 2 .* ± ", capsys.readouterr().out)
+    files = {each.name for each in (out / "gap-inferred-0").iterdir()}
     assert {"report.html", "bands.png", "bands.svg", "wide.nc"} <= files
-    monkeypatch.setattr(compare, "_fitted", None)
-    assert script["main"]([*options, "--resume"]) == 0
+    assert {"gaps.png", "gaps.svg"} <= {each.name for each in out.iterdir()}
+    monkeypatch.setattr(compare, "_fitted", None)  # nothing is fitted again
+    assert script["main"](options) == 0
     assert script["main"]([*options, "--wide.num_step", "3"]) == 2
-    study, every = script["_study"](Path(path)), argparse.Namespace(data=None, noise=None, quick=False)
+    study, every = (
+        script["_study"](Path(path)),
+        argparse.Namespace(data=None, noise=None, seeds=None, quick=False),
+    )
     assert len(script["_cells"](study, every)) == 4 and len(script["_study"](None)["methods"]) == 11
+    quick = script["_shortened"](script["_study"](None))["methods"]
+    assert quick["nuts"]["max_seconds"] == 40 and quick["svi-local"]["compile"] is False
