@@ -23,6 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, tries_noises
+from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
 SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
@@ -190,11 +191,14 @@ def test_pipeline_search_and_cross_validation(table):
 
 
 def test_noises_are_tried_where_rows_are_few_for_the_weights():
-    laplace = choose(5000, 1000, 1)[0]
-    assert tries_noises(laplace, 9_999, 1000) and not tries_noises(laplace, 10_000, 1000)
-    assert not tries_noises(pb.NUTS(), 100, 1000)
+    laplace, noise = choose(5000, 1000, 1)[0], HomoskedasticGaussian(dist.HalfNormal(1.0))
+    assert tries_noises(laplace, noise, 9_999, 1000) and not tries_noises(laplace, noise, 10_000, 1000)
+    assert not tries_noises(pb.NUTS(), noise, 100, 1000)
+    assert not tries_noises(laplace, HomoskedasticGaussian(0.1), 100, 1000)
     with pytest.warns(UserWarning, match="25,000 rows are few for 5,000 weights"):
-        assert not tries_noises(laplace, 25_000, 5_000)
+        assert not tries_noises(laplace, noise, 25_000, 5_000)
+    with pytest.warns(UserWarning, match="NegativeBinomial has a spread of its own"):
+        assert not tries_noises(laplace, pb.likelihoods.NegativeBinomial(), 100, 1000)
 
 
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):

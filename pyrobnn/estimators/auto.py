@@ -15,6 +15,8 @@ from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.svi import SVI
+from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood, StudentT
+from pyrobnn.likelihoods.base import SCALE
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -81,23 +83,38 @@ def choose(
     return method, f"{size}: {'; '.join(words)}"
 
 
-def tries_noises(method: Any, num_data: int, num_weights: int) -> bool:
-    """Whether the noise is better found by :func:`by_evidence` than together with the weights.
+def tries_noises(method: Any, likelihood: Likelihood, num_data: int, num_weights: int) -> bool:
+    """Whether the noise is better found with the weights averaged out than together with them.
 
     Warns:
-        UserWarning: it is, and the data are too many for several fits.
+        UserWarning: it is, and the data are too many for several fits, or the likelihood is none whose noise is known
+            to be found so.
     """
-    if not isinstance(method, Laplace) or num_data >= ENOUGH * num_weights:
+    free = bool(likelihood.priors or likelihood.points or likelihood.heads > 1)
+    if not isinstance(method, Laplace) or not free or likelihood.labels or num_data >= ENOUGH * num_weights:
         return False
-    if num_data > MOST_TRIED:
+    found = type(likelihood) is HeteroskedasticGaussian or (
+        type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.how("scale") != "fixed"
+    )
+    if num_data > MOST_TRIED or not found:
+        many = "many for several fits" if found else f"{type(likelihood).__name__} has a spread of its own"
         warnings.warn(
-            f"{num_data:,} rows are few for {num_weights:,} weights and many for several fits: the noise is maximised "
+            f"{num_data:,} rows are few for {num_weights:,} weights and {many}: the noise is maximised "
             "with the weights and may come out too small, and the intervals too narrow. Use a smaller net, or "
             "predict_interval(X, conformal=(X, y)) with rows held out",
             UserWarning,
             stacklevel=4,
         )
-    return num_data <= MOST_TRIED
+    return found and num_data <= MOST_TRIED
+
+
+def with_scale(likelihood: Likelihood, scale: Tensor) -> Likelihood:
+    """A copy of the likelihood whose ``scale`` is known, () or (out,), in the units in which the net computes."""
+    known = likelihood.like(scale)
+    known.priors = {name: prior for name, prior in known.priors.items() if name != SCALE}
+    known.points = {name: value for name, value in known.points.items() if name != SCALE}
+    known.declare("scale", scale)
+    return known
 
 
 def by_evidence(
@@ -106,6 +123,7 @@ def by_evidence(
     x: Tensor,
     y: Tensor,
     options: dict[str, Any],
+    log_prior: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Posterior, str]:
     """The fit whose fixed noise has the largest evidence, and that noise in words.
 
@@ -118,18 +136,19 @@ def by_evidence(
         model_of: noise (out,), in the units in which the net computes → model.
         x, y: (N, feature) and (N, out), in the units of the data.
         options: of ``method.fit``.
+        log_prior: of the noise, where it has one.
 
     Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
     """
-    units = model_of(torch.ones(y.shape[1], dtype=y.dtype)).standardizer
-    inside = (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
-    linear = _left_by_a_line(*inside)
+    linear = left_by_a_line(model_of(torch.ones(y.shape[1], dtype=y.dtype)), x, y)
     fits: list[tuple[float, float, Posterior]] = []
     for share in SHARES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept are told below
             posterior = method.fit(model_of(share * linear), x, y, **options)
         evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
+        if log_prior is not None:
+            evidence += float(log_prior(share * linear))
         fits.append((evidence, share, posterior))
         if len(fits) > 2 and max(fits[-2][0], evidence) < max(each[0] for each in fits):
             break
@@ -140,8 +159,10 @@ def by_evidence(
     return posterior, words
 
 
-def _left_by_a_line(x: Tensor, y: Tensor) -> Tensor:
-    """Standard deviation (out,) of what a Bayesian linear regression leaves of each target."""
+def left_by_a_line(model: BNN, x: Tensor, y: Tensor) -> Tensor:
+    """Standard deviation (out,) of what a Bayesian linear regression leaves of each target, in the model's units."""
+    if model.standardizer is not None:
+        x, y = model.standardizer.transform_x(x), model.standardizer.transform_y(y)
     inputs = x.flatten(1).numpy()
     found = [BayesianRidge().fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
     return torch.tensor(found, dtype=y.dtype).clamp_min(LEAST * y.std(0).clamp_min(1e-12))

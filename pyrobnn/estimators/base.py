@@ -28,10 +28,12 @@ from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import by_evidence, choose, tries_noises
+from pyrobnn.estimators.auto import by_evidence, choose, left_by_a_line, tries_noises, with_scale
+from pyrobnn.estimators.averaged_noise import by_expectation
 from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
-from pyrobnn.likelihoods import HomoskedasticGaussian, Likelihood
+from pyrobnn.likelihoods import Likelihood
+from pyrobnn.likelihoods.base import SCALE
 from pyrobnn.model import BNN
 from pyrobnn.posterior.predict import Prediction
 from pyrobnn.seeding import seeded
@@ -96,16 +98,20 @@ class Estimator(BaseEstimator):
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-        if fractions is None and self._noise_by_evidence(model.num_weights):
-            self.posterior_, chosen = by_evidence(
-                self.method_,
-                lambda scale: BNN(
-                    net, prior, HomoskedasticGaussian(scale if width > 1 else scale[0]), standardizer=units
-                ),
-                self._x,
-                self._y,
-                options,
-            )
+        if fractions is None and self._finds_noise(model):
+            data = (self._x, self._y)
+            if likelihood.heads == 2:
+                start = left_by_a_line(model, *data)
+                self.posterior_, chosen = by_expectation(self.method_, model, *data, start, options)
+            else:
+
+                def model_of(scale: Tensor) -> BNN:
+                    fixed = with_scale(likelihood, scale if width > 1 else scale[0])
+                    return BNN(net, prior, fixed, standardizer=units)
+
+                scales = model.likelihood.priors.get(SCALE)
+                log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
+                self.posterior_, chosen = by_evidence(self.method_, model_of, *data, options, log_prior)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
@@ -206,11 +212,10 @@ class Estimator(BaseEstimator):
     def _takes(self, likelihood: Likelihood) -> bool:
         raise NotImplementedError
 
-    def _noise_by_evidence(self, num_weights: int) -> bool:
-        """Whether the noise is ours to find, and better found by the evidence."""
-        ours = self.likelihood is None and getattr(self, "noise", None) == "inferred"
+    def _finds_noise(self, model: BNN) -> bool:
+        """Whether the noise is ours to find, and better not found together with the weights."""
         auto = isinstance(self.method, str) and self.method == "auto"
-        return auto and ours and tries_noises(self.method_, len(self._x), num_weights)
+        return auto and tries_noises(self.method_, model.likelihood, len(self._x), model.num_weights)
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError

@@ -1,0 +1,130 @@
+"""Noise that a net gives, found with the uncertainty of the mean and of the noise averaged out."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+
+from pyrobnn.inference.curvature.linearized import Linearized
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.map import MAP
+from pyrobnn.likelihoods import HeteroskedasticGaussian
+from pyrobnn.likelihoods.numbers import Response
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+
+#: rounds at least and at most, the mean change of log σ that ends them, and the share of a search's steps that each has
+LEAST, MOST, STILL, SHARE = 3, 8, 0.05, 0.2
+#: the most by which the variance of log σ may raise a squared residual, as its logarithm
+MOST_RAISED = 2.0
+
+
+class Averaged(HeteroskedasticGaussian):
+    r"""The mean under a noise that is held, and the noise under squared errors that are held.
+
+    .. math:: -\frac{(y - f)^2}{2 s^2} - \log\sigma - \frac{q}{2 \sigma^2} - \tfrac12 \log 2\pi
+
+    y is (N, 3·out): the targets, s and q. With :math:`s = \sigma` and :math:`q = ((y - f)^2 + v) e^{2w}` of the round
+    before, v the variance of the mean and w that of :math:`\log\sigma`, it is the Gaussian log density averaged over
+    both: residuals of a mean that follows the data are not taken for the noise.
+    """
+
+    normal = False
+
+    def width_error(self, width: int, y: Tensor) -> str | None:
+        return None
+
+    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        return y.to(dtype)
+
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
+        return Response(self, f, params, 3 * (f.shape[-1] // 2))
+
+    def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        y, held, square = y.chunk(3, -1)
+        loc, scale = self.loc_scale(f, params)
+        misfit = ((y - loc) / held).square() + square / scale.square()
+        return -(scale.log() + 0.5 * misfit + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def by_expectation(
+    method: Laplace, model: BNN, x: Tensor, y: Tensor, start: Tensor, options: dict[str, Any]
+) -> tuple[Posterior, str]:
+    """The fit whose mode is that of the log density averaged over the Gaussian around it, and how it came about.
+
+    Weights of the mean and of the noise that are maximised together fit the noise where there are few rows per weight.
+    Here a search for the mode and Laplace's approximation around it take turns: each search knows how uncertain the
+    Gaussian before it left the mean and the noise of each row, and has the prior's width that suited it. The first is
+    told that the noise is what a linear model leaves, so that it goes down from there.
+
+    Args:
+        method: Laplace, linearised and tuned.
+        model: with a :class:`pyrobnn.likelihoods.HeteroskedasticGaussian`.
+        x, y: (N, feature) and (N, out), in the units of the data.
+        start: standard deviation (out,) of what a linear model leaves, in the units in which the net computes.
+        options: of ``method.fit``.
+
+    Reference: Bayesian Interpolation (MacKay, 1992), whose noise is the residuals' over N − γ: the fixed point of these
+    rounds where the model is linear; Variational Heteroscedastic Gaussian Process Regression (Lázaro-Gredilla &
+    Titsias, 2011).
+    """
+    units, likelihood = model.standardizer, cast(HeteroskedasticGaussian, model.likelihood)
+    inside = (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
+    rounds = BNN(model.net, model.prior, Averaged(likelihood.min_scale))
+    common = {name: value for name, value in options.items() if name != "num_draws"}
+    search = method.map or MAP(num_steps=method.num_steps, lr=method.lr, compile=method.compile)
+    search = replace(search, num_steps=max(1, int(SHARE * search.num_steps)))
+    around = replace(method, importance=False)
+    held = torch.cat([start.expand_as(y), start.square().expand_as(y)], 1)
+    mode, factor, seen, moved = None, 1.0, [start.log().expand_as(y)], math.inf
+    while len(seen) <= LEAST or (moved >= STILL and len(seen) <= MOST):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what holds of the last fit is told below
+            mode = search.fit(rounds, inside[0], torch.cat([inside[1], held], 1), init=mode, **common)
+            found = around.fit(
+                rounds, inside[0], torch.cat([inside[1], held], 1), init=mode, num_draws=1, **common
+            )
+        rounds = found.bnn
+        factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
+        log_scale, held = _averaged(found, *inside)
+        moved = float((log_scale - seen[-1]).abs().mean())
+        seen.append(log_scale)
+    final = BNN(model.net, model.prior, likelihood, standardizer=units)
+    final.priors = rounds.priors
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always", UserWarning)
+        posterior = method.fit(final, x, y, init=mode, **options)
+    # the mode is that of the averaged density, and so none of this one
+    notes = [note for note in posterior.meta["warnings"] if not note.startswith("the centre is not a mode")]
+    if moved >= STILL:
+        notes.append(
+            f"the noise still moved by {moved:.0%} in the last of {MOST} rounds: compare intervals with rows held out"
+        )
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=4)
+    tuned = posterior.meta["tuned"]
+    tuned["prior_precision_factor"]["all"] *= factor
+    posterior = replace(posterior, meta=posterior.meta | {"warnings": notes, "tuned": tuned})
+    return (
+        posterior,
+        f"mean and noise found in {len(seen) - 1} rounds, each with the other's uncertainty averaged out",
+    )
+
+
+def _averaged(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """log σ (N, out), and what :class:`Averaged` takes beside the targets, (N, 2·out)."""
+    device = posterior.bnn.device
+    # as the method that is chosen makes it
+    f, cov = (part.to(y) for part in cast(Linearized, posterior.network).output_moments(x.to(device)))
+    loc, scale = posterior.bnn.likelihood.loc_scale(f, {})
+    var, raw_var = cov.diagonal(dim1=1, dim2=2).chunk(2, -1)
+    log_var = raw_var * (f.chunk(2, -1)[1].sigmoid() / scale).square()
+    square = ((y - loc).square() + var) * (2 * log_var).clamp_max(MOST_RAISED).exp()
+    return scale.log(), torch.cat([scale, square], 1)

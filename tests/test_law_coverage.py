@@ -1,0 +1,117 @@
+"""The law: what a default says holds of new rows, from half a row per weight to many, or it says that it may not."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from sklearn.linear_model import BayesianRidge, LogisticRegression
+
+import pyrobnn as pb
+from pyrobnn.estimators.averaged_noise import Averaged
+
+INPUTS, HIDDEN, NEW = 21, 20, 2000
+#: of 90 % intervals; 2,000 new rows, but one draw of the training rows
+COVERAGE = (0.80, 0.985)
+#: nats by which the mean log density may fall short of a linear model's
+BEHIND = 0.2
+REGRESSORS = {
+    "inferred": {},
+    "learned": {"noise": "learned"},
+    "heteroskedastic": {"noise": "heteroskedastic"},
+    "student_t": {"likelihood": pb.likelihoods.StudentT()},
+    "given": {"likelihood": pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))},
+}
+
+
+def rows(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A weak signal among inputs that say nothing: what a net with too little noise follows."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(num, INPUTS))
+    return x, x[:, 0] + 0.5 * np.sin(3 * x[:, 1]) + generator.normal(size=num)
+
+
+def told(fit) -> tuple[object, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = fit()
+    return fitted, [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", [0.5, 2, 8])
+@pytest.mark.parametrize("kind", REGRESSORS)
+def test_intervals_of_the_regressor_hold_or_it_warns(kind, ratio):
+    heads = 2 if kind == "heteroskedastic" else 1
+    num = int(ratio * ((INPUTS + 1) * HIDDEN + (HIDDEN + 1) * heads))
+    x, y = rows(num + NEW, seed=100)
+    model = pb.BNNRegressor(
+        hidden=(HIDDEN,), random_state=0, compile=False, num_draws=200, **REGRESSORS[kind]
+    )
+    fitted, notes = told(lambda: model.fit(x[:num], y[:num]))
+    interval = fitted.predict_interval(x[num:])
+    covered = ((y[num:] >= interval[:, 0]) & (y[num:] <= interval[:, 1])).mean()
+    density = fitted.posterior_.predict(torch.tensor(x[num:])).log_prob(torch.tensor(y[num:, None])).mean()
+    mean, scale = BayesianRidge().fit(x[:num], y[:num]).predict(x[num:], return_std=True)
+    line = torch.distributions.Normal(torch.tensor(mean), torch.tensor(scale)).log_prob(torch.tensor(y[num:]))
+    assert COVERAGE[0] <= covered <= COVERAGE[1] or notes, covered
+    assert density > line.mean() - BEHIND or notes, (density, line.mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", [0.5, 2, 8])
+@pytest.mark.parametrize("signal", [0.0, 1.0, 6.0])
+def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one(signal, ratio):
+    num = int(ratio * ((INPUTS + 1) * HIDDEN + (HIDDEN + 1) * 2))
+    generator = np.random.default_rng(100)
+    x = generator.normal(size=(num + NEW, INPUTS))
+    odds = signal * (x[:, 0] + 0.5 * np.sin(3 * x[:, 1]))
+    y = (generator.uniform(size=num + NEW) < 1 / (1 + np.exp(-odds))).astype(int)
+    fitted, notes = told(
+        lambda: pb.BNNClassifier(hidden=(HIDDEN,), random_state=0, compile=False).fit(x[:num], y[:num])
+    )
+    linear = LogisticRegression(C=1e6 if signal == 6 else 1.0, max_iter=1000).fit(x[:num], y[:num])
+
+    def loss(probs: np.ndarray) -> float:
+        return float(-np.log(probs[np.arange(NEW), y[num:]]).mean())
+
+    probs = fitted.predict_proba(x[num:])
+    confidence = probs.max(1).mean() - (probs.argmax(1) == y[num:]).mean()
+    assert loss(probs) < loss(linear.predict_proba(x[num:])) + 0.03 or notes
+    assert abs(confidence) < 0.06 or notes, confidence
+
+
+def test_the_averaged_density_is_the_mean_over_uncertain_mean_and_noise():
+    """By Gauss and Hermite's rule, exact for the polynomial in the mean and to 1e-9 for the exponential."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    weights = torch.tensor(weights / weights.sum())
+    loc, scale, y, var, log_var = 0.3, 0.4, 1.1, 0.05, 0.09
+    at = loc + var**0.5 * torch.tensor(nodes)[:, None]
+    scales = scale * (log_var**0.5 * torch.tensor(nodes)).exp()
+    density = torch.distributions.Normal(at, scales).log_prob(torch.tensor(y, dtype=torch.float64))
+    exact = weights @ density @ weights
+    square = ((y - loc) ** 2 + var) * np.exp(2 * log_var)
+    likelihood = Averaged(1e-3)
+    raw = float(np.log(np.expm1(scale - 1e-3)))
+    f = torch.tensor([[loc, raw]], dtype=torch.float64)
+    target = torch.tensor([[y, 1e12, square]], dtype=torch.float64)  # the mean is held: no pull on it
+    torch.testing.assert_close(likelihood.log_prob(f, target, {})[0], exact, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["heteroskedastic", pytest.param("student_t", marks=pytest.mark.slow)])
+def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_data(kind, monkeypatch):
+    """The law's small case: 100 rows for 85 or 90 weights."""
+    search = pb.MAP(num_steps=300, polish_steps=50, compile=False)
+    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    monkeypatch.setattr("pyrobnn.estimators.base.choose", lambda *sizes, **options: (short, "short"))
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(400, 15))
+    y = x[:, 0] + generator.normal(size=400)
+    model = pb.BNNRegressor(hidden=(5,), random_state=0, num_draws=50, **REGRESSORS[kind])
+    fitted, _ = told(lambda: model.fit(x[:100], y[:100]))
+    interval = fitted.predict_interval(x[100:])
+    covered = ((y[100:] >= interval[:, 0]) & (y[100:] <= interval[:, 1])).mean()
+    assert COVERAGE[0] <= covered <= COVERAGE[1]
