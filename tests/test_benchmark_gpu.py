@@ -91,7 +91,7 @@ def test_without_cuda_one_line_and_three(capsys, monkeypatch):
     assert said.out == "" and len(said.err.splitlines()) == 1 and "finds none" in said.err
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_cut_leaves_a_record_and_goes_on(sent, tmp_path):
     command = [*rehearsal(tmp_path), "--only", "nuts"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -126,6 +126,7 @@ def _commands() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_what_fails_or_has_no_time_is_said(tmp_path):
     command = rehearsal(tmp_path)
     done = subprocess.run([*command, "--only", "svi"], capture_output=True, text=True)

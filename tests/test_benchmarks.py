@@ -160,6 +160,7 @@ def test_the_evidence_of_one_method_can_choose_for_another():
     assert posterior.meta["method"] == "MAP" and chosen.describe()["method"] == "MAP"
 
 
+@pytest.mark.slow
 def test_a_sampler_starts_at_modes_and_a_candidate_that_diverges_gives_way_to_the_next():
     modes = DeepEnsemble(num_members=2, num_steps=200, lr=0.05, compile=False)
     sampler = SGHMC(num_chains=2, num_warmup=0, thinning=50, compile=False)
@@ -378,6 +379,7 @@ for _ in sweep.run(work, [{"n": n} for n in range(12)]):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_loses_nothing_and_repeats_nothing(tmp_path):
     results, begun = tmp_path / "results.jsonl", tmp_path / "begun.txt"
     command = [sys.executable, "-c", KILLED, str(results), str(begun)]

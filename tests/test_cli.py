@@ -181,6 +181,7 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
     assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -195,9 +196,9 @@ def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "error",
     [
-        FloatingPointError("the loss is nan at step 3"),
+        pytest.param(FloatingPointError("the loss is nan at step 3"), marks=pytest.mark.slow),
         ValueError("an odd value"),
-        IndexError("index 3 is out of bounds"),
+        pytest.param(IndexError("index 3 is out of bounds"), marks=pytest.mark.slow),
         pb.Refused("this net has no dropout layer: pass p=0.05"),
     ],
     ids=lambda error: type(error).__name__,

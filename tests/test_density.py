@@ -81,7 +81,14 @@ def test_density_is_log_prob_sum_plus_log_jacobian(program):
         )
 
 
-@pytest.mark.parametrize("program", [dirichlet_program, plate_program, bnn_program])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(dirichlet_program, marks=pytest.mark.slow),
+        pytest.param(plate_program, marks=pytest.mark.slow),
+        bnn_program,
+    ],
+)
 def test_traced_batched_and_compiled_equal_eager(program):
     x, y = toy()
     density = Density(program, (x, y))

@@ -98,6 +98,7 @@ def test_bad_ranks_and_too_few_draws_are_named():
         replicate(model, Conjugate(), torch.zeros(3, 2), torch.zeros(1, 2), num_draws=5)
 
 
+@pytest.mark.slow
 def test_replications_fitted_as_one_batch_have_their_own_posteriors():
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(12, 2, dtype=torch.float64, generator=generator)

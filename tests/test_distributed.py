@@ -46,6 +46,7 @@ def problem():
     return BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.5)), x, y
 
 
+@pytest.mark.slow
 def test_two_ranks_make_one_posterior(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -60,6 +60,7 @@ def _wiggly(*data) -> float:
     return posterior.log_evidence
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the centre is not a mode")
 def test_a_net_of_many_modes_has_one_evidence_whatever_brings_the_data():
     x, y = toy(40)

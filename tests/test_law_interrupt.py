@@ -17,7 +17,7 @@ from torch import nn
 import pyrobnn as pb
 
 #: shares of a fit's calls of the net after which Ctrl-C is pressed: every phase of every method is met
-MOMENTS = (0.0, 0.3, 0.6, 0.9, 1.0)
+MOMENTS = (0.0, 0.6, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (0.3, 0.9, 1.0)))
 SAID = "was interrupted by Ctrl-C"
 
 

@@ -137,7 +137,9 @@ def alone(tmp_path_factory):
     return content["methods"]["whole"]["scores"]
 
 
-@pytest.mark.parametrize("how", BROKEN | EMPTY)
+@pytest.mark.parametrize(
+    "how", [how if how in FEW else pytest.param(how, marks=pytest.mark.slow) for how in BROKEN | EMPTY]
+)
 def test_the_other_methods_keep_their_numbers(how, alone, tmp_path):
     whole = factory.regression_1d()
     trees = {"broken": (BROKEN | EMPTY)[how](factory.regression_1d("SVI", iid=True)), "whole": whole}

@@ -58,7 +58,7 @@ def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
         METHODS[name].fit(model_of(), X, Y)
 
 
-@pytest.mark.parametrize("name", ["NUTS", "SGLD", "SGHMC"])
+@pytest.mark.parametrize("name", ["NUTS", pytest.param("SGLD", marks=pytest.mark.slow), "SGHMC"])
 def test_a_point_parameter_that_nobody_fitted_is_told(name):
     fitted = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model_of(), X, Y)
     members = METHODS["DeepEnsemble"].fit(model_of(), X, Y)

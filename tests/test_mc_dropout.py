@@ -134,6 +134,7 @@ def test_training_lowers_the_loss_and_compiled_is_eager():
     assert fits[0].approximation is None
 
 
+@pytest.mark.slow
 def test_p_is_learned_small_for_a_useful_input_and_large_for_a_useless_one():
     x, y = data(n=200)
     y = y + x[:, 1:2]

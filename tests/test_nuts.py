@@ -166,6 +166,7 @@ def test_fifty_correlated_dimensions(mass_matrix, engine):
         assert steps < 8 if mass_matrix == "dense" else steps > 12
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the chains have not mixed|the warm-up was not finished")
 def test_funnel_centred_reports_divergences():
     def centred(x, y):
@@ -254,6 +255,7 @@ def test_compiled_and_eager_make_the_same_draws():
     assert torch.equal(fast.sample_stats["n_steps"], slow.sample_stats["n_steps"])
 
 
+@pytest.mark.slow
 def test_pyro_engine_agrees():
     x, y = _regression_data()
     posterior = NUTS(engine="pyro", num_chains=2, num_warmup=100).fit(_regression, x, y, num_draws=200)
@@ -291,6 +293,7 @@ def test_without_adaptation_a_chain_does_not_depend_on_its_company():
     assert len(eight.draws["scale"][:, -1].unique()) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(diverged|did not move)")  # a fixed step, from the prior
 def test_chains_in_several_calls_make_the_draws_of_one_call(monkeypatch):
     x, y = _regression_data()

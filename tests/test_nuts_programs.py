@@ -50,6 +50,7 @@ def test_a_flat_prior_leaves_other_methods_the_likelihood(method):
     torch.testing.assert_close(mode, best, atol=0.1, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_flat_priors_on_supports_of_their_own():
     def program(x, y):
         sigma = pyro.sample("sigma", dist.ImproperUniform(constraints.positive, (), ()))
@@ -124,6 +125,7 @@ def test_a_support_may_depend_on_another_site():
     torch.testing.assert_close(density.log_joint(one).float(), counts + slopes.logdet())
 
 
+@pytest.mark.slow
 def test_a_dependent_support_has_its_exact_posterior():
     grid = torch.linspace(0.0, 1.0, 801, dtype=torch.float64)[1:-1]
     a, b = torch.meshgrid(grid, grid, indexing="ij")
@@ -168,6 +170,7 @@ def test_what_float32_cannot_hold_is_sampled_in_float64(warmup):
     assert posterior.meta["warnings"] == []
 
 
+@pytest.mark.slow
 def test_chains_that_cannot_meet_are_said():
     def program(x, y):
         z = pyro.sample("z", dist.Normal(0.0, 100.0))

@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import pyrobnn as pb
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_examples_run(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_examples_run(several, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(first, "README.md", "exec"), names)
     assert capsys.readouterr().out.split()[0] == "pass"
-    exec(compile(second, "README.md", "exec"), names)
-    assert {path.name for path in tmp_path.iterdir()} >= {"nuts.nc", "draws.bin"}
+    if several:
+        exec(compile(second, "README.md", "exec"), names)
+        assert {path.name for path in tmp_path.iterdir()} >= {"nuts.nc", "draws.bin"}
 
 
 def test_it_is_short_and_its_pictures_and_pages_exist():

@@ -75,6 +75,7 @@ def _order(posterior):
     return torch.arange(11)
 
 
+@pytest.mark.slow
 def test_full_rank_is_the_exact_posterior(exact):
     posterior = _diabetes(guide="full_rank")
     draws = joined(posterior.draws)
@@ -105,6 +106,7 @@ def test_mini_batches_reach_the_same_posterior(exact):
     assert float((scale / exact["precision"].diagonal().rsqrt() - 1).abs().max()) < 0.08
 
 
+@pytest.mark.slow
 def test_log_q_p_and_the_elbo_belong_together(exact):
     posterior = _diabetes(local_reparameterization=True)
     stats = posterior.sample_stats

@@ -165,6 +165,7 @@ def test_runs_say_whether_their_chains_share_a_start():
     assert "nested R-hat" in check.evidence and "Chains that share a start: 0, 2; 1, 3." in check.evidence
 
 
+@pytest.mark.slow
 def test_an_evidence_with_an_error_says_what_the_others_are_off_by():
     def evidence(value, **attrs):
         return exact_tree(attrs={"method": "Made", "log_evidence": value, **attrs})
