@@ -1,11 +1,15 @@
-"""Chains on several processes: under ``torchrun`` each rank runs its own, and all end with one Posterior."""
+"""Chains and members on several processes that end as one Posterior: ranks of ``torchrun``, or workers of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,11 +46,23 @@ def process_group(backend: str | None = None) -> Iterator[int]:
     backend = backend or ("nccl" if torch.cuda.device_count() >= here else "gloo")
     # NCCL's collectives take place on the current device, by default the first one for every rank
     with torch.cuda.device(_own_gpu()) if backend == "nccl" else contextlib.nullcontext():
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, **_fresh_store())
         try:
             yield dist.get_rank()
         finally:
             dist.destroy_process_group()
+
+
+def _fresh_store() -> dict[str, Any]:
+    """Ranks that torchrun started again meet in a part of its store where no addresses of dead ranks are."""
+    env = os.environ
+    restarts = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # agents of several machines count apart: there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes a store for each start
+    alone = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
+    if restarts == "0" or not alone or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    return {"store": dist.PrefixStore(f"start {restarts}", store), "rank": rank, "world_size": ranks}
 
 
 def fit_on_ranks(
@@ -59,23 +75,28 @@ def fit_on_ranks(
     seed: int = 0,
     init: Any = None,
     device: str | torch.device | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Posterior:
-    """Run ``method.num_chains`` chains on every rank and gather them all.
+    """Run ``method.num_chains`` chains, or the members of an ensemble, on every rank and gather them all.
 
     Each rank has its own seed and adapts by itself, so two ranks of 4 chains are not the 8 chains of one process: they
-    are as good, and no rank ever waits for another before the end.
+    are as good, and no rank ever waits for another before the end. A rank's draws depend on its number alone, not on
+    where it runs.
 
     Args:
-        method: :class:`pyrobnn.NUTS`, ``SGLD`` or ``SGHMC``.
-        model, x, y, num_draws, init: as for ``method.fit``.
+        method: :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``.
+        model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member.
         seed: of the whole run; every rank derives its own.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
+        checkpoint: of NUTS: a file to whose name every rank adds its number, ``run.0``, ``run.1``, …. Ranks that
+            ``torchrun --max-restarts`` starts again go on from there, to the same draws; on several machines it must
+            lie on a disk that all of them see.
 
     Returns:
-        On every rank the same posterior, (ranks · num_chains, num_draws, …).
+        On every rank the same posterior, (ranks · num_chains, num_draws, …) or (1, ranks · num_members, …).
 
     Raises:
-        TypeError: a method without chains.
+        TypeError: a method without chains or members.
 
     Example:
         Under ``torchrun --nproc_per_node 2 fit.py``::
@@ -85,44 +106,169 @@ def fit_on_ranks(
                 if rank == 0:
                     posterior.save("posterior.nc")
     """
-    if not hasattr(method, "num_chains"):
-        raise TypeError(
-            f"{type(method).__name__} has no chains to share out: use NUTS, SGLD or SGHMC, or fit on one rank"
-        )
-    check_count("seed", seed, minimum=0)
     active = dist.is_available() and dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if active else (0, 1)
+    job = _job(method, model, x, y, num_draws, seed, init, checkpoint)
     if device is None and active and dist.get_backend() == "nccl":
         device = _own_gpu()
-    posterior = method.fit(
-        model, x, y, num_draws=num_draws, seed=seed * ranks + rank, init=init, device=device
-    )
+    posterior = job(ranks, rank, device=device)
     return gather(posterior, seed=seed) if ranks > 1 else posterior
 
 
+def fit_on_workers(
+    method: Any,
+    model: BNN | Callable[..., Any],
+    x: Any = None,
+    y: Any = None,
+    *,
+    workers: str | Executor,
+    num_jobs: int,
+    num_draws: int = 1000,
+    seed: int = 0,
+    init: Any = None,
+    checkpoint: str | Path | None = None,
+) -> Posterior:
+    """Run ``num_jobs`` fits on the workers of a cluster and join their chains, or members, in one posterior.
+
+    Job k's draws are those of rank k of :func:`fit_on_ranks` with as many ranks, on whichever worker it runs. Dask
+    gives the job of a worker that died to another one, which goes on from its checkpoint.
+
+    Args:
+        method, model, x, y, num_draws, seed, init: as in :func:`fit_on_ranks`.
+        workers: address of a Dask scheduler (``"tcp://host:8786"``), or any executor: ``client.get_executor()`` of a
+            Dask client, a ``ProcessPoolExecutor``. Jobs in threads of one process run one after another: start Dask's
+            workers with ``--nthreads 1``.
+        num_jobs: how many fits.
+        checkpoint: as in :func:`fit_on_ranks`, on a disk that all workers see.
+
+    Returns:
+        The posterior, (num_jobs · num_chains, num_draws, …) or (1, num_jobs · num_members, …).
+
+    Raises:
+        TypeError: a method without chains or members.
+        ImportError: an address without ``pip install 'pyrobnn[cluster]'``.
+
+    Example:
+        >>> import pyrobnn as pb
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> data = pb.data.sinusoid(num_data=20)
+        >>> net = pb.networks.mlp(1, (4,), seed=0)
+        >>> model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+        >>> members = pb.DeepEnsemble(num_members=2, num_steps=10, compile=False)
+        >>> with ThreadPoolExecutor(2) as workers:
+        ...     posterior = pb.distributed.fit_on_workers(members, model, data.x, data.y, workers=workers, num_jobs=3)
+        >>> posterior.num_draws
+        6
+    """
+    check_count("num_jobs", num_jobs)
+    job = partial(_job(method, model, x, y, num_draws, seed, init, checkpoint), num_jobs)
+    with contextlib.ExitStack() as stack:
+        executor: Any = workers
+        if isinstance(workers, str):
+            executor = stack.enter_context(dask_client(workers)).get_executor(pure=False)
+        parts = list(executor.map(job, range(num_jobs)))
+    if num_jobs == 1:
+        return parts[0]
+    along = _along(method)
+
+    def cat(name: str, values: str) -> Tensor:
+        return torch.cat([getattr(part, values)[name] for part in parts], along)
+
+    return _joined(parts[0], [part.meta for part in parts], cat, seed)
+
+
+def dask_client(address: str) -> Any:
+    """A client of the Dask scheduler at an address.
+
+    Raises:
+        ImportError: without the extra ``cluster``.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ImportError("a Dask scheduler needs the extra: pip install 'pyrobnn[cluster]'") from error
+    return Client(address, timeout=30)
+
+
+#: a fit owns the random numbers of its process: threads of a worker take turns
+_TURN = threading.Lock()
+
+
+def _job(
+    method: Any,
+    model: Any,
+    x: Any,
+    y: Any,
+    num_draws: int,
+    seed: int,
+    init: Any,
+    checkpoint: str | Path | None,
+) -> Callable[..., Posterior]:
+    """``job(ranks, rank)``, the fit of one rank."""
+    _along(method)
+    check_count("seed", seed, minimum=0)
+    options = {"init": init} if init is not None else {}
+    if hasattr(method, "num_chains"):
+        options["num_draws"] = num_draws
+    return partial(_fit_rank, (method, model, x, y), options, seed, checkpoint)
+
+
+def _fit_rank(
+    problem: Sequence[Any], options: dict[str, Any], seed: int, checkpoint: str | Path | None,
+    ranks: int, rank: int, **where: Any,
+) -> Posterior:  # fmt: skip
+    method, *rest = problem
+    if checkpoint is not None:
+        options = {**options, "checkpoint": f"{checkpoint}.{rank}"}
+    with _TURN:
+        return method.fit(*rest, seed=seed * ranks + rank, **options, **where)
+
+
+def _along(method: Any) -> int:
+    """The dimension along which the draws of two fits are joined: chains, or the members of an ensemble."""
+    if hasattr(method, "num_chains"):
+        return 0
+    if hasattr(method, "num_members"):
+        return 1
+    raise TypeError(
+        f"{type(method).__name__} has no chains or members to share out: use NUTS, SGLD, SGHMC or DeepEnsemble, "
+        "or fit in one process"
+    )
+
+
 def gather(posterior: Posterior, *, seed: int) -> Posterior:
-    """The chains of all ranks in one posterior, in the order of the ranks, on every rank.
+    """The chains or members of all ranks in one posterior, in the order of the ranks, on every rank.
 
     Args:
         posterior: this rank's; the same model, sites and number of draws on every rank.
         seed: of the whole run, for the record.
     """
-    ranks = dist.get_world_size()
-    metas: list[Any] = [None] * ranks
+    metas: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(metas, posterior.meta)
+    along = 0 if posterior.meta["kind"] == "chains" else 1
+
+    def cat(name: str, values: str) -> Tensor:
+        return torch.cat(_of_all(getattr(posterior, values)[name]), along)
+
+    return _joined(posterior, metas, cat, seed)
+
+
+def _joined(
+    posterior: Posterior, metas: Sequence[dict[str, Any]], cat: Callable[[str, str], Tensor], seed: int
+) -> Posterior:
     timings = {
         name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in posterior.meta["timings"]
     }
     notes = [f"rank {rank}: {note}" for rank, meta in enumerate(metas) for note in meta["warnings"]]
     return dataclasses.replace(
         posterior,
-        draws={name: _chains_of_all(value) for name, value in sorted(posterior.draws.items())},
-        sample_stats={name: _chains_of_all(value) for name, value in sorted(posterior.sample_stats.items())},
-        meta={**posterior.meta, "seed": seed, "num_ranks": ranks, "timings": timings, "warnings": notes},
+        draws={name: cat(name, "draws") for name in sorted(posterior.draws)},
+        sample_stats={name: cat(name, "sample_stats") for name in sorted(posterior.sample_stats)},
+        meta={**posterior.meta, "seed": seed, "num_ranks": len(metas), "timings": timings, "warnings": notes},
     )
 
 
-def _chains_of_all(value: Tensor) -> Tensor:
+def _of_all(value: Tensor) -> list[Tensor]:
     # collectives know no booleans
     sent = value.to(torch.uint8) if value.dtype == torch.bool else value
     if dist.get_backend() == "nccl":  # nor tensors of the CPU, where draws that went to a file lie
@@ -131,7 +277,7 @@ def _chains_of_all(value: Tensor) -> Tensor:
         torch.empty_like(sent, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
     ]
     dist.all_gather(parts, sent.contiguous())
-    return torch.cat(parts).to(value)
+    return [part.to(value) for part in parts]
 
 
 def _own_gpu() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import joblib
 
 from pyrobnn.checks import check_count
+from pyrobnn.inference.distributed import dask_client
 
 Record = Mapping[str, Any]
 
@@ -133,7 +134,7 @@ class Sweep:
                     joblib.parallel_config(backend="loky", n_jobs=self.jobs, inner_max_num_threads=1)
                 )
             else:
-                stack.enter_context(_dask_client(self.scheduler))
+                stack.enter_context(dask_client(self.scheduler))
                 stack.enter_context(joblib.parallel_config(backend="dask"))
             # one task at a time: fits take seconds, and what is handed out at once is finished at once
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(
@@ -165,11 +166,3 @@ def _attempt(function: Callable[[Record], Record], task: Record) -> tuple[Record
         return task, function(task)
     except Exception as error:  # one failed fit must not end a sweep of hours
         return task, error
-
-
-def _dask_client(address: str) -> Any:
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise ImportError("a Dask scheduler needs the extra: pip install 'pyrobnn[cluster]'") from error
-    return Client(address, timeout=30)
