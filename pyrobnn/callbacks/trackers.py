@@ -72,7 +72,7 @@ class TensorBoardLogger(_Logger):
     """
 
     def __init__(self, log_dir: str | Path) -> None:
-        writer = _needed("torch.utils.tensorboard", "TensorBoardLogger", "TensorBoard", "'pyrobnn[tracking]'")
+        writer = needed("torch.utils.tensorboard", "TensorBoardLogger", "TensorBoard", "'pyrobnn[tracking]'")
         self.log_dir = Path(log_dir)
         self._writer = writer.SummaryWriter(str(log_dir))
 
@@ -114,13 +114,14 @@ class MLflowLogger(_Logger):
         run_name: str | None = None,
         client: Any = None,
     ) -> None:
+        place = {} if client is not None else _beside(uri)
         if client is None:
-            library = _needed("mlflow.tracking", "MLflowLogger", "MLflow", "mlflow")
+            library = needed("mlflow.tracking", "MLflowLogger", "MLflow", "mlflow")
             local = ":" not in str(uri)
             client = library.MlflowClient(Path(uri).resolve().as_uri() if local else str(uri))
         self._client = client
         known = client.get_experiment_by_name(experiment)
-        number = client.create_experiment(experiment) if known is None else known.experiment_id
+        number = known.experiment_id if known else client.create_experiment(experiment, **place)
         state = random.getstate()  # MLflow draws a name from the global generator
         self.run_id: str = client.create_run(number, run_name=run_name).info.run_id
         random.setstate(state)
@@ -136,6 +137,14 @@ class MLflowLogger(_Logger):
     def close(self) -> None:
         """Mark the run as finished; a ``with`` block does so by itself."""
         self._client.set_terminated(self.run_id)
+
+
+def _beside(uri: str | Path) -> dict[str, str]:
+    """Where figures go: beside a data base of this machine, not to the folder that the process happens to be in."""
+    path = str(uri).removeprefix("sqlite:///")
+    return (
+        {} if path == str(uri) else {"artifact_location": (Path(path).resolve().parent / "mlruns").as_uri()}
+    )
 
 
 class WandbLogger(_Logger):
@@ -162,7 +171,7 @@ class WandbLogger(_Logger):
         mode: str = "offline",
         run: Any = None,
     ) -> None:
-        self._library = _needed("wandb", "WandbLogger", "wandb", "'pyrobnn[wandb]'")
+        self._library = needed("wandb", "WandbLogger", "wandb", "'pyrobnn[wandb]'")
         if run is None:
             Path(directory).mkdir(parents=True, exist_ok=True)
             run = self._library.init(project=project, dir=str(directory), mode=mode)
@@ -190,7 +199,12 @@ def picture(figure: Figure) -> Image:
     return images.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def _needed(module: str, who: str, library: str, requirement: str) -> Any:
+def needed(module: str, who: str, library: str, requirement: str) -> Any:
+    """A library that is no requirement of the package, imported.
+
+    Raises:
+        ImportError: how to install it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

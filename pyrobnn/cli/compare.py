@@ -69,6 +69,10 @@ def study_of(config: Config) -> Study:
         activation=asked.activation,
         prior_scale=asked.prior_scale,
         noise=asked.noise,
+        response=asked.response,
+        exposure=asked.exposure,
+        event=asked.event,
+        bounds=asked.bounds,
         test_fraction=asked.test_fraction,
         seed=asked.seed,
     )
@@ -113,6 +117,7 @@ def fit_all(
             },
             resume=asked.resume,
             checkpoint=Path(asked.checkpoint) if asked.get("checkpoint") else None,
+            tracker=asked.tracker,
         ):
             if isinstance(found, DataTree):
                 trees[name] = found
@@ -121,22 +126,30 @@ def fit_all(
                 left_out[name] = str(found) if isinstance(found, Refused) else said(found)
     except KeyboardInterrupt:
         stopped = True
+    if asked.tracker is not None:
+        from pyrobnn.studies.tracking import LOOK
+
+        say(f"watch: {LOOK[asked.tracker].format(out=out)}")
     return trees, left_out, stopped
 
 
 def _data(asked: Any) -> data.Dataset:
     """The data set, with what was read into a table of the user's."""
+    task = asked.task
+    if task is None and asked.target is not None and asked.response != "gaussian":
+        # the response says what the target is
+        task = "classification" if asked.response == "ordinal" else "regression"
     with warnings_said():
         dataset = data.load(
             asked.data,
             asked.target,
-            task=asked.task,
+            task=task,
             features=asked.features,
             drop=asked.drop,
             missing=asked.missing,
             seed=asked.seed,
         )
-    if dataset.columns is not None and asked.task is None:
+    if dataset.columns is not None and task is None:
         from pyrobnn.data.table import guessed
 
         say(f"{guessed(dataset)} (--task says otherwise)")

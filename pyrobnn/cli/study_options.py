@@ -9,12 +9,13 @@ from jsonargparse import ArgumentParser
 from pyrobnn import data
 from pyrobnn.cli import EXIT_STATUS
 from pyrobnn.inference.method import METHODS
+from pyrobnn.studies.response import RESPONSES
 
 PRINT_CONFIG = ("--print_config", "--print-config")
 #: what a file does not say: it is of one call
 NOT_IN_FILES = ("help", "config", "print_config", "methods", "method", "resume", "checkpoint")
 #: and what the numbers do not rest on
-NOT_KEPT = ("out", "no_progress")
+NOT_KEPT = ("out", "no_progress", "tracker")
 
 
 def add_study_options(parser: ArgumentParser, command: str) -> None:
@@ -31,6 +32,26 @@ def add_study_options(parser: ArgumentParser, command: str) -> None:
     )
     model.add_argument(
         "--noise", type=str, default="inferred", help="inferred, learned, heteroskedastic, or a number"
+    )
+    responses = ", ".join(name for name in RESPONSES if name != "gaussian")
+    model.add_argument(
+        "--response",
+        type=Literal[tuple(RESPONSES)],
+        default="gaussian",
+        metavar="R",
+        help=f"{responses} (of classes in their order) [gaussian noise of numbers, plain classes]",
+    )
+    model.add_argument(
+        "--exposure", type=str, metavar="COL", help="of counts: the column of each row's exposure"
+    )
+    model.add_argument(
+        "--event",
+        type=str,
+        metavar="COL",
+        help="of a censored target: the column of 1 (observed) and 0 (censored)",
+    )
+    model.add_argument(
+        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), help="of beta: what y lies between [0 1]"
     )
 
 
@@ -87,6 +108,12 @@ def _add_run(parser: ArgumentParser, command: str) -> None:
         "--no-compile",
         action="store_true",
         help="run without a compiler: same numbers, slower",
+    )
+    parser.add_argument(
+        "--tracker",
+        type=Literal["tensorboard", "mlflow", "wandb"],
+        metavar="T",
+        help="tensorboard, mlflow or wandb (offline): the numbers of every fit and its figures, beside OUT",
     )
     parser.add_argument("--no_progress", "--no-progress", action="store_true", help="no progress bars")
 

@@ -29,6 +29,7 @@ from pyrobnn.preflight import Preflight, preflight
 from pyrobnn.studies.ahead import Ahead, cores
 from pyrobnn.studies.forecast import Forecast, Prepared
 from pyrobnn.studies.study import Study
+from pyrobnn.studies.tracking import check_tracker, watched
 
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
@@ -64,6 +65,7 @@ def run_study(
     attributes: Mapping[str, Mapping[str, str]] | None = None,
     resume: bool = False,
     checkpoint: Path | None = None,
+    tracker: str | None = None,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -83,12 +85,15 @@ def run_study(
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
         checkpoint: the file to write in place of ``out/<name>.checkpoint``; gone on from where it exists.
+        tracker: one of :data:`pyrobnn.studies.tracking.TRACKERS`, which gets the numbers of every fit and its figures.
 
     Raises:
-        ValueError: a bad seed, or a folder that cannot be written to; before any fit.
+        ValueError: a bad seed, an unknown tracker, or a folder that cannot be written to; before any fit.
+        ImportError: the tracker's library is not installed.
     """
     check_count("seed", seed, minimum=0)
     check_writable(out)
+    check_tracker(tracker)
     attributes = attributes or {}
     data = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
     marks = {name: data | dict(attributes.get(name, {})) for name in prepared}
@@ -99,8 +104,8 @@ def run_study(
     prepared = {name: each for name, each in prepared.items() if name not in finished}
     if not prepared:
         return
-    told, seconds = _forecast(study, prepared, quick, device)
-    announce(told)
+    forecast, seconds = _forecast(study, prepared, quick, device)
+    announce(forecast)
     with contextlib.ExitStack() as stack:
         ahead = None
         if _worth_compiling_ahead(prepared, seconds, device):
@@ -116,8 +121,16 @@ def run_study(
                 check_memory(method, study, arguments, device)
                 if ahead is not None:
                     ahead.wait(name)
-                posterior = _fitted(name, method, study, announce, arguments | kept, seed, device, progress)
-                tree = to_tree(posterior, study, name)
+                # Pyro's own sampler calls nothing
+                calls = getattr(method, "engine", "") != "pyro"
+                with watched(tracker, name, out) as watch:
+                    told = {"callbacks": [watch]} if watch is not None and calls else {}
+                    posterior = _fitted(
+                        name, method, study, announce, arguments | kept | told, seed, device, progress
+                    )
+                    tree = to_tree(posterior, study, name)
+                    if watch is not None:
+                        watch.figures(tree, study.train.task)
                 tree.attrs.update(marks[name])
                 write_atomically(tree, out / f"{name}.nc")
             except Refused as error:
@@ -245,7 +258,7 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
         test=(study.test.x, study.test.y),
         true_function=study.train.true_function,
         label=label,
-        coords=names(study.train),
+        coords=names(study.train, study.settings["num_outputs"]),
     )
     if OBSERVED_DATA in tree.children and study.train.target_unit:
         tree[OBSERVED_DATA]["y"].attrs["units"] = study.train.target_unit
@@ -255,11 +268,11 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     return attach(posterior, tree)
 
 
-def names(dataset: Dataset) -> dict[str, list[str]]:
+def names(dataset: Dataset, num_outputs: int) -> dict[str, list[str]]:
     """The data set's names of features, outputs and classes, as coordinates of a tree."""
     found = {"feature": list(dataset.feature_names)} if dataset.feature_names and dataset.x.ndim == 2 else {}
     if dataset.task == "regression":
-        count, target = dataset.num_outputs, dataset.target_name
+        count, target = num_outputs, dataset.target_name
         return found | {"output": [target] if count == 1 else [f"{target}[{i}]" for i in range(count)]}
     if dataset.class_names:
         found |= {"class": list(dataset.class_names)}

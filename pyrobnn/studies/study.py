@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn import likelihoods, networks, priors
-from pyrobnn.checks import check_count, check_number
+from pyrobnn import networks, priors
+from pyrobnn.checks import check_count
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.columns import Column, Columns
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior, storage
+from pyrobnn.studies.response import check_response, column_of, likelihood_of, with_events
 
 #: most rows of a quick run
 QUICK_ROWS = 500
@@ -50,6 +49,10 @@ def make_study(
     activation: str = "tanh",
     prior_scale: float = 1.0,
     noise: str = "inferred",
+    response: str = "gaussian",
+    exposure: str | None = None,
+    event: str | None = None,
+    bounds: Sequence[float] | None = None,
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Study:
@@ -61,6 +64,11 @@ def make_study(
         prior_scale: s of the fan-in scaled normal prior on the weights.
         noise: ``"inferred"`` (a HalfNormal(1) prior on the scale in standard units), ``"learned"``,
             ``"heteroskedastic"``, or a number in standard units; ignored for classes.
+        response: the likelihood of a number, one of :data:`pyrobnn.studies.response.RESPONSES`, or ``"ordinal"`` of
+            classes in their order; plain classes have none.
+        exposure: of counts, the feature that holds each row's.
+        event: of censored targets, the feature, then none any more, that says which were observed.
+        bounds: of ``"beta"``; default 0 and 1.
         test_fraction: share of the points held out.
         seed: of the split and of the net's initial weights.
 
@@ -68,13 +76,17 @@ def make_study(
         ValueError: naming the option.
     """
     check_count("seed", seed, minimum=0)
+    check_response(
+        response, dataset.task, noise, exposure=exposure, event=event, given_bounds=bounds is not None
+    )
+    dataset = with_events(dataset, event, response)
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
     columns = dataset.x.shape[1]
     settings = {
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),
-        "num_outputs": dataset.num_outputs,
+        "num_outputs": 1 if event is not None else dataset.num_outputs,
         "features": list(dataset.feature_names) or [f"x{i}" for i in range(columns)],
         "columns": None if dataset.columns is None else dataset.columns.settings(),
         "target": dataset.target_name,
@@ -83,6 +95,9 @@ def make_study(
         "activation": activation,
         "prior_scale": prior_scale,
         "noise": noise,
+        "response": response,
+        "exposure": None if exposure is None else column_of(dataset, exposure, "exposure"),
+        "bounds": [0.0, 1.0] if bounds is None else list(bounds),
         "seed": seed,
         "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
         "units": {name: _numbers(getattr(units, name)) for name in UNITS},
@@ -101,16 +116,16 @@ def some_rows(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 def build(settings: dict[str, Any]) -> BNN:
     """The model of a study's settings."""
-    shape, width, seed = settings["shape"], settings["num_outputs"], settings["seed"]
-    classes = settings["task"] == "classification"
+    shape, seed = settings["shape"], settings["seed"]
+    likelihood = likelihood_of(settings)
+    width = likelihood.width(settings["num_outputs"])
     if len(shape) > 1:
         net = networks.small_cnn(width, shape[0], shape[-1], seed=seed)
     else:
-        heads = 2 if settings["noise"] == "heteroskedastic" and not classes else 1
+        inputs = shape[0] - (likelihood.exposure is not None)
         net = networks.mlp(
-            shape[0], tuple(settings["hidden"]), heads * width, activation=settings["activation"], seed=seed
+            inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
         )
-    likelihood = likelihoods.Categorical() if classes else _gaussian(settings["noise"])
     units = Standardizer(*(_tensor(settings["units"][name]) for name in UNITS))
     return BNN(net, priors.FanInNormal(settings["prior_scale"]), likelihood, standardizer=units)
 
@@ -199,23 +214,6 @@ def describe(study: Study) -> str:
     train, test = study.train, study.test
     shape = "×".join(str(size) for size in train.x.shape[1:])
     return f"{train.name}: {train.num_data} train and {test.num_data} test points, {shape} inputs; {study.model!r}"
-
-
-def _gaussian(noise: str) -> likelihoods.Likelihood:
-    if noise == "inferred":
-        return likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
-    if noise == "learned":
-        return likelihoods.HomoskedasticGaussian("learned")
-    if noise == "heteroskedastic":
-        return likelihoods.HeteroskedasticGaussian()
-    try:
-        scale = float(noise)
-    except ValueError:
-        scale = math.nan
-    if math.isnan(scale):
-        kinds = "'inferred', 'learned', 'heteroskedastic' or a number"
-        raise ValueError(f"'noise' must be {kinds}, got {noise!r}")
-    return likelihoods.HomoskedasticGaussian(check_number("noise", scale, above=0))
 
 
 def _numbers(values: Tensor) -> dict[str, Any]:

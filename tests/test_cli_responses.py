@@ -1,0 +1,166 @@
+"""Responses and trackers of the command line: counts, censored times, orders, and where a fit is watched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import pyrobnn as pb
+from pyrobnn import cli, likelihoods
+from pyrobnn.studies import compare
+from pyrobnn.studies.response import RESPONSES, check_response, likelihood_of
+from pyrobnn.studies.study import load_run, make_study
+
+FAST = ["--no-compile", "--no-progress", "--hidden", "4", "--map.num_steps", "150", "--map.lr", "0.05"]
+RNG = np.random.default_rng(0)
+X = np.linspace(-1, 1, 80)
+
+
+def fit(frame, tmp_path, *options):
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    words = ["fit", str(tmp_path / "table.csv"), "--method", "map", "--out", str(tmp_path / "model.nc")]
+    assert cli.main([*words, *options, *FAST]) == 0
+    return load_run(tmp_path / "model.nc")
+
+
+def predicted(tmp_path, frame):
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "predicted.csv"
+    assert (
+        cli.main(["predict", str(tmp_path / "model.nc"), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
+    )
+    return pd.read_csv(out)
+
+
+def test_a_table_of_counts_with_an_exposure(tmp_path, capsys):
+    years = np.exp(2 * RNG.random(80))
+    table = pd.DataFrame({"age": X, "years": years, "claims": RNG.poisson(years * np.exp(1 + X))})
+    options = ("--target", "claims", "--response", "poisson", "--exposure", "years")
+    posterior, settings = fit(table, tmp_path, *options)
+    assert settings["exposure"] == 1 and repr(posterior.bnn.likelihood) == "Poisson(exposure=1)"
+    found = predicted(tmp_path, pd.DataFrame({"age": [0.5, 0.5], "years": [1.0, 4.0]}))
+    np.testing.assert_allclose(found["mean"], [np.exp(1.5), 4 * np.exp(1.5)], rtol=0.15)
+    assert (found["q0.975"] % 1 == 0).all()
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_table_of_censored_times(tmp_path, capsys):
+    time = np.exp(1 + X) * RNG.weibull(2.0, 80)
+    table = pd.DataFrame({"dose": X, "seen": (time < 4.0).astype(int), "time": time.clip(max=4.0)})
+    posterior, settings = fit(table, tmp_path, "--target", "time", "--response", "weibull", "--event", "seen")
+    assert settings["features"] == ["dose"] and settings["num_outputs"] == 1
+    assert isinstance(posterior.bnn.likelihood, likelihoods.Weibull)
+    found = predicted(tmp_path, pd.DataFrame({"dose": [0.0, 0.8]}))  # new rows need no column of events
+    np.testing.assert_allclose(found["q0.5"], np.exp([1.0, 1.8]) * np.log(2) ** 0.5, rtol=0.3)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+def test_every_response_has_a_net_and_a_likelihood_that_fit_its_data(response):
+    y = torch.linspace(0.1, 0.9, 12)[:, None]
+    task, more = "regression", {}
+    if response == "ordinal":
+        task, y = "classification", torch.arange(12) % 3
+    elif response in ("poisson", "negative_binomial"):
+        y = (10 * y).round()
+    x = torch.stack([torch.linspace(-1, 1, 12), torch.arange(12) % 2], 1)
+    if response in ("censored_normal", "weibull"):
+        more = {"event": "x1"}
+    data = pb.data.Dataset(x, y, "toy", task, feature_names=("x0", "x1"))
+    study = make_study(data, hidden=[3], response=response, test_fraction=0.25, **more)
+    assert likelihood_of(json.loads(json.dumps(study.settings))).task == study.model.likelihood.task
+    fitted = pb.MAP(num_steps=3, compile=False, polish_steps=0).fit(study.model, study.train.x, study.train.y)
+    assert bool(torch.isfinite(fitted.predict(study.test.x).log_prob(study.test.y)).all())
+
+
+@pytest.mark.parametrize(
+    ("response", "task", "options", "told"),
+    [
+        ("poison", "regression", {}, "'response' must be"),
+        ("ordinal", "regression", {}, "--task"),
+        ("poisson", "classification", {}, "holds classes"),
+        ("poisson", "regression", {"noise": "learned"}, "leave it out"),
+        ("student_t", "regression", {"noise": "heteroskedastic"}, "Gaussian only"),
+        ("gaussian", "regression", {"exposure": "a"}, "is of counts"),
+        ("poisson", "regression", {"event": "a"}, "censored targets"),
+        ("gaussian", "regression", {"given_bounds": True}, "response beta"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(response, task, options, told):
+    given = {"noise": "inferred", "exposure": None, "event": None, "given_bounds": False} | options
+    with pytest.raises(ValueError, match=told):
+        check_response(response, task, **given)
+
+
+# -- trackers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study():
+    x = torch.linspace(-1, 1, 30)[:, None]
+    return make_study(pb.data.Dataset(x, x.sin(), "toy", "regression"), hidden=[3])
+
+
+class Recorder:
+    """A tracker that keeps what it is told."""
+
+    def __init__(self):
+        self.steps, self.figures, self.closed = [], [], 0
+
+    def __call__(self, step, metrics):
+        self.steps.append((step, "loss" in metrics))
+
+    def log_figure(self, name, figure, step):
+        self.figures.append((name, step, len(figure.axes)))
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_tracker_gets_the_numbers_and_the_figures_of_each_fit(study, tmp_path, monkeypatch):
+    from pyrobnn.studies import tracking
+
+    kept = {}
+    monkeypatch.setitem(tracking.TRACKERS, "wandb", lambda name, out: kept.setdefault(name, Recorder()))
+    monkeypatch.setattr(tracking, "needed", lambda *asked: None)
+    prepared = {
+        "map": (pb.MAP(num_steps=5, polish_steps=0, compile=False), {}),
+        "broken": (pb.SVI(num_steps=5, lr=1e30, compile=False), {"num_draws": 5}),
+    }
+    found = dict(compare.run_study(study, prepared, tmp_path, progress=False, tracker="wandb"))
+    assert isinstance(found["broken"], Exception) and kept["broken"].closed == 1
+    watched = kept["map"]
+    assert watched.steps[-1] == (5, True) and watched.closed == 1
+    assert [name for name, _, _ in watched.figures] == [
+        "predicted_vs_observed",
+        "residuals",
+        "calibration",
+        "loss",
+    ]
+    assert all(step == 5 and axes for _, step, axes in watched.figures)
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_any_fit(study, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    with pytest.raises(
+        ImportError, match="--tracker mlflow needs mlflow: install it with  pip install mlflow"
+    ):
+        next(compare.run_study(study, {}, tmp_path, tracker="mlflow"))
+
+
+@pytest.mark.slow
+def test_tensorboard_on_the_command_line(tmp_path, capsys):
+    pytest.importorskip("tensorboard", reason="needs the extra 'tracking'")
+    pd.DataFrame({"x": X, "y": np.sin(X)}).to_csv(tmp_path / "table.csv", index=False)
+    fit(pd.read_csv(tmp_path / "table.csv"), tmp_path, "--target", "y", "--tracker", "tensorboard")
+    assert f"tensorboard --logdir {tmp_path}" in capsys.readouterr().out
+    events = b"".join(path.read_bytes() for path in Path(tmp_path, "runs", "model").iterdir())
+    assert b"loss" in events and b"predicted_vs_observed" in events
