@@ -193,6 +193,20 @@ def conformal_table() -> str:
     return module.table(read_records(HERE / "results" / "conformal.jsonl"))
 
 
+def shift_tables() -> dict[str, Callable[[], str]]:
+    """Classes, corrupted and unseen inputs, and what lies in a gap of the data."""
+
+    def of(script: str, records: str, function: str) -> Callable[[], str]:
+        path = HERE / "results" / f"{records}.jsonl"
+        return lambda: getattr(_script(script), function)(read_records(path))
+
+    return {
+        "classification": of("benchmark_classification", "classification", "table"),
+        "shift": of("benchmark_classification", "classification", "shift_table"),
+        "gap": of("benchmark_gap", "gap", "table"),
+    }
+
+
 def nuts_table() -> str:
     """Cost of a gradient and effective draws per second, each from the last run that measured it."""
     latest: dict[tuple[str, int], dict] = {}
@@ -375,6 +389,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "svi": svi_table,
     "laplace": laplace_table,
     "conformal": conformal_table,
+    **shift_tables(),
 }
 
 

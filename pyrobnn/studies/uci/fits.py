@@ -10,7 +10,7 @@ import resource
 import subprocess
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -116,25 +116,44 @@ def run_task(
     """
     train, test = uci(DATASETS.get(task["dataset"], task["dataset"]), task["split"], root)
     seed = task["split"]
-    started, cpu = time.perf_counter(), time.process_time()
-    details: dict[str, Any] = {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+
+    def work() -> dict[str, Any]:
+        details: dict[str, Any] = {}
         if task["method"] == FLOOR:
             mean, scale = LinearFloor.fit(train).predict(test.x)
             found = mixture_scores(mean[None], scale[None], test.y[:, 0])
         else:
             details, found = _fit(rules[task["method"]], train, test, seed)
+        return {"scores": found, **details}
+
+    return measured(task, work, {"seed": seed, "num_train": train.num_data, "num_test": test.num_data})
+
+
+def measured(
+    task: Mapping[str, Any], work: Callable[[], Mapping[str, Any]], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of a piece of work: the task, what it gave, what it cost, and all that its numbers depend on.
+
+    Args:
+        task: what identifies the work.
+        work: the work; gives ``scores``, metric → value, and whatever else the record is to keep.
+        facts: further entries, such as the seed and the sizes of the data.
+
+    Returns:
+        As :func:`run_task`.
+    """
+    started, cpu = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = dict(work())
     return {
         **task,
-        "scores": {name: round(value, 6) for name, value in found.items()},
+        "scores": {name: round(value, 6) for name, value in found.pop("scores").items()},
         "seconds": round(time.perf_counter() - started, 3),
         "cpu_seconds": round(time.process_time() - cpu, 3),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        **details,
-        "seed": seed,
-        "num_train": train.num_data,
-        "num_test": test.num_data,
+        **found,
+        **facts,
         "warnings": sorted({str(warning.message)[:200] for warning in caught}),
         "versions": versions(),
         "code": code(),
@@ -150,12 +169,12 @@ def _fit(rule: Rule, train: Dataset, test: Dataset, seed: int) -> tuple[dict[str
         "chosen": {**chosen.describe(), "label": rule.label(chosen)},
         "criterion": criterion,
         "timings": posterior.meta.get("timings", {}),
-        "diagnosis": _diagnosis(posterior, prediction.f),
+        "diagnosis": diagnosis(posterior, prediction.f),
     }
     return details, held_out_scores(prediction, test)
 
 
-def _diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:
+def diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:
     """Of chains: R-hat and ESS of the function at the test inputs, and what the sampler says about itself."""
     if posterior.num_chains < 2 or posterior.meta.get("iid"):
         return {}

@@ -1,0 +1,82 @@
+"""The benchmarks of classes, of shifted inputs and of gaps in the data: what they hold out, and their records."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pyrobnn as pb
+from pyrobnn.data import Dataset
+from pyrobnn.studies.uci import append_record, read_records
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import benchmark_classification as classes  # noqa: E402
+import benchmark_gap as gap  # noqa: E402
+
+
+def test_digits_are_moved_and_turned_as_they_say():
+    images = pb.data.digits().subset([0, 1, 2])
+    same = classes.corrupted(images, "rotation", 0, seed=0)
+    torch.testing.assert_close(same.x, images.x)
+    moved = classes.corrupted(images, "moved", 1, seed=0)
+    torch.testing.assert_close(moved.x[..., 1:, 1:], images.x[..., :-1, :-1], atol=1e-5, rtol=0)
+    assert float(moved.x[..., 0, :].abs().max()) < 1e-5
+    half = classes.corrupted(images, "rotation", 180, seed=0)
+    torch.testing.assert_close(half.x, images.x.flip(-1, -2), atol=1e-4, rtol=0)
+    noisy = classes.corrupted(images, "noise", 0.5, seed=0)
+    assert float((noisy.x - images.x).std()) == pytest.approx(0.5, rel=0.15)
+
+
+def test_unseen_digits_are_in_no_training_row():
+    train, tests = classes.load("unseen", 1)
+    assert int(train.y.max()) == int(tests["clean"].y.max()) == 7
+    assert set(tests["other"].y.tolist()) == {8, 9}
+
+
+def test_a_record_of_classes_fills_its_tables(tmp_path, monkeypatch):
+    quick = {name: (pb.MAP(num_steps=3, polish_steps=0, compile=False), None) for name in classes.METHODS}
+    monkeypatch.setattr(classes, "configurations", lambda: quick)
+    monkeypatch.setattr(classes, "PRIOR_SCALES", (1.0,))
+    classes.prior_scale.cache_clear()
+    path = tmp_path / "records.jsonl"
+    tasks = [
+        {"data": data, "split": 0, "method": "map", "rule": classes.rule("map")}
+        for data in ("iris", "unseen")
+    ]
+    for task in tasks:
+        append_record(path, classes.run_task(task))
+    records = read_records(path)
+    assert {"commit", "code", "seed", "versions", "cpu_seconds"} <= records[0].keys()
+    assert [classes.key(record) for record in records] == [classes.key(task) for task in tasks]
+    assert "| iris | map | 1 |" in classes.table(records)
+    assert 0 < records[1]["scores"]["auroc largest probability"] < 1
+    assert "auroc mutual information" not in records[1]["scores"]  # of one draw there is none
+    stale = [{**record, "rule": "another"} for record in records]
+    assert "map" not in classes.table(stale)
+
+
+def test_features_with_a_gap_leave_rows_on_both_sides():
+    x = torch.stack([torch.arange(90.0), (torch.arange(90) > 40).float(), torch.arange(90) % 3], 1)
+    assert [column for column, *_ in gap.gaps(x)] == [0, 2]
+
+
+def test_a_record_of_a_gap_fills_its_table(tmp_path):
+    train, tests = gap.load("diabetes", 0)
+    column, low, high = gap.gaps(pb.data.diabetes().x)[0]
+    inside = (tests["inside"].x[:, column] > low) & (tests["inside"].x[:, column] < high)
+    assert bool(inside.all()) and train.num_data + sum(t.num_data for t in tests.values()) == 442
+    for part in (train, tests["outside"]):
+        assert not bool(((part.x[:, column] > low) & (part.x[:, column] < high)).any())
+    with pytest.raises(ValueError, match="there is no split"):
+        gap.load("diabetes", 50)
+    task = {"dataset": "gap", "split": 0, "method": "linear", "rule": gap.rule_of("linear")}
+    record = gap.run_task(task)
+    assert isinstance(gap.load("gap", 0)[1]["inside"], Dataset)
+    # a line knows nothing of the gap: its interval is as wide there as beside it
+    assert record["scores"]["inside sd"] == pytest.approx(record["scores"]["outside sd"], rel=0.05)
+    assert "| gap | linear | 1 |" in gap.table([record])
+    assert "linear" not in gap.table([{**record, "rule": "another"}])
