@@ -139,6 +139,19 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
         there.preflight(method, X, y)
 
 
+@pytest.mark.parametrize("there_first", [True, False])
+def test_a_checkpoint_goes_on_on_the_other_device(there_first, device, tmp_path):
+    model, y = everything()
+    config = dataclasses.replace(METHODS["NUTS"], checkpoint_every=0.0)
+    places = [device, CPU] if there_first else [CPU, device]
+    one, two = (
+        config.fit(model, X, y, device=place, checkpoint=tmp_path / "c", num_draws=9) for place in places
+    )
+    assert [next(iter(each.draws.values())).device for each in (one, two)] == places
+    for name, value in one.draws.items():
+        torch.testing.assert_close(value.cpu(), two.draws[name].cpu())
+
+
 def numbers(x, y):
     """A program as it is usually written: the priors of plain numbers are drawn on the CPU."""
     noise = pyro.param("noise", torch.tensor(0.5), constraint=dist.constraints.positive)

@@ -243,3 +243,17 @@ def test_checkpoints_that_cannot_be_used_are_refused(tmp_path):
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="not a pyrobnn checkpoint"):
         killed_run(path, num_draws=3)
+
+
+def test_a_changed_model_does_not_go_on_with_the_chains_of_the_old_one(tmp_path):
+    def program(scale):
+        return lambda x, y: pyro.sample("z", dist.Normal(0.0, scale))
+
+    config, path = NUTS(checkpoint_every=0.0, **QUICK), tmp_path / "run.ckpt"
+    whole = config.fit(program(1.0), num_draws=20, checkpoint=path)
+    again = config.fit(program(1.0), num_draws=20, checkpoint=path)
+    assert torch.equal(whole.draws["z"], again.draws["z"])
+    with pytest.raises(
+        ValueError, match="belongs to another model: where its chains are, the log density differs"
+    ):
+        config.fit(program(1.01), num_draws=20, checkpoint=path)

@@ -208,19 +208,23 @@ class NUTS(Method):
             raise ValueError(
                 "'callbacks', 'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
             )
-        problem, init = self._prepare(model, x, y, init, seed, device)
+        problem, found = self._prepare(model, x, y, init, seed, device)
         num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
         check_memory(problem, self, num_draws, num_warmup, stream_to is not None)
         started = time.perf_counter()
         with full_float32(problem.device):
             uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
-            z, scale = starts(problem, init, seed, self.num_chains, uniform)
+            z, scale = starts(problem, found, seed, self.num_chains, uniform)
             if self.engine == "pyro":
                 result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
                 stopped = "interrupt" if result.interrupted else "num_draws"
             else:
                 watch, sizes = (until_ess, callbacks, progress), (num_draws, num_warmup, seed)
-                result, file, stopped = self._machine(problem, z, scale, *sizes, watch, checkpoint, stream_to)
+                keeps, streamed = (checkpoint or stream_to) is not None, stream_to is not None
+                name = run_fingerprint(self, problem, init, num_draws, seed, streamed) if keeps else ""
+                result, file, stopped = self._machine(
+                    problem, z, scale, *sizes, watch, name, checkpoint, stream_to
+                )
         seconds = time.perf_counter() - started - result.compile_seconds
         notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
@@ -242,8 +246,8 @@ class NUTS(Method):
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
                 **end,
-                "common_start": common_start(init),
-                "superchains": shared_starts(init, self.num_chains),
+                "common_start": common_start(found),
+                "superchains": shared_starts(found, self.num_chains),
                 **({"float64": result.wide} if result.wide else {}),
             },
             notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result) + remarks,
@@ -294,17 +298,15 @@ class NUTS(Method):
 
     def _machine(
         self, problem: Problem, z: Tensor, scale: Tensor | None, num_draws: int, num_warmup: int, seed: int,
-        watch: tuple[float | None, Sequence[Callback], bool], checkpoint: str | Path | None,
+        watch: tuple[float | None, Sequence[Callback], bool], name: str, checkpoint: str | Path | None,
         stream_to: str | Path | None,
     ) -> tuple[Draws, DrawFile | None, str]:  # fmt: skip
         earlier, save, file = None, None, None
-        if checkpoint is not None or stream_to is not None:
-            name = run_fingerprint(self, problem, num_draws, seed, z, stream_to is not None)
-            if checkpoint is not None:
-                earlier, save = checkpoints.read(checkpoint, name), (checkpoint, name, self.checkpoint_every)
-            if stream_to is not None:
-                sizes = self.num_chains, num_draws
-                file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
+        if checkpoint is not None:
+            earlier, save = checkpoints.read(checkpoint, name), (checkpoint, name, self.checkpoint_every)
+        if stream_to is not None:
+            sizes = self.num_chains, num_draws
+            file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
         hooks = Hooks(problem, file, *watch, num_draws, num_warmup, self, seed)
         # a run that went on in float64 is resumed in it
         wide = "as before" if earlier is not None and earlier["vectors"].dtype != z.dtype else ""

@@ -62,7 +62,24 @@ def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
         )
     if owner != run:
         raise ValueError(
-            f"the checkpoint {path} belongs to a run with another model, data, seed or settings, or on "
-            "another kind of device, whose starts are others: resume with the same ones, or choose another path"
+            f"the checkpoint {path} belongs to a run with another model, data, seed or settings: resume with the "
+            "same ones, or choose another path"
         )
     return torch.load(io.BytesIO(body), weights_only=True)
+
+
+def check_density(before: Tensor, now: Tensor) -> None:
+    """Refuse to go on where the log density (chain,) of the chains' positions is not what the checkpoint says.
+
+    A ten-thousandth of it is more than the rounding of float32 on another device, and less than any change of a prior
+    or a likelihood that would matter to the draws.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    off = (now.double().cpu() - before.double().cpu()).abs()
+    if not bool((off <= 1e-4 * before.cpu().abs().clamp(min=100.0)).all()):
+        raise ValueError(
+            "the checkpoint belongs to another model: where its chains are, the log density differs by "
+            f"{float(off.max()):.3g} nats. Resume with the model that it was written with, or choose another path"
+        )

@@ -20,6 +20,7 @@ from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
 if TYPE_CHECKING:
     from pyrobnn.inference.hmc.draws import Draws
     from pyrobnn.inference.nuts import NUTS
+    from pyrobnn.posterior import Posterior
 
 _RHAT = 1.05  # of a program's draws, above which a fit says so
 _ENOUGH, _MANY, _VALUES = (
@@ -71,10 +72,23 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
 
 
 def run_fingerprint(
-    config: NUTS, problem: Problem, num_draws: int, seed: int, z: Tensor, streamed: bool
+    config: NUTS,
+    problem: Problem,
+    init: Posterior | torch.nn.Module | None,
+    num_draws: int,
+    seed: int,
+    streamed: bool,
 ) -> str:
-    """Fingerprint of everything that the draws depend on."""
-    parts = {"x": problem.x, "y": problem.y, "start": z}
+    """Fingerprint of what the draws depend on and every device holds alike.
+
+    Not the starts, which a device draws with a generator of its own; and not the density, which rounds otherwise there:
+    a resumed run asks for it anew (:func:`checkpoint.check_density`).
+    """
+    parts = {"x": problem.x, "y": problem.y}
+    if isinstance(init, torch.nn.Module):
+        parts |= {f"init {name}": value for name, value in init.named_parameters()}
+    elif init is not None:
+        parts |= {f"init {name}": draws[:, [0, -1]] for name, draws in init.draws.items()}
     tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
     sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
     plan = {**settings(config), "num_draws": num_draws, "seed": seed, "sites": sites, "streamed": streamed}

@@ -121,7 +121,11 @@ class Run:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from what :meth:`tensors` gave."""
+        """Continue from what :meth:`tensors` gave, perhaps on another device.
+
+        Raises:
+            ValueError: the density is another one where the chains are.
+        """
         device = self.machine.device
         self.state = State(*(tensors[name].to(device) for name in State._fields))
         for mine, name in zip(self.buffers, Buffers._fields, strict=True):
@@ -132,6 +136,7 @@ class Run:
         self.history = tensors["history"].tolist()
         self.plan = [(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
         self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
+        checkpoint.check_density(self.state.scalars[_LP], self._gradient(self.state.vectors[_PROPOSAL])[1])
 
     # -- running -----------------------------------------------------------------------------------------------------
 
