@@ -7,14 +7,20 @@ import inspect
 import matplotlib
 import numpy as np
 import pytest
+import torch
 import trees as factory
 import xarray as xr
+from helpers import seeded
 from matplotlib.figure import Figure
+from models import normal_prior
 
+import pyrobnn as pb
 from pyrobnn import plots
+from pyrobnn.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import regression_points, widest_gap
 from pyrobnn.plots.style import style
+from pyrobnn.posterior.approximation import FlatApproximation
 
 KINDS = {
     "regression_1d": factory.regression_1d(),
@@ -144,3 +150,74 @@ def test_too_few_bins_are_refused() -> None:
         plots.reliability(KINDS["classification"], num_bins=1)
     with pytest.raises(ValueError, match="num_bins"):
         plots.error_vs_uncertainty(KINDS["regression_1d"], num_bins=1)
+
+
+def _gaussian(matrix: np.ndarray) -> pb.Posterior:
+    """A posterior whose approximation is a normal of this covariance over the two weights of a line."""
+    with seeded(0):
+        model = pb.BNN(torch.nn.Linear(1, 1), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.5))
+    layout = Density(model, (torch.zeros(3, 1), torch.zeros(3, 1)))
+    state = {"loc": torch.zeros(2), "scale_tril": torch.linalg.cholesky(torch.tensor(matrix))}
+    return pb.Posterior(
+        model, {}, meta={"method": "q"}, approximation=FlatApproximation(layout, "full_rank", state)
+    )
+
+
+def test_the_covariance_shown_is_that_of_the_approximation() -> None:
+    cov = np.array([[2.0, -0.6], [-0.6, 0.5]])
+    posterior = _gaussian(cov)
+    wanted = {"covariance": cov, "precision": np.linalg.inv(cov), "correlation": [[1, -0.6], [-0.6, 1]]}
+    for matrix, expected in wanted.items():
+        figure = plots.covariance({"q": posterior}, matrix=matrix)
+        np.testing.assert_allclose(figure.axes[0].images[0].get_array(), expected, rtol=1e-6)
+    figure = plots.covariance(posterior, sites=["net.bias"])
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["bias"]
+    with pytest.raises(ValueError, match=r"'sites' has \['net.no'\]"):
+        plots.covariance(posterior, sites=["net.no"])
+
+
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_the_covariance_of_laplace_is_that_of_its_draws(structure: str) -> None:
+    with seeded(0):
+        net, x = torch.nn.Linear(2, 3), torch.randn(10, 2)
+    for parameter in net.parameters():
+        torch.nn.init.zeros_(parameter)  # the mode where every outcome is zero
+    method = pb.Laplace(structure=structure, importance=False, compile=False, predictive="draws")
+    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.5))
+    posterior = method.fit(model, x, torch.zeros(10, 3), init=net, num_draws=4000)
+    layout = posterior.approximation.layout
+    draws = layout.unconstrain({name: value[0] for name, value in posterior.draws.items()}).double()
+    exact = posterior.approximation.covariance(np.arange(layout.dim))
+    spread = exact.diag().sqrt()
+    error = (torch.cov(draws.T) - exact) / (spread[:, None] * spread)
+    assert float(error.abs().max()) < 6 / 4000**0.5 * 2**0.5
+
+
+def test_draws_of_the_function_stand_apart() -> None:
+    tree = KINDS["regression_1d"]
+    figure = plots.functions(tree, num_functions=2)
+    first, second, together = figure.axes
+    stored = tree["grid"]["f_draws"].values[..., 0]
+    shown = [
+        next(line for line in ax.lines if len(line.get_ydata()) == stored.shape[1]) for ax in (first, second)
+    ]
+    np.testing.assert_array_equal(shown[0].get_ydata(), stored[0])
+    np.testing.assert_array_equal(shown[1].get_ydata(), stored[-1])
+    assert sum(len(line.get_ydata()) == stored.shape[1] for line in together.lines) >= len(stored)
+
+
+def test_training_puts_every_fit_into_one_axes() -> None:
+    steps = np.arange(100.0)
+    trees = {
+        f"weight {w}": xr.DataTree.from_dict(
+            {"history": xr.Dataset({"kl": ("step", w * steps), "loss": ("step", -steps)})}
+        )
+        for w in (1, 2, 3)
+    }
+    figure = plots.training(trees)
+    assert [ax._left_title.get_text() for ax in figure.axes] == ["kl", "loss"]
+    assert [len(ax.lines) for ax in figure.axes] == [3, 3]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(trees)
+    assert len(plots.training(trees, names=["kl"]).axes) == 1
+    with pytest.raises(ValueError, match=r"'names' has \['no'\], but the histories have"):
+        plots.training(trees, names=["no"])

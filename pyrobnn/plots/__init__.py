@@ -10,9 +10,10 @@ lacks what a figure needs gets a panel that says so, never an error.
 
 from __future__ import annotations
 
-from pyrobnn.plots.chains import energy, loss, rank, trace, weight_norms
+from pyrobnn.plots.chains import energy, loss, rank, trace, training, weight_norms
 from pyrobnn.plots.checks import posterior_predictive, prior_and_posterior, residuals
 from pyrobnn.plots.classes import entropy_split, most_uncertain, reliability
+from pyrobnn.plots.functions import functions
 from pyrobnn.plots.importance import khat, loo_pit
 from pyrobnn.plots.predictive import (
     calibration,
@@ -21,12 +22,15 @@ from pyrobnn.plots.predictive import (
     predictive_bands,
     uncertainty_decomposition,
 )
+from pyrobnn.plots.weights import covariance
 
 __all__ = [
     "calibration",
+    "covariance",
     "energy",
     "entropy_split",
     "error_vs_uncertainty",
+    "functions",
     "khat",
     "loo_pit",
     "loss",
@@ -39,6 +43,7 @@ __all__ = [
     "reliability",
     "residuals",
     "trace",
+    "training",
     "uncertainty_decomposition",
     "weight_norms",
 ]

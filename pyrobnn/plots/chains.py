@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 from arviz_stats import bfmi
@@ -225,16 +227,11 @@ def loss(trees: Trees, *, name: str = "loss") -> Figure:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
         for (label, (chosen, values)), (ax,) in zip(found.items(), axes, strict=False):
             ax.set_title(label)
-            steps = np.arange(len(values))
             at = np.unique(
                 np.linspace(0, len(values) - 1, min(len(values), 2 * MAX_STEPS)).round().astype(int)
             )
-            window = max(1, len(values) // 50)
-            smooth = np.convolve(values, np.ones(window) / window, mode="valid")
             ax.plot(at, values[at], color=PALETTE[0], lw=0.5, alpha=0.4)
-            centre = steps[: len(smooth)] + window / 2
-            kept = np.unique(np.linspace(0, len(smooth) - 1, min(len(smooth), MAX_STEPS)).round().astype(int))
-            ax.plot(centre[kept], smooth[kept], color=PALETTE[0], lw=1.5)
+            ax.plot(*_smooth(values), color=PALETTE[0], lw=1.5)
             late = values[len(values) // 10 :]
             late = late[np.isfinite(late)]
             if len(late) > 2 and np.ptp(late) > 0:
@@ -243,6 +240,74 @@ def loss(trees: Trees, *, name: str = "loss") -> Figure:
             ax.set_xlabel("step")
             ax.set_ylabel(chosen)
         return figure
+
+
+def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
+    """Every tracked scalar in one axes, one line per fit: to see what an option changes on the way.
+
+    Lines are smoothed over 2 % of the steps. The vertical axis leaves out the first tenth of the steps, which would
+    flatten the rest.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree with a ``history`` group.
+        names: which scalars, ``["kl", "loss"]`` for instance; None takes all that vary in one of the trees.
+
+    Returns:
+        A figure with one axes per scalar; a legend names the fits.
+
+    Raises:
+        ValueError: a scalar that no tree has.
+    """
+    tracked = {label: _histories(evidence) for label, evidence in gather(trees).items()}
+    known = list(dict.fromkeys(name for found in tracked.values() for name in found))
+    if missing := [name for name in names or () if name not in known]:
+        raise ValueError(f"'names' has {missing}, but the histories have {known}")
+    chosen = list(
+        names or [name for name in known if any(np.ptp(f.get(name, [0])) > 0 for f in tracked.values())]
+    )
+    with style():
+        figure, axes = panels(max(1, len(chosen)), size=(3.4, 2.5), max_columns=3)
+        if not chosen:
+            empty_panel(axes[0, 0], "no history: nothing was optimised")
+        lines = {}
+        for name, (ax,) in zip(chosen, axes, strict=False):
+            late = []
+            for index, (label, found) in enumerate(tracked.items()):
+                if name not in found:
+                    continue
+                steps, values = _smooth(found[name])
+                colour, dashes = PALETTE[index % len(PALETTE)], ("-", "--", ":")[index // len(PALETTE) % 3]
+                (lines[label],) = ax.plot(steps, values, color=colour, ls=dashes, lw=1.3)
+                late.append(values[len(values) // 10 :])
+            low, high = np.concatenate(late).min(), np.concatenate(late).max()
+            if low < high:
+                ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+            ax.set(xlabel="step", title=name.replace("_", " "))
+        if len(lines) > 1:
+            figure.legend(
+                list(lines.values()), list(lines), loc="outside lower center", ncols=min(5, len(lines))
+            )
+        return figure
+
+
+def _histories(evidence: Evidence) -> dict[str, np.ndarray]:
+    """Tracked scalars by name, (step,), the mean over members; those with fewer than two finite values are left out."""
+    found = {}
+    for name in evidence.names(HISTORY):
+        tracked = evidence.variable(HISTORY, name)
+        values = np.atleast_1d(tracked.values).astype(float) if tracked is not None else np.zeros(0)
+        values = values.reshape(values.shape[0], -1).mean(1) if values.size else values
+        if np.isfinite(values).sum() > 1:
+            found[name] = values[np.isfinite(values)]
+    return found
+
+
+def _smooth(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and means of a window of 2 % of the steps, at most 300 of them."""
+    window = max(1, len(values) // 50)
+    smooth = np.convolve(values, np.ones(window) / window, mode="valid")
+    kept = np.unique(np.linspace(0, len(smooth) - 1, min(len(smooth), MAX_STEPS)).round().astype(int))
+    return kept + window / 2, smooth[kept]
 
 
 def weight_norms(trees: Trees) -> Figure:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
+from pyrobnn.seeding import seeded
 from pyrobnn.sites.point import state_in_store
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
         state["loc"], state["cov_factor"], state["cov_diag"]
     ),
 }
+
+#: of a family whose covariance has no closed form
+_COVARIANCE_DRAWS = 10_000
 
 Restore = Callable[["Posterior", Density, str, Mapping[str, Tensor]], "Posterior"]
 #: family that is more than a distribution over the flat vector → how a posterior saved with it gets it back
@@ -102,6 +107,21 @@ class FlatApproximation:
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors, enough to rebuild it."""
         return self.family, self._state
+
+    def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
+        """Covariance (k, k) of the coordinates ``index`` (k,) of the flat vector, float64; by draws for a flow."""
+        at = torch.as_tensor(index, device=self._state["loc"].device)
+        state = {name: value.double() for name, value in self._state.items()}
+        if self.family == "normal":
+            return state["scale"][at].square().diag()
+        if self.family == "full_rank":
+            rows = state["scale_tril"][at]
+            return rows @ rows.T
+        if self.family == "low_rank":
+            rows = state["cov_factor"][at]
+            return rows @ rows.T + state["cov_diag"][at].diag()
+        with seeded(0, at.device):
+            return torch.cov(self.distribution.sample((_COVARIANCE_DRAWS,))[:, at].double().T)
 
 
 def state_points(layout: Density) -> None:

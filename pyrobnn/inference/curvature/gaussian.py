@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -117,6 +118,21 @@ class BlockGaussian:
         for i, block in enumerate(self.blocks):
             tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
         return FAMILY, tensors
+
+    def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
+        """Covariance (k, k) of the coordinates ``index`` (k,) of the flat vector, float64; zero outside the subset."""
+        place = {int(at): row for row, at in enumerate(index)}
+        total = torch.zeros(len(place), len(place), dtype=torch.float64, device=self.loc.device)
+        for block in self.blocks:
+            pairs = [(place[at], column) for column, at in enumerate(block.index.tolist()) if at in place]
+            if not pairs:
+                continue
+            rows, columns = torch.tensor(pairs, device=self.loc.device).unbind(1)
+            unit = torch.zeros(len(rows), len(block.index), dtype=torch.float64, device=self.loc.device)
+            unit[torch.arange(len(rows)), columns] = 1.0
+            root = block.root(unit).double()
+            total[rows[:, None], rows] = root @ root.T
+        return total
 
     @classmethod
     def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockGaussian:
