@@ -14,6 +14,7 @@ import pytest
 import torch
 from models import toy, toy_model
 
+from pyrobnn.checks import divergences_by_chance
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.hmc.checks import verdicts
 from pyrobnn.inference.hmc.machine import STATS
@@ -80,11 +81,13 @@ def fine_stats(num_draws=50):
     return stats
 
 
-def test_one_divergence_is_enough_to_be_said():
-    stats = fine_stats()
+def test_divergences_are_said_from_as_many_on_as_right_draws_do_not_have():
+    stats = fine_stats(400)
     assert verdicts(stats, NUTS()) == []
-    stats[1, 7, STATS.index("diverging")] = 1.0
-    assert verdicts(stats, NUTS())[0].startswith("1 of 100 transitions diverged")
+    stats[1, :2, STATS.index("diverging")] = 1.0
+    assert divergences_by_chance(800) == 2 and verdicts(stats, NUTS()) == []
+    stats[0, 7, STATS.index("diverging")] = 1.0
+    assert verdicts(stats, NUTS())[0].startswith("3 of 800 transitions diverged")
 
 
 def test_chains_that_stand_still_are_said():

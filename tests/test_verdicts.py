@@ -32,8 +32,10 @@ from scipy import stats
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import Evidence, diagnose, loo
 from pyrobnn.diagnostics.calibration import _uniform_check
-from pyrobnn.diagnostics.convergence import check_rhat
+from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
+from pyrobnn.diagnostics.convergence import check_ess, check_rhat
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.sampler import check_divergences
 from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, best_labels, compare_rows
@@ -49,6 +51,7 @@ def find(verdict, name):
 def foreign_tree(**sites):
     """What another library's run leaves: sites and a log-likelihood, no attributes."""
     mu = next(iter(sites.values()))
+    mu = mu.reshape(*mu.shape[:2], -1)[..., 0]
     y = np.random.default_rng(0).normal(size=30)
     pointwise = -0.5 * (y - 0.1 * mu[..., None]) ** 2
     groups = {
@@ -60,8 +63,30 @@ def foreign_tree(**sites):
     return xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
 
 
+def exact_of(sites):
+    """Sites as of chains that are exact once converged."""
+    tree = foreign_tree(**sites)
+    tree.attrs["claim"] = "exact"
+    return tree
+
+
+def function_tree(f):
+    """Values of a function (chain, draw, probe) as a tree of chains."""
+    dims = (*SAMPLE, "probe", "output")
+    groups = {"posterior": xr.Dataset({"w": (SAMPLE, f[:, :, 0])})}
+    groups["function"] = xr.Dataset({"f": (dims, f[..., None])})
+    return xr.DataTree.from_dict(groups)
+
+
 def chains(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=(4, 500, *shape))
+
+
+def autoregressive(rng, shape, kept):
+    noise = rng.normal(size=shape)
+    for draw in range(1, shape[1]):
+        noise[:, draw] = kept * noise[:, draw - 1] + np.sqrt(1 - kept**2) * noise[:, draw]
+    return noise
 
 
 # what is judged
@@ -204,6 +229,30 @@ def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
         tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"theta": ((*SAMPLE, "d"), draws)})})
         statuses.append(check_rhat(Evidence(tree)).status)
     assert statuses.count("fail") == 0 and statuses.count("warn") <= 2
+
+
+def test_chains_that_are_worth_400_draws_are_not_called_short():
+    # 800 draws worth 400: of many quantities one comes out as 250 or so, by the error of the estimate alone
+    rng, found = np.random.default_rng(0), []
+    for _ in range(20):
+        f = autoregressive(rng, (4, 200, 8), 1 / 3) @ rng.normal(size=(8, 40))
+        found.append(check_ess(Evidence(function_tree(f))))
+    assert sum(check.status != "pass" for check in found) <= 3  # 0.05 of 20, and its error; it was 14
+    slow = [autoregressive(rng, (4, 200, 8), 0.8) @ rng.normal(size=(8, 40)) for _ in range(5)]  # worth 89
+    assert {check_ess(Evidence(function_tree(f))).status for f in slow} <= {"warn", "fail"}
+
+
+def test_divergences_that_right_draws_have_by_chance_pass_and_more_do_not():
+    for count, status in ((5, "pass"), (6, "warn"), (40, "fail")):
+        stats = healthy_stats((4, 1000))
+        stats["diverging"][np.arange(count) % 4, np.arange(count)] = True
+        groups = {
+            "posterior": {"w": (SAMPLE, stats["lp"])},
+            "sample_stats": {"diverging": (SAMPLE, stats["diverging"])},
+        }
+        tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
+        check = check_divergences(Evidence(tree))
+        assert check.status == status and f"{count} of 4000" in check.evidence
 
 
 # the model and its predictions
@@ -516,3 +565,65 @@ def test_the_study_of_verdicts_runs_and_knows_healthy_from_sick():
     del sys.modules["benchmark_verdicts"]
     assert healthy["status"] == "pass" and sick["status"] == "fail" and sick["checks"]["virial"][0] == "fail"
     assert len(study.SICK) >= 15
+
+
+# what a tree holds fits together
+
+
+@pytest.mark.parametrize(("step", "status"), [(1.0, "fail"), (0.3, "warn"), (0.02, None)])
+def test_draws_on_a_coarse_grid_are_told(step, status):
+    tree = exact_tree(draws=300)
+    weights = tree["posterior"]["net.weight"]
+    sd = weights.values.std((0, 1))
+    tree["posterior"]["net.weight"] = weights.copy(data=np.round(weights.values / sd / step) * step * sd)
+    check = check_rounded(Evidence(tree))
+    assert (check and check.status) == status  # all three passed before
+
+
+def test_a_weight_that_never_moves_is_told_and_a_held_site_is_not():
+    rng = np.random.default_rng(0)
+    sites = {"net.0.weight": rng.normal(size=(4, 100, 3)), "net.0.bias": np.zeros((4, 100, 1))}
+    assert check_held_weights(Evidence(exact_of(sites))) is None
+    sites["net.0.weight"][1, :, 2] = 0.0  # a unit cut off in one chain passed
+    check = check_held_weights(Evidence(exact_of(sites)))
+    assert check.status == "fail" and "1 weight (in net.0.weight)" in check.evidence
+
+
+def test_counts_indicators_and_halves_at_zero_are_no_grid():
+    rng = np.random.default_rng(0)
+    sites = {
+        "count": rng.poisson(3.0, (4, 300)).astype(float),
+        "on": (rng.random((4, 300)) < 0.5).astype(float),
+    }
+    sites["cut"] = np.maximum(rng.normal(size=(4, 300)), 0.0)
+    sites["large"] = (1e4 + 0.1 * rng.normal(size=(4, 300))).astype(np.float32)
+    assert check_rounded(Evidence(foreign_tree(mu=rng.normal(size=(4, 300)), **sites))) is None
+
+
+@pytest.mark.parametrize("everywhere", [False, True], ids=["the group alone", "wherever it is kept"])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_a_log_likelihood_of_another_scale_is_told(factor, everywhere):
+    tree = exact_tree(draws=200)
+    tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"]
+    if everywhere:
+        tree["function"]["log_likelihood"] = factor * tree["function"]["log_likelihood"]
+    check = check_likelihood_scale(Evidence(tree))
+    assert check.status in {0.5: ("warn", "fail"), 1.0: ("pass",), 3.0: ("fail",)}[factor]
+
+
+def test_a_log_likelihood_of_labels_counted_thrice_is_told():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=60) + 0.3 * rng.normal(size=(4, 200, 60))
+    p = 1.0 / (1.0 + np.exp(-logits))
+    y = (rng.random(60) < p.mean((0, 1))).astype(int)
+    groups = {
+        "posterior": {"mu": (SAMPLE, logits[..., 0])},
+        "posterior_predictive": {"y": ((*SAMPLE, "obs"), (rng.random(p.shape) < p).astype(int))},
+        "observed_data": {"y": ("obs", y)},
+    }
+    for factor, status in ((1.0, "pass"), (3.0, "fail")):
+        pointwise = {"y": ((*SAMPLE, "obs"), factor * np.log(np.where(y == 1, p, 1.0 - p)))}
+        tree = xr.DataTree.from_dict(
+            {name: xr.Dataset(group) for name, group in {**groups, "log_likelihood": pointwise}.items()}
+        )
+        assert check_likelihood_scale(Evidence(tree)).status == status

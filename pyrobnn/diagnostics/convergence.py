@@ -296,7 +296,10 @@ def check_ess(evidence: Evidence) -> Check | None:
     worst = int(np.nanargmin(both))
     value = float(both[worst])
     kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
-    enough = (1.0 - thresholds.ESS_ERROR) * thresholds.ESS_PASS
+    error = (
+        thresholds.ESS_ERROR if evidence.num_draws >= thresholds.ESS_PASS else 0.0
+    )  # fewer are worth fewer
+    enough = (1.0 - error) * thresholds.ESS_PASS
     status: Status = "pass" if value >= enough else "fail" if value < thresholds.ESS_FAIL else "warn"
     factor = int(np.ceil(1.2 * thresholds.ESS_PASS / max(value, 1.0)))
     more = -(-evidence.draws_per_chain * factor // 100) * 100
@@ -304,8 +307,8 @@ def check_ess(evidence: Evidence) -> Check | None:
         "ess_function",
         status,
         value,
-        f"≥ {thresholds.ESS_PASS:.0f} (100 for each of four chains) within the error of the smallest of many, "
-        f"{thresholds.ESS_ERROR:.0%}; < {thresholds.ESS_FAIL:.0f} fails",
+        f"≥ {thresholds.ESS_PASS:.0f} (100 for each of four chains) within the error of the smallest of many, so ≥ "
+        f"{enough:.0f}; < {thresholds.ESS_FAIL:.0f} fails",
         thresholds.ESS_SOURCE,
         f"The smallest effective sample size is {value:.0f} ({kind}, {_shown(found.names[worst])}) of "
         f"{evidence.num_draws} draws.",

@@ -20,6 +20,7 @@ from pyrobnn.diagnostics.calibration import (
     check_training_pit,
 )
 from pyrobnn.diagnostics.chains import check_chains, check_checked, check_common_start, check_length
+from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
 from pyrobnn.diagnostics.convergence import (
     check_ess,
     check_mcse,
@@ -169,6 +170,8 @@ EXAMINATIONS = (
     Examination(check_moving),
     Examination(check_copies, chains),
     Examination(check_repeats, draws),
+    Examination(check_rounded, draws),
+    Examination(check_held_weights, chains),
     Examination(check_interrupted),
     Examination(check_optimum),
     Examination(check_point, point, about="weights"),
@@ -195,6 +198,7 @@ EXAMINATIONS = (
     Examination(check_elpd, draws, about="predictions"),
     Examination(check_loo_khat, draws, about="predictions"),
     Examination(check_rows),
+    Examination(check_likelihood_scale, draws),
     Examination(check_held_out_rows),
     Examination(check_pit, about="predictions"),
     Examination(check_coverage, about="predictions"),

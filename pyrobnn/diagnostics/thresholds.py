@@ -23,8 +23,9 @@ MODES_FAIL = 3.0
 
 ESS_PASS = 400.0
 ESS_FAIL = 100.0
-#: by which the smallest of dozens of estimates falls short of 400 that are there (scripts/simulate_rhat.py)
-ESS_ERROR = 0.25
+#: by which the smallest of dozens of estimates may fall short of 400 that are there, in one run of twenty: of 40
+#: quantities the smaller of bulk and tail comes out as 285 in the median and 207 in 5 % (scripts/simulate_rhat.py)
+ESS_ERROR = 0.5
 ESS_SOURCE = RHAT_SOURCE
 
 BFMI_PASS = 0.3
@@ -46,6 +47,13 @@ REPEATS_WARN = 0.02
 COPY_CORRELATION = 0.9
 LEAK_WARN = 0.02
 LEAK_FAIL = 0.5
+
+#: steps between the values of draws, in their sd, and nats per datum that a log-likelihood may be off: this library's
+#: convention
+GRID_WARN = 0.2
+GRID_FAIL = 0.5
+LIKELIHOOD_OFF_WARN = 0.1
+LIKELIHOOD_OFF_FAIL = 0.3
 
 #: times the gain that may be left at the end of a search: this library's convention
 UNFINISHED_FAIL = 10.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
+from pyrobnn.checks import Refused, divergences_by_chance
 from pyrobnn.inference.fitting import memory
 from pyrobnn.inference.fitting.problem import Problem, settings
 from pyrobnn.inference.hmc import checkpoint as checkpoints
@@ -200,7 +200,7 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
             "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or "
             "set a smaller step_size"
         )
-    elif count:
+    elif count > divergences_by_chance(diverging.numel()):
         messages.append(
             f"{count} of {diverging.numel()} transitions diverged: the sampler could not follow the density there, and "
             f"the draws are biased away from it. Raise target_accept (now {config.target_accept:g}) or reparameterise "
