@@ -294,6 +294,103 @@ def test_is_nearly_train(case: Case) -> None:
     case.y_test += 1e-4 * case.rng.normal(size=case.y_test.shape)
 
 
+def rounded(case: Case) -> np.ndarray:
+    sd = np.sqrt(np.diag(case.exact()[1]))
+    return np.round(case.draws() / sd) * sd
+
+
+def in_order(case: Case) -> np.ndarray:
+    """Every weight of every chain sorted: each has its marginal, and nothing else is right."""
+    return np.sort(case.draws(), axis=1)
+
+
+def apart(case: Case) -> np.ndarray:
+    """Every weight in an order of its own: each has its marginal, and none goes with another."""
+    return case.rng.permuted(case.draws().reshape(-1, case.x.shape[1] + 1), axis=0).reshape(*case.shape, -1)
+
+
+def jittered(sds: float) -> Callable[[Case], np.ndarray]:
+    """One chain as all, each with a little noise of its own."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found, sd = copied(case), np.sqrt(np.diag(case.exact()[1]))
+        return found + sds * sd * case.rng.normal(size=found.shape)
+
+    return spoil
+
+
+def dealt(case: Case) -> np.ndarray:
+    """Slow chains dealt out like cards: each of those that are made holds draws of all, in turn."""
+    chains, num = case.shape
+    every = case.draws(kept=0.995).transpose(1, 0, 2).reshape(num, chains, -1)
+    turns = (np.arange(chains)[:, None] + np.arange(num)) % chains
+    return every[np.arange(num), turns]
+
+
+def shuffled_modes(case: Case) -> np.ndarray:
+    """Draws of two places 4 sd apart in an order at random, so that all chains agree."""
+    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
+    return found + 4.0 * sd * (case.rng.random(case.shape) < 0.5)[..., None]
+
+
+def without_tails(case: Case) -> np.ndarray:
+    """The half of the draws that is nearest to the mean, each twice as often, in an order at random."""
+    mean, covariance = case.exact()
+    flat = case.draws().reshape(-1, len(mean))
+    more = np.concatenate([flat, case.draws().reshape(-1, len(mean))])
+    far = np.einsum("si,ij,sj->s", more - mean, np.linalg.inv(covariance), more - mean)
+    return case.rng.permutation(more[np.argsort(far)[: len(flat)]]).reshape(*case.shape, -1)
+
+
+def of_other_units(case: Case) -> np.ndarray:
+    """Of targets that were scaled by 1.5, as by the sd of other rows."""
+    return replace(case, y=1.5 * case.y).draws()
+
+
+def of_other_inputs(case: Case) -> np.ndarray:
+    """Of inputs that were moved by half of their sd."""
+    return replace(case, x=case.x + 0.5).draws()
+
+
+def a_fifth_is_train(case: Case) -> None:
+    few = min(HELD_OUT // 5, len(case.x))
+    case.x_test[:few], case.y_test[:few] = case.x[:few], case.y[:few]
+
+
+def test_moved(case: Case) -> None:
+    case.y_test = case.y_test + 1.5 * case.noise
+
+
+def times(factor: float) -> Callable[[Case, xr.DataTree], None]:
+    """The log-likelihood group alone, as of data that count more than once or are tempered."""
+
+    def spoil(case: Case, tree: xr.DataTree) -> None:
+        tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"]
+
+    return spoil
+
+
+def throughout(factor: float) -> Callable[[Case, xr.DataTree], None]:
+    """The log-likelihood wherever the tree holds it."""
+
+    def spoil(case: Case, tree: xr.DataTree) -> None:
+        times(factor)(case, tree)
+        tree["function"]["log_likelihood"] = factor * tree["function"]["log_likelihood"]
+
+    return spoil
+
+
+def without_noise(case: Case, tree: xr.DataTree) -> None:
+    """Replicates and predictions that are values of the mean."""
+    f = tree["predictions"]["f"].values[..., 0]
+    tree["predictions"]["y"] = tree["predictions"]["y"].copy(data=f)
+    if "y_sample" in tree["predictions"]:
+        sample = tree["predictions"]["y_sample"]
+        count = -(-sample.shape[0] // (f.shape[0] * f.shape[1]))
+        flat = np.repeat(f.reshape(-1, f.shape[2]), count, axis=0)[: sample.shape[0]]
+        tree["predictions"]["y_sample"] = sample.copy(data=flat.reshape(sample.shape))
+
+
 @dataclass(frozen=True)
 class Fault:
     """How the draws, the data or the tree of a case are spoiled, and the checks that are there to see it."""
@@ -313,6 +410,7 @@ HEALTHY = {
 }
 VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
 CALIBRATION, ROWS = ("pit", "coverage_90", "loo_pit"), ("log_likelihood_rows",)
+SCALE = ("log_likelihood_scale",)
 SICK = {
     "sd x 0.5": Fault(spread(0.5), checks=VIRIAL),
     "sd x 2": Fault(spread(2.0), checks=VIRIAL),
@@ -358,6 +456,22 @@ SICK = {
     "noise with heavy tails": Fault(
         data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
     ),
+    "draws rounded to one sd": Fault(rounded, checks=("rounded_draws",)),
+    "log-likelihood times three": Fault(tree=times(3.0), checks=SCALE),
+    "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=SCALE),
+    "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=SCALE),
+    "chains sorted": Fault(in_order, checks=RHAT),
+    "weights shuffled apart": Fault(apart, collinear, checks=("virial", "score")),
+    "one chain with little noise as all": Fault(jittered(0.1), checks=("copied_chains",)),
+    "one chain with noise as all": Fault(jittered(0.5), checks=("copied_chains", "virial")),
+    "slow chains dealt into one another": Fault(dealt, checks=("ess_function", "score", "virial")),
+    "two places shuffled": Fault(shuffled_modes, checks=VIRIAL),
+    "without its tails": Fault(without_tails, checks=VIRIAL),
+    "of targets in other units": Fault(of_other_units, checks=SCORE),
+    "of inputs that were moved": Fault(of_other_inputs, checks=SCORE),
+    "a fifth of the test rows are training rows": Fault(data=a_fifth_is_train, checks=("held_out_rows",)),
+    "test targets that have moved": Fault(data=test_moved, checks=("pit",)),
+    "predictions without noise": Fault(tree=without_noise, checks=("pit", "coverage_90")),
 }
 
 

@@ -82,6 +82,52 @@ def ten_times(name: str, seed: int) -> Posterior:
     return pb.NUTS(num_chains=CHAINS).fit(found.model(), x, y, num_draws=SHORT, seed=1 + seed)
 
 
+def fast_swag(name: str, seed: int) -> Posterior:
+    """SWAG whose iterates are collected at five times its own rate."""
+    found = reference(name)
+    method = pb.SWAG(num_steps=400, compile=False)
+    fit = functools.partial(method.fit, found.model(), found.data.x, found.data.y, seed=seed)
+    rate = fit(num_draws=2).meta["lr"]
+    return replace(method, lr=5.0 * rate).fit(
+        found.model(), found.data.x, found.data.y, num_draws=4 * SHORT, seed=seed
+    )
+
+
+def rounded(posterior: Posterior, _: Reference) -> Posterior:
+    """Every weight rounded to its sd."""
+
+    def coarse(name: str, value: Tensor) -> Tensor:
+        sd = value.std((0, 1))
+        return (value / sd).round() * sd if name.startswith("net.") else value
+
+    return with_draws(posterior, coarse)
+
+
+def jittered(posterior: Posterior, _: Reference) -> Posterior:
+    """The first chain as all four, each with noise of its own, 0.3 sd of every weight."""
+    noise = torch.Generator().manual_seed(0)
+
+    def around(name: str, value: Tensor) -> Tensor:
+        first = value[:1].expand_as(value)
+        if not name.startswith("net."):
+            return first.clone()
+        return first + 0.3 * value.std((0, 1)) * torch.randn(value.shape, generator=noise)
+
+    return with_draws(posterior, around)
+
+
+def stretched(posterior: Posterior, _: Reference) -> Posterior:
+    """The output 1.5 times as large, as of targets in other units."""
+    last = _last(posterior, "weight"), _last(posterior, "bias")
+    return with_draws(posterior, lambda name, value: 1.5 * value if name in last else value)
+
+
+def times_three(tree: xr.DataTree) -> None:
+    """The log-likelihood, wherever it is kept."""
+    tree["log_likelihood"]["y"] = 3.0 * tree["log_likelihood"]["y"]
+    tree["function"]["log_likelihood"] = 3.0 * tree["function"]["log_likelihood"]
+
+
 def one_point(posterior: Posterior, _: Reference) -> Posterior:
     """All draws within 1e-3 of the first."""
     noise = torch.Generator().manual_seed(0)
@@ -151,20 +197,31 @@ def permuted(tree_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
 
 
+def next_class(tree_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Labels that are one class further; targets of the other sign."""
+    x, y = tree_data
+    return (x, -y) if y.is_floating_point() else (x, (y + 1) % (int(y.max()) + 1))
+
+
 def _last(posterior: Posterior, part: str) -> str:
     return [name for name in posterior.draws if name.startswith("net.") and name.endswith(part)][-1]
 
 
 @dataclass(frozen=True)
 class NetFault:
-    """How draws or data of a case are spoiled, the checks that see it, alone or beside a reference, and its nets."""
+    """How draws, data or tree of a case are spoiled, the checks that see it, alone or beside a reference, and its nets.
+
+    `fit` makes draws of its own, and with `others` the tree is given the held-out rows as those it was fitted to.
+    """
 
     draws: Callable[[Posterior, Reference], Posterior] | None = None
     data: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]] | None = None
     checks: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-    fitted: bool = False
+    fit: Callable[[str, int], Posterior] | None = None
     nets: tuple[str, ...] = ()
+    tree: Callable[[xr.DataTree], None] | None = None
+    others: bool = False
 
 
 HEALTHY = "net: NUTS"
@@ -173,7 +230,9 @@ FAR, WIDTH = ("wasserstein",), ("sd_ratio",)
 FAULTS = {
     "net: weights' sd x 0.3": NetFault(spread(0.3), checks=VIRIAL, beside=WIDTH),
     "net: weights' sd x 2.5": NetFault(spread(2.5), checks=VIRIAL, beside=WIDTH),
-    "net: data counted ten times": NetFault(checks=VIRIAL, beside=WIDTH, fitted=True, nets=("iris_5",)),
+    "net: data counted ten times": NetFault(
+        checks=VIRIAL, beside=WIDTH, fit=ten_times, nets=("iris_5", "moons_2x10", "diabetes_10")
+    ),
     "net: all chains at one point": NetFault(one_point, checks=VIRIAL, beside=WIDTH),
     "net: function 1 sd away": NetFault(shifted(1.0), checks=SCORE, beside=FAR),
     "net: function 3 sd away": NetFault(shifted(3.0), checks=SCORE, beside=FAR),
@@ -182,6 +241,15 @@ FAULTS = {
     "net: the prior": NetFault(prior_alone, checks=("virial", "score"), beside=FAR),
     "net: half of the functions dropped": NetFault(upper_half, checks=SCORE, beside=FAR),
     "net: targets permuted": NetFault(data=permuted, checks=SCORE),
+    "net: the next class, or the other sign": NetFault(data=next_class, checks=SCORE),
+    "net: the posterior of other rows": NetFault(others=True, checks=(*VIRIAL, *SCORE)),
+    "net: draws rounded to one sd": NetFault(rounded, checks=("rounded_draws",)),
+    "net: one chain with noise as all": NetFault(jittered, checks=("copied_chains", *VIRIAL)),
+    "net: output times 1.5": NetFault(stretched, checks=SCORE, beside=FAR),
+    "net: log-likelihood times three": NetFault(tree=times_three, checks=("log_likelihood_scale",)),
+    "net: SWAG at a large rate": NetFault(
+        checks=("function_moves",), beside=WIDTH, fit=fast_swag, nets=("diabetes_10", "iris_5", "gap_5")
+    ),
 }
 #: regression, noise that varies, two classes and more; `gap_1` cannot follow its data, which a verdict rightly tells
 NETS = (
@@ -209,10 +277,12 @@ def cases(
     for index, (kind, fault) in enumerate(FAULTS.items()):
         for place, name in enumerate(known):
             for n in range(sick) if not fault.nets or name in fault.nets else ():
-                at = 0 if fault.fitted else (index + place + n) % len(lengths)  # what is fitted is short
+                at = (
+                    0 if fault.fit is not None else (index + place + n) % len(lengths)
+                )  # what is fitted is short
                 found.append((kind, name, list(lengths)[at], n))
     random.Random(0).shuffle(found)
-    yield from sorted(found, key=lambda case: FAULTS.get(case[0], NetFault()).fitted)
+    yield from sorted(found, key=lambda case: FAULTS.get(case[0], NetFault()).fit is not None)
 
 
 def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Iterator[dict[str, object]]:
@@ -222,13 +292,18 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posterior = group(name, number, num_draws)
-        if fault.fitted:
-            posterior = ten_times(name, number)
+        if fault.fit is not None:
+            posterior = fault.fit(name, number)
         if fault.draws is not None:
             posterior = fault.draws(posterior, found)
         distance = found.compare(posterior)
-        train = data if fault.data is None else fault.data(data)
-        tree = posterior.to_datatree(*train, test=(found.held_out.x, found.held_out.y))
+        train = (found.held_out.x, found.held_out.y) if fault.others else data
+        train = train if fault.data is None else fault.data(train)
+        tree = posterior.to_datatree(
+            *train, test=data if fault.others else (found.held_out.x, found.held_out.y)
+        )
+        if fault.tree is not None:
+            fault.tree(tree)
         evidence = Evidence.of(tree)  # what it finds is found once
         known: set[str] = set()
         for against in (False, True):
@@ -240,7 +315,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
                 "seed": [name, number],
                 "for": [*fault.checks, *(fault.beside if against else ())],
                 "status": verdict.status,
-                "distance": None if fault.data is not None else _distance(distance.table),
+                "distance": None if fault.data is not None or fault.others else _distance(distance.table),
                 "checks": {c.name: [c.status, c.value] for c in verdict.checks if c.name not in known},
             }
             known = {check.name for check in verdict.checks}  # counted once
