@@ -194,7 +194,7 @@ def conformal_table() -> str:
 
 
 def shift_tables() -> dict[str, Callable[[], str]]:
-    """Classes, corrupted and unseen inputs, and what lies in a gap of the data."""
+    """Classes, corrupted and unseen inputs, and what lies in a gap of the data: on real tables and on the study's."""
 
     def of(script: str, records: str, function: str) -> Callable[[], str]:
         path = HERE / "results" / f"{records}.jsonl"
@@ -204,6 +204,9 @@ def shift_tables() -> dict[str, Callable[[], str]]:
         "classification": of("benchmark_classification", "classification", "table"),
         "shift": of("benchmark_classification", "classification", "shift_table"),
         "gap": of("benchmark_gap", "gap", "table"),
+        "clusters-priors": of("benchmark_clusters", "clusters", "prior_table"),
+        "clusters-chains": of("benchmark_clusters", "clusters", "chain_table"),
+        "clusters-gaps": of("benchmark_clusters", "clusters", "gap_table"),
     }
 
 

@@ -535,6 +535,25 @@ def test_tables_are_written_between_their_markers(tmp_path):
     assert tables.main([str(readme)]) == 0 and tables.main([str(readme), "--check"]) == 0
 
 
+def test_the_doubt_in_the_gap_is_a_mean_over_data_sets_with_its_error():
+    tables = script("benchmark_clusters")
+    case = {"data": "two_clusters", "noise": "inferred", "part": "gaps"}
+    records = [
+        case | {"method": method, "seed": seed, "gap_ratio": ratio, "sd at data": sd, "rhat_function": 1.004}
+        for seed in (0, 1)
+        for method, ratio, sd in (("nuts", 10.0 + 2 * seed, 0.02), ("svi", 2.0, 0.04))
+    ]
+    written = tables.gap_table([*records, records[0] | {"seed": 2}])  # a data set without SVI does not count
+    assert written.splitlines()[2] == (
+        "| two_clusters | inferred | 2 | 11.00 ± 1.00 | 2.00 ± 0.00 | 2.75 ± 0.25 | 0.50 ± 0.00 | 1.004 |"
+    )
+    scales = [(3.0, 1.0, 10.2), (1.0, 1.0, -5.0)]
+    priors = [
+        {**case, "part": "priors", "scale": s, "bias_scale": b, "log_evidence": e} for s, b, e in scales
+    ]
+    assert tables.prior_table(priors).splitlines()[2] == "| two_clusters | inferred | -5 | 10 |"
+
+
 def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp_path):
     tables = script("benchmark_tables")
     (tmp_path / "airfoil.csv").write_text(
