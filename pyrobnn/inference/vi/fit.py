@@ -16,6 +16,7 @@ from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.optim.learning_rate import Schedule, learning_rate_factors
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.optim.unfinished import falling
@@ -70,6 +71,9 @@ class GuideFit:
     def __init__(self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int):
         self.config, self.problem, self.seed = config, problem, seed
         self.elbo, self.start = build_elbo(config, problem, init, seed)
+        #: first steps, in which a richer family is held at its mean-field member, and steps begun
+        self.held = round(config.mean_field_start * config.num_steps) if config.has_mean_field else 0
+        self.begun = 0
         self.num_batches = _num_batches(problem, config.batch_size)
         schedule = (
             config.kl_weight if isinstance(config.kl_weight, KLSchedule) else Constant(config.kl_weight)
@@ -87,12 +91,13 @@ class GuideFit:
             num_steps=config.num_steps,
             lr=config.lr,
             optimizer=config.optimizer,
-            lr_schedule=config.schedule,
+            lr_schedule=self._schedule(),
             clip_norm=config.clip_norm,
             average=config.averaged,
             tracked=TRACKED,
             patience=config.patience,
             min_delta=config.min_delta,
+            held=self.held,
             log_every=config.log_every,
             callbacks=callbacks,
             snapshot=self._snapshot,
@@ -101,25 +106,41 @@ class GuideFit:
             compile=config.compile,
         )
 
+    def _schedule(self) -> Schedule:
+        """The configuration's; the default of a guide that is held at first is counted from the step that opens it."""
+        if not self.held or self.config.lr_schedule != "auto":
+            return self.config.schedule
+        factors = learning_rate_factors(self.config.num_steps - self.held, self.config.schedule).tolist()
+        return ([1.0] * self.held + factors).__getitem__
+
     def _objective(self, theta: Tensor, kl_weight: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        opened: Tensor | None = None
+        if self.held:
+            opened, batch = batch[0], batch[1:]
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
-        return self.elbo(theta, kl_weight, *batch)
+        return self.elbo(theta, kl_weight, *batch, opened=opened)
 
     def _batches(self) -> Iterator[tuple[Tensor, ...]]:
         problem, size = self.problem, self.config.batch_size
-        weights = iter(self.kl_weights.unbind())
         if problem.loader is not None:
-            yield from ((weight, *batch) for weight, batch in zip(weights, problem.batches(), strict=False))
+            yield from ((*said, *batch) for said, batch in zip(self._said(), problem.batches(), strict=False))
         elif not problem.is_bnn:
-            yield from ((weight,) for weight in weights)
+            yield from self._said()
         elif self.num_batches == 1:
-            yield from ((weight, problem.x, problem.y) for weight in weights)
+            yield from ((*said, problem.x, problem.y) for said in self._said())
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            for rows, weight in zip(walk, weights, strict=False):
-                yield weight, rows, problem.x, problem.y
+            for rows, said in zip(walk, self._said(), strict=False):
+                yield *said, rows, problem.x, problem.y
+
+    def _said(self) -> Iterator[tuple[Tensor, ...]]:
+        """What every step is told beside its data: the KL's weight, and whether a richer family is open."""
+        closed, opened = self.start.new_tensor([0.0, 1.0]).unbind()
+        for weight in self.kl_weights.unbind():
+            self.begun += 1
+            yield (weight, closed if self.begun <= self.held else opened) if self.held else (weight,)
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
@@ -128,6 +149,8 @@ class GuideFit:
     def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
         """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
         problem, family = self.problem, self.elbo.family
+        if (self.begun if result is None else result.num_steps) <= self.held:  # it was not opened yet
+            theta = self.elbo.opened(theta, 0.0)
         values = self._point_values(theta[family.size :])
         layout = Density(problem.density.program, problem.density.args, points="held", values=values)
         approximation = family.approximation(theta[: family.size], layout)
@@ -150,7 +173,7 @@ class GuideFit:
         notes = self._notes(result, values, draws, stats, value, error)
         meta = {
             "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": None if value is None else error,
-            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
+            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm), "mean_field_steps": self.held,
             "temperature": self._temperature(result.num_steps),
         }  # fmt: skip
         # the ELBO is what a tempered fit gives up
