@@ -266,22 +266,23 @@ def metric_table() -> str:
     for row in read_records(HERE / "results" / "metric.jsonl"):
         found.setdefault(row["case"], {}).setdefault(row["mass_matrix"], {})[row["seed"]] = row
     lines = [
-        "| case | seeds | `diag`: effective draws per 1000 gradients | `low_rank` / `diag` | right, `diag` "
-        "| right, `low_rank` | warm-up gradients / `diag`'s |",
-        "|---|---|---|---|---|---|---|",
+        "| case | seeds | `diag`: effective draws per 1000 gradients | `low_rank` / `diag` | `auto` / `diag` "
+        "| right, `diag` | right, `low_rank` | warm-up gradients / `diag`'s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    key = "ess per 1000 gradients"
     for case, forms in sorted(found.items()):
-        diag, low = (list(forms.get(form, {}).values()) for form in ("diag", "low_rank"))
-        if not (diag and low):
+        diag, low, auto = (list(forms.get(form, {}).values()) for form in ("diag", "low_rank", "auto"))
+        others = [rows for rows in (low, auto) if rows]
+        if not (diag and others):
             continue
-        cells = [str(min(len(diag), len(low)))]
-        key = "ess per 1000 gradients"
         base = median(row[key] for row in diag)
-        cells += [f"{base:.3g}", f"{median(row[key] for row in low) / base:.2f}"]
+        cells = [str(min(len(rows) for rows in (diag, *others))), f"{base:.3g}"]
+        cells += [f"{median(row[key] for row in rows) / base:.2f}" if rows else "" for rows in (low, auto)]
         for rows in (diag, low):
             judged = [row["right"] for row in rows if "right" in row]
             cells.append(f"{sum(judged)} of {len(judged)}" if judged else "")
-        warmups = (median(row["warmup gradients"] for row in rows) for rows in (low, diag))
+        warmups = (median(row["warmup gradients"] for row in rows) for rows in (others[0], diag))
         lines.append(f"| {case} | {' | '.join(cells)} | {next(warmups) / next(warmups):.2f} |")
     return "\n".join(lines)
 

@@ -106,7 +106,7 @@ def test_memory_holds_a_block_only():
 
 
 def test_a_refused_run_is_told_of_the_file(monkeypatch):
-    config = NUTS(num_chains=4, num_warmup=10, max_tree_depth=3, compile=False)
+    config = NUTS(num_chains=4, num_warmup=10, max_tree_depth=3, mass_matrix="diag", compile=False)
     dim = prepare(program, points="held").density.dim
     streamed = checks.needed_bytes(dim, torch.float32, config, 5000, 10, True)
     monkeypatch.setattr(checks.memory, "free_bytes", lambda device: streamed)

@@ -165,7 +165,7 @@ def test_too_much_memory_is_refused_before_the_start():
         ({"num_warmup": -1}, "'num_warmup' must be at least 0"),
         ({"step_size": 0.0}, "'step_size' must be > 0"),
         ({"target_accept": 1.0}, "'target_accept'"),
-        ({"mass_matrix": "full"}, "'mass_matrix' must be one of 'diag', 'dense', 'low_rank'"),
+        ({"mass_matrix": "full"}, "'mass_matrix' must be one of 'auto', 'diag', 'dense'"),
         ({"engine": "stan"}, "'engine' must be one of"),
         ({"trajectory": 0}, "'trajectory' must be at least 1"),
     ],

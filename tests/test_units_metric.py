@@ -85,6 +85,37 @@ def test_gradients_that_are_not_finite_leave_the_diagonal():
     assert torch.equal(metric.low_rank(z, g, counts, ONE), metric.scaled(ONE, "low_rank"))
 
 
+def mode(num_draws: int, chains: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Chains in modes of their own: each is the normal with its axes in another order, as of a net's hidden units."""
+    z, g, counts = window(num_draws, chains)
+    with seeded(5):
+        orders = [torch.randperm(DIM) for _ in range(chains)]
+    return *(torch.stack([x[c, :, order] for c, order in enumerate(orders)]) for x in (z, g)), counts
+
+
+def test_directions_pay_where_they_serve_the_other_chains():
+    for chains in (1, 3, 4):
+        assert metric.pays(*window(60, chains), ONE)
+        z, g, counts = window(60, chains)
+        assert not metric.pays(z, g * torch.inf, counts, ONE)
+        noise = torch.randn(z.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(chains))
+        assert not metric.pays(noise, -noise, counts, ONE)  # the diagonal is exact
+    assert not metric.pays(*mode(60), ONE)
+    assert not metric.pays(*window(60)[:2], torch.tensor([60, 0, 60, 0]), ONE)  # nothing to hold them against
+
+
+@pytest.mark.parametrize(("form", "found"), [("auto", False), ("low_rank", True)])
+def test_a_run_takes_directions_that_pay(form, found):
+    z, g, counts = mode(40)
+    machine = Machine(lambda q: (q, q.sum(-1)), 4, DIM, 40, *LIKE)
+    run = Run(machine, seed=0, num_warmup=100, mass_matrix=form, compile=False)
+    run.begin(z[:, 0])
+    run.buffers.stats[..., STATS.index("lp")] = torch.arange(41.0, dtype=torch.float64)  # the chains move
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metric, "gradients", lambda *_: g)
+        assert bool((run._new_metric(z, counts)[0, 1:] != 0).any()) == found
+
+
 def _line(x, y):
     """A regression on uncentred inputs, whose intercept and slope correlate by -0.99."""
     a = pyro.sample("a", dist.Normal(0.0, 5.0))
@@ -95,7 +126,7 @@ def _line(x, y):
 @pytest.mark.slow
 def test_a_correlated_program_takes_short_trees():
     x = torch.linspace(5.0, 7.0, 30)
-    nuts = pb.NUTS(num_chains=4, num_warmup=60, mass_matrix="low_rank", compile=False)
+    nuts = pb.NUTS(num_chains=4, num_warmup=60, compile=False)
     posterior = nuts.fit(_line, x, 2 + 0.5 * x, num_draws=60, seed=0)
     assert float(posterior.sample_stats["n_steps"].double().mean()) < 6  # 16 with the diagonal
     design = torch.stack([torch.ones(30), x], 1).double()

@@ -42,6 +42,7 @@ from pyrobnn.inference.hmc.draws import Draws
 from pyrobnn.inference.hmc.gradient import chains_per_call
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
@@ -76,12 +77,11 @@ class NUTS(Method):
         step_size: the first step size; None finds one.
         target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
-        mass_matrix: ``"diag"``; ``"low_rank"``, a diagonal and up to 20 directions from draws and gradients: several
-            times fewer gradients where a program's parameters correlate, a loss on a net; or ``"dense"``.
+        mass_matrix: ``"diag"``; ``"low_rank"``, a diagonal and up to 20 directions from draws and gradients;
+            ``"dense"``; ``"auto"``: low rank where the directions of half the chains serve the others, else diag.
         init: where the chains start. ``"prior"``: at draws from the prior; ``"uniform"``: uniform on (-2, 2) in
-            unconstrained space, as in Stan; ``"auto"``: a net from the prior, a program uniform, because draws from
-            its vague priors are far from the mass; ``"map"``: around the mode. An earlier posterior or a trained net
-            is passed to ``fit(init=...)`` instead.
+            unconstrained space, as in Stan; ``"auto"``: a net from the prior, a program uniform, as its vague priors
+            draw far from the mass; ``"map"``: around the mode. For a posterior or a trained net: ``fit(init=...)``.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
         compile: compile the step; False gives the same draws within float tolerance, slower.
@@ -119,7 +119,7 @@ class NUTS(Method):
     step_size: float | None = None
     target_accept: float = 0.8
     max_tree_depth: int = 10
-    mass_matrix: Literal["diag", "dense", "low_rank"] = "diag"
+    mass_matrix: Literal["auto", "diag", "dense", "low_rank"] = "auto"
     init: Literal["auto", "prior", "uniform", "map"] = "auto"
     trajectory: int | None = None
     engine: Literal["compiled", "pyro"] = "compiled"
@@ -142,7 +142,7 @@ class NUTS(Method):
             check_number("step_size", self.step_size, above=0.0)
         check_number("target_accept", self.target_accept, above=0.0, below=1.0)
         check_count("max_tree_depth", self.max_tree_depth)
-        check_choice("mass_matrix", self.mass_matrix, ("diag", "dense", "low_rank"))
+        check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense", "low_rank"))
         check_choice("init", self.init, ("auto", "prior", "uniform", "map"))
         if self.trajectory is not None:
             check_count("trajectory", self.trajectory)
@@ -363,7 +363,7 @@ class NUTS(Method):
             most=most,
             names=None if problem.is_bnn else density.site_of,
             inspect=None if problem.is_bnn or wide else inspector(density),
-            mass_matrix=self.mass_matrix,
+            mass_matrix=form_of(self.mass_matrix, problem.is_bnn),
             step_size=self.step_size,
             compile=self.compile and batched,
             chains_per_call=chains_per_call(gradient, z) if self.compile and batched else None,

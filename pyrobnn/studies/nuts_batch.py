@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import make_posterior, prepare
 from pyrobnn.inference.hmc.machine import Machine
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.nuts import DEFAULT_WARMUP, NUTS, named_stats
 from pyrobnn.model import BNN
@@ -76,7 +77,7 @@ def fit_batch(
         machine,
         seed=seed,
         num_warmup=warmup,
-        mass_matrix=method.mass_matrix,
+        mass_matrix=form_of(method.mass_matrix, is_bnn=True),
         step_size=method.step_size,
         compile=method.compile,
     )

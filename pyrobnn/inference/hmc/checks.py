@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from pyrobnn.inference.fitting.problem import Problem, settings
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc.hooks import slowest_ess
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, STATS
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
 
 if TYPE_CHECKING:
@@ -60,12 +62,14 @@ def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int
         NotEnoughMemory: naming the bytes and the options to change.
     """
     dim, dtype = problem.density.dim, problem.density.dtype
+    form = form_of(config.mass_matrix, problem.is_bnn or config.engine == "pyro")
+    config = replace(config, mass_matrix="low_rank" if form == "auto" else form)  # the most that it may need
     need = needed_bytes(dim, dtype, config, num_draws, num_warmup, streamed)
     options = ["lower num_chains" if streamed else "lower num_draws or num_chains"]
     free = memory.free_bytes(problem.device)
     if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
         options.append("write the draws to disk with fit(stream_to=PATH)")
-    if config.mass_matrix != "diag":
+    if form != "diag":
         options.append("use mass_matrix='diag'")
     what = f"a run of {config.num_chains} chains × {num_draws} draws × {dim} parameters"
     memory.require(need, problem.device, what, ", or ".join(options))
@@ -224,7 +228,7 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
             f"{full:.0%} of the draws reached the maximum tree depth {config.max_tree_depth}: trajectories are cut "
             "short and mix slowly. Raise max_tree_depth, run a longer warm-up, or "
             + (
-                "(but for a net) use mass_matrix='low_rank'"
+                "(but for a net) use mass_matrix='auto'"
                 if config.mass_matrix == "diag"
                 else "scale the inputs"
             )

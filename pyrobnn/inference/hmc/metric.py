@@ -11,22 +11,30 @@ https://arxiv.org/abs/2603.18845
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from pyrobnn.gradient import Gradient
 
+Form = Literal["auto", "diag", "dense", "low_rank"]
 _DIRECTIONS = 10  # widest and narrowest, each: two products of this size are cheap beside a gradient
 _SLOTS = 8  # draws of each chain in one call: for a small program a call costs the same for one and for eight
 _CUTOFF = 2.0  # of a variance: what the diagonal misses by less stays with it
-_PRIOR_DRAWS, _PRIOR_VARIANCE = (
-    5.0,
-    1e-2,
-)  # how much, and how strongly, both covariances are drawn to the same multiple
+#: how much, and how strongly, both covariances are drawn to the same multiple
+_PRIOR_DRAWS, _PRIOR_VARIANCE = 5.0, 1e-2
+_SHORTER = 0.9  # of a trajectory: what directions must at least save to be worth their products
+
+
+def form_of(mass_matrix: Form, is_bnn: bool) -> Form:
+    """The form of a run's metric: a net is spared the search for directions, as none serve all of its modes."""
+    return "diag" if mass_matrix == "auto" and is_bnn else mass_matrix
 
 
 def scaled(scale: Tensor, form: str) -> Tensor:
-    """The diagonal A of a scale (dim,), as ``form`` says: ``"diag"``, ``"dense"`` or ``"low_rank"``."""
+    """The diagonal A of a scale (dim,) in a form: ``"diag"``, ``"dense"``, or ``"low_rank"``, as ``"auto"`` has."""
     if form == "diag":
         return scale
     if form == "dense":
@@ -141,6 +149,38 @@ def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
     out[0, 1 : 1 + len(rows)] = rows
     out[1, 1 : 1 + len(rows)] = (values[kept].sqrt() - 1).unsqueeze(-1) * rows
     return out
+
+
+def pays(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> bool:
+    """Whether the directions of one half of the chains shorten the trajectories of the other half.
+
+    A trajectory takes as many leapfrogs as the whitened posterior's widest scale has of its narrowest, which bounds the
+    step. Directions that belong to the place where a chain is, as a net's do, make both worse elsewhere. The halves of
+    one chain stand for two. Arguments as of :func:`low_rank`.
+    """
+    z = z[:, : g.shape[1]]
+    if len(z) == 1:
+        half = int(counts) // 2
+        z, g = (torch.stack([x[0, :half], x[0, half : 2 * half]]) for x in (z, g))
+        counts = counts.new_full((2,), half)
+    diagonal, ratio = scaled(scale, "diag"), 1.0
+    halves = slice(0, None, 2), slice(1, None, 2)
+    for fitted, held in (halves, halves[::-1]):
+        a, window = low_rank(z[fitted], g[fitted], counts[fitted], scale), (z[held], g[held], counts[held])
+        ratio *= _leapfrogs(*window, a) / _leapfrogs(*window, diagonal)
+    return ratio < _SHORTER**2  # not so where it is not a number
+
+
+def _leapfrogs(z: Tensor, g: Tensor, counts: Tensor, a: Tensor) -> float:
+    """The widest scale of a whitened window over the narrowest: the gradients' widest is its inverse."""
+    a = a.double()
+    widths = []
+    for x in (whiten(z.double().flatten(0, 1), a), pulled(g.double().flatten(0, 1), a)):
+        x, freedom = centred(x.reshape(z.shape), counts)
+        small = x @ x.T if x.shape[0] < x.shape[1] else x.T @ x
+        finite = bool(torch.isfinite(small).all())
+        widths.append(float(torch.linalg.eigvalsh(small)[-1]) / freedom if finite else math.nan)
+    return math.sqrt(widths[0] * widths[1]) or math.nan
 
 
 def _widest(x: Tensor, freedom: int) -> Tensor:

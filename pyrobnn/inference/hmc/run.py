@@ -44,7 +44,7 @@ class Run:
         most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
         names: of the site of a coordinate, of a plain program; None for a net.
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
-        mass_matrix: ``"diag"``, ``"dense"`` or ``"low_rank"``.
+        mass_matrix: ``"diag"``, ``"dense"``, ``"low_rank"``, or ``"auto"``: low rank from windows where it pays.
         step_size: the first one; None finds it.
         compile: compile the step.
         every: steps between looks.
@@ -368,13 +368,15 @@ class Run:
 
     def _new_metric(self, window: Tensor, counts: Tensor) -> Tensor:
         """The metric of a window of draws (chain, slot, dim), perhaps with their gradients, which cost one each."""
-        if self.form != "low_rank":
+        if self.form not in ("auto", "low_rank"):
             return whitening(window, counts, self.scale, self.form == "dense")
         scale = whitening(window, counts, self.scale[0, 0], False)
         if underway(self.buffers.stats[:, : self.kept], counts.long(), self.machine.dim):
             return metric.scaled(scale, self.form)  # directions of where a chain is late would keep it there
         g = metric.gradients(self.machine.gradient, window, counts)
         self.total_steps += g.shape[1]
+        if self.form == "auto" and not metric.pays(window, g, counts, scale):
+            return metric.scaled(scale, self.form)
         return metric.low_rank(window, g, counts, scale)
 
     def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
