@@ -12,10 +12,11 @@ from sklearn.linear_model import BayesianRidge, LogisticRegression
 
 import pyrobnn as pb
 from pyrobnn.estimators.averaged_noise import Averaged
+from pyrobnn.inference.fitting.noise_check import OPTIMISM
 
 INPUTS, HIDDEN, NEW = 21, 20, 2000
 #: of 90 % intervals; 2,000 new rows, but one draw of the training rows
-COVERAGE = (0.80, 0.985)
+COVERAGE = (0.80, 0.99)
 #: nats by which the mean log density may fall short of a linear model's
 BEHIND = 0.2
 REGRESSORS = {
@@ -27,11 +28,11 @@ REGRESSORS = {
 }
 
 
-def rows(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def rows(num: int, seed: int, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """A weak signal among inputs that say nothing: what a net with too little noise follows."""
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(num, INPUTS))
-    return x, x[:, 0] + 0.5 * np.sin(3 * x[:, 1]) + generator.normal(size=num)
+    return x, x[:, 0] + 0.5 * np.sin(3 * x[:, 1]) + noise * generator.normal(size=num)
 
 
 def told(fit) -> tuple[object, list[str]]:
@@ -82,6 +83,50 @@ def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one
     confidence = probs.max(1).mean() - (probs.argmax(1) == y[num:]).mean()
     assert loss(probs) < loss(linear.predict_proba(x[num:])) + 0.03 or notes
     assert abs(confidence) < 0.06 or notes, confidence
+
+
+def followed(noise) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
+    """300 rows and 500 new ones for 691 weights."""
+    x, y = (torch.tensor(part, dtype=torch.float32) for part in rows(800, 1, noise=0.5))
+    net = pb.networks.mlp(INPUTS, (30,), seed=0)
+    likelihood = pb.likelihoods.HomoskedasticGaussian(noise)
+    return pb.BNN(net, pb.priors.FanInNormal(), likelihood), x, y[:, None]
+
+
+def test_a_prior_does_not_keep_maximised_noise_from_following_the_data_and_that_is_told():
+    model, x, y = followed(dist.HalfNormal(1.0))
+    method = pb.MAP(num_steps=400, lr=0.02, polish_steps=0, compile=False)
+    with pytest.warns(UserWarning, match="use up .* of 300 training values"):
+        posterior = method.fit(model, x[:300], y[:300])
+    gap = (
+        posterior.predict(x[:300]).log_prob(y[:300]).mean()
+        - posterior.predict(x[300:]).log_prob(y[300:]).mean()
+    )
+    assert float(gap) > OPTIMISM  # it is no false alarm
+
+
+METHODS = [
+    pb.MLE(compile=False),
+    pb.MAP(compile=False),
+    pb.DeepEnsemble(num_members=3, compile=False),
+    pb.MCDropout(p=0.05, compile=False),
+    pb.SWAG(compile=False),
+    pb.SVI(compile=False),
+    pb.Laplace(compile=False),
+    pb.Laplace(tune="marginal_likelihood", compile=False),
+    pb.SGHMC(compile=False),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["learned", "inferred"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_intervals_of_every_methods_defaults_hold_or_it_warns(method, noise):
+    model, x, y = followed("learned" if noise == "learned" else dist.HalfNormal(1.0))
+    posterior, notes = told(lambda: method.fit(model, x[:300], y[:300]))
+    low, high = posterior.predict(x[300:]).quantile(torch.tensor([0.05, 0.95]))
+    covered = ((y[300:] >= low) & (y[300:] <= high)).float().mean()
+    assert COVERAGE[0] <= covered <= COVERAGE[1] or notes, covered
 
 
 def test_the_averaged_density_is_the_mean_over_uncertain_mean_and_noise():

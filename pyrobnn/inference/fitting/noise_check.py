@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
 
 #: numbers in the Jacobian, and the side of the matrix that is decomposed, beyond which there is no check
@@ -26,7 +27,7 @@ _CURE = (
 
 
 def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
-    r"""A note if the learned noise is that of weights which follow the data point by point.
+    r"""A note if the optimised noise is that of weights which follow the data point by point.
 
     Linearised at ``values``, with rows :math:`J_n / \sigma_n` and the prior's variances S,
 
@@ -42,15 +43,16 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     more than a nat on average.
 
     Args:
-        problem: what was fitted; no note unless it is a BNN whose Gaussian noise is learned or comes from the net.
-        values: site → value of the fitted weights and noise.
+        problem: what was fitted; no note unless it is a BNN whose Gaussian noise is optimised, under a prior or not, or
+            comes from the net.
+        values: site → value of the fitted weights and noise; without a noise that has a distribution of its own.
 
     Reference: Bayesian Interpolation (MacKay, 1992).
     """
     if not problem.is_bnn or not problem.bnn.likelihood.normal:
         return []
     model, likelihood = problem.bnn, problem.bnn.likelihood
-    if not likelihood.points and likelihood.heads == 1:
+    if not likelihood.points and likelihood.heads == 1 and SCALE not in values:
         return []
     names = [name for name in model.priors if name.startswith(NET) and name in values]
     num_weights = sum(values[name].numel() for name in names)
@@ -60,7 +62,7 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     num_rows = num_values * likelihood.heads
     if num_rows * num_weights > MAX_JACOBIAN or min(num_rows, num_weights) > MAX_SIDE:
         return [
-            f"the noise is learned with {num_weights} weights from {num_values} values: whether the weights follow the "
+            f"the noise is found with {num_weights} weights from {num_values} values: whether the weights follow the "
             f"data point by point was not checked, that many are too many; if in doubt, {_CURE}"
         ]
     rows, residuals = _linearised(problem, {name: value.detach() for name, value in values.items()}, names)
@@ -69,8 +71,8 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     left = max(num_values - used, 0.0)
     if float(residuals.square().sum()) > FACTOR * left or used > SHARE * num_values:
         return [
-            f"the weights use up {used:.1f} of {num_values} training values, so that the learned noise is that of "
-            f"points already seen and far too small for new ones: {_CURE}"
+            f"the weights use up {used:.1f} of {num_values} training values, so that the noise found with them is that "
+            f"of points already seen and far too small for new ones: {_CURE}"
         ]
     lost = _optimism(rows, residuals) if likelihood.heads == 2 else 0.0
     if lost <= OPTIMISM:

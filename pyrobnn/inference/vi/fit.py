@@ -28,6 +28,7 @@ from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.local_noise import Estimator
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
+from pyrobnn.likelihoods import SCALE
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 
@@ -211,7 +212,8 @@ class GuideFit:
         if value is None:
             missing = "" if stats else " and no log p of its draws (k-hat, LOO)"
             notes.append(f"its ELBO was not evaluated: there is no log evidence{missing}")
-        notes += noise_notes(self.problem, values | {name: value[0].mean(0) for name, value in draws.items()})
+        means = {name: value[0].mean(0) for name, value in draws.items() if name != SCALE}
+        notes += noise_notes(self.problem, values | means)
         if value is not None:
             # the ELBO is what a tempered fit gives up: its end is not its best
             tempered = self._temperature(result.num_steps) != 1.0
