@@ -18,7 +18,7 @@ import pyrobnn as pb
 from pyrobnn import plots
 from pyrobnn.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
-from pyrobnn.diagnostics.points import regression_points, widest_gap
+from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
 from pyrobnn.plots.style import style
 from pyrobnn.posterior.approximation import FlatApproximation
 
@@ -73,6 +73,14 @@ def test_chains_of_independent_draws_are_not_drawn() -> None:
     iid = factory.regression_1d("SVI", iid=True)
     for function in (plots.trace, plots.rank, plots.energy):
         assert not function(iid).axes[0].lines
+
+
+@pytest.mark.parametrize("num_data", [20, 60, 200])
+def test_uniform_inputs_have_a_gap_one_time_in_twenty(num_data: int) -> None:
+    samples = np.random.default_rng(num_data).uniform(size=(2000, num_data))
+    found = np.mean([gap_between(inputs) is not None for inputs in samples])
+    assert found < 0.049 + 3 * (0.049 * 0.951 / 2000) ** 0.5
+    assert gap_between(np.concatenate([samples[0], 1.5 + samples[1]])) is not None
 
 
 def test_gap_ratio_is_the_ratio_of_the_two_sds() -> None:
