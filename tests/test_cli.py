@@ -259,3 +259,18 @@ def test_the_version_is_told_and_the_package_runs_as_a_module():
         [sys.executable, "-m", "pyrobnn", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["pyrobnn", pb.__version__]
+
+
+@pytest.mark.parametrize("user", ["folder", "name"])
+def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(user, tmp_path, monkeypatch):
+    from pyrobnn.compile import cache
+
+    monkeypatch.setenv(cache.VARIABLE, "/proc/none/cache")
+    if user == "name":  # of a container's user
+        monkeypatch.delenv(cache.VARIABLE)
+        monkeypatch.setattr(cache.getpass, "getuser", lambda: {}["uid not found: 1234"])
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    with pytest.warns(UserWarning, match="set TORCHINDUCTOR_CACHE_DIR"):
+        cache.provide_folder()
+    assert Path(cache.os.environ[cache.VARIABLE]).parent == tmp_path
+    cache.provide_folder()  # which it now does not say again

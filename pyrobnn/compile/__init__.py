@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile.agreement import disagreement, snapshot
+from pyrobnn.compile.cache import provide_folder
 from pyrobnn.compile.inductor import Untraceable, first_line, is_loaded, machine_code, traced
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
 from pyrobnn.compile.trees import leaves_of, mapped
@@ -34,6 +35,7 @@ __all__ = [
     "materialize",
     "only_compiling",
 ]
+provide_folder()  # before anything imports torch's compiler
 _ONLY_COMPILING = contextvars.ContextVar("_ONLY_COMPILING", default=False)
 
 
