@@ -1,4 +1,4 @@
-"""Approximations judged by their function, without a reference: draws that Hamiltonian moves carry to the posterior."""
+"""Draws judged by their function, without a reference: Hamiltonian moves carry them to the posterior."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from models import normal_prior, toy_net
 
 import pyrobnn as pb
-from pyrobnn.diagnostics import diagnose
+from pyrobnn.diagnostics import Evidence, diagnose
+from pyrobnn.diagnostics.moves import check_moves
 from pyrobnn.groups import MOVED
 from pyrobnn.posterior import Posterior, moves
 
@@ -71,6 +72,17 @@ def test_the_function_of_draws_that_are_moved_says_how_far_they_were_off(size, f
     found = find(diagnose(tree), "function_moves")
     assert found.status == status, found.evidence
     assert abs(np.log(found.value / factor)) < 0.3  # the factor itself, whatever the number of weights
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "pass"), (0.4, "fail")])
+def test_chains_are_judged_by_their_function_too(factor, status):
+    model, x, y, exact = CASES[2]
+    found = planted(model, exact, factor, 0.0)
+    draws = {name: value.reshape(4, 250, *value.shape[2:]) for name, value in found.draws.items()}
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian"}
+    tree = Posterior(model, draws, meta=meta).to_datatree(x, y)
+    check = check_moves(Evidence(tree))  # was not made of chains
+    assert check.status == status and "guide" not in check.action, check.evidence
 
 
 def test_a_mean_field_fit_of_correlated_weights_is_judged_by_what_it_predicts():

@@ -179,7 +179,7 @@ EXAMINATIONS = (
     Examination(check_khat, independent, about="weights"),
     Examination(check_khat_subspace, independent, about="both"),
     Examination(check_correction, independent, about="predictions"),
-    Examination(check_moves, independent, about="predictions"),
+    Examination(check_moves, draws, about="predictions"),
     Examination(check_chains, chains),
     Examination(check_length, chains),
     Examination(check_checked, chains, about="function"),

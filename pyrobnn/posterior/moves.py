@@ -1,4 +1,4 @@
-"""Draws of an approximation moved by Hamiltonian Monte Carlo: how the function changes on the way to the posterior."""
+"""Draws moved by Hamiltonian Monte Carlo: how their function changes on the way to the posterior."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _SEARCHES, _FACTOR, _LOWEST, _HIGHEST = 10, 1.6, 0.6, 0.95
 _FEWEST = 200
 #: products of data, weights and gradients that the moves may take
 _MAX_WORK = 2e10
+#: likewise for chains, which much else judges
+_MAX_WORK_OF_CHAINS = 4e9
 
 
 def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> xr.Dataset | None:
-    r"""The function at the probes for 128 thinned draws of an approximation, before and after they are moved.
+    r"""The function at the probes for 128 thinned draws, before and after they are moved.
 
     Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
     draws' own standard deviations. Such moves leave the model's posterior p as it is: draws of p stay draws of p, and
@@ -36,7 +38,7 @@ def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor)
     or less where the way is longer than the moves; in any number of weights.
 
     Args:
-        posterior: of a BNN, with the density of its draws.
+        posterior: of a BNN: chains, or draws of an approximation with its density.
         x, y: the data that it was fitted to.
         probe_x: inputs (probe, …).
 
@@ -49,7 +51,10 @@ def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor)
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
     """
     model = posterior.model
-    if posterior.approximation is None or posterior.network is not None or not isinstance(model, BNN):
+    chains = posterior.meta.get("kind") == "chains"
+    if not isinstance(model, BNN) or posterior.network is not None:
+        return None
+    if posterior.approximation is None and not chains:
         return None
     if model.stochastic_layers() or posterior.num_chains * posterior.num_draws < _FEWEST:
         return None
@@ -57,7 +62,8 @@ def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor)
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
     x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
     density = Density(model, (x, y), points="held", values=fixed)
-    if density.dim * len(y) * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS > _MAX_WORK:
+    work = density.dim * len(y) * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
+    if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
         return None
     start = density.unconstrain(few.draws).detach()
     flat = start.reshape(-1, density.dim)
