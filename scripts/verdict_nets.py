@@ -79,7 +79,9 @@ def ten_times(name: str, seed: int) -> Posterior:
     """NUTS on ten copies of every row, short: each gradient takes ten times as long."""
     found = reference(name)
     x, y = (torch.cat([part] * 10) for part in (found.data.x, found.data.y))
-    return pb.NUTS(num_chains=CHAINS).fit(found.model(), x, y, num_draws=SHORT, seed=1 + seed)
+    return pb.NUTS(num_chains=CHAINS, num_warmup=WARMUP).fit(
+        found.model(), x, y, num_draws=SHORT, seed=1 + seed
+    )
 
 
 def fast_swag(name: str, seed: int) -> Posterior:
@@ -226,42 +228,37 @@ class NetFault:
 
 HEALTHY = "net: NUTS"
 VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
-FAR, WIDTH = ("wasserstein",), ("sd_ratio",)
+FAR, WIDTH, MOVES = ("wasserstein",), ("sd_ratio",), ("function_moves",)
+#: regression, noise that varies, two classes and more. Left out are nets of which a verdict rightly tells that they
+#: cannot follow their data (`gap_1`), and those whose exact posterior is far less sure of its classes than it is right,
+#: `digits_10` by 0.49, `wine_10` by 0.27 and `breast_cancer_5` by 0.18: a fault of their priors
+NETS = ("gap_5", "diabetes_10", "polynomial_hetero_10", "diabetes_hetero_5", "moons_2x10", "iris_5")
+UNSURE = ("wine_10", "breast_cancer_5", "digits_10")
 FAULTS = {
     "net: weights' sd x 0.3": NetFault(spread(0.3), checks=VIRIAL, beside=WIDTH),
-    "net: weights' sd x 2.5": NetFault(spread(2.5), checks=VIRIAL, beside=WIDTH),
+    "net: weights' sd x 2.5": NetFault(spread(2.5), checks=(*VIRIAL, *MOVES), beside=WIDTH),
     "net: data counted ten times": NetFault(
         checks=VIRIAL, beside=WIDTH, fit=ten_times, nets=("iris_5", "moons_2x10", "diabetes_10")
     ),
     "net: all chains at one point": NetFault(one_point, checks=VIRIAL, beside=WIDTH),
-    "net: function 1 sd away": NetFault(shifted(1.0), checks=SCORE, beside=FAR),
-    "net: function 3 sd away": NetFault(shifted(3.0), checks=SCORE, beside=FAR),
-    "net: a unit is cut off": NetFault(without_unit, checks=VIRIAL, beside=FAR),
+    "net: function 1 sd away": NetFault(shifted(1.0), checks=(*SCORE, *MOVES), beside=FAR),
+    "net: function 3 sd away": NetFault(shifted(3.0), checks=(*SCORE, *MOVES), beside=FAR),
     "net: a chain of the prior": NetFault(prior_chain, checks=RHAT, beside=FAR),
     "net: the prior": NetFault(prior_alone, checks=("virial", "score"), beside=FAR),
-    "net: half of the functions dropped": NetFault(upper_half, checks=SCORE, beside=FAR),
-    "net: targets permuted": NetFault(data=permuted, checks=SCORE),
-    "net: the next class, or the other sign": NetFault(data=next_class, checks=SCORE),
-    "net: the posterior of other rows": NetFault(others=True, checks=(*VIRIAL, *SCORE)),
+    "net: half of the functions dropped": NetFault(upper_half, checks=MOVES, beside=FAR),
+    "net: targets permuted": NetFault(data=permuted, checks=(*SCORE, *MOVES)),
+    "net: the next class, or the other sign": NetFault(data=next_class, checks=(*SCORE, *MOVES)),
+    "net: the posterior of other rows": NetFault(others=True, checks=(*VIRIAL, *SCORE, *MOVES)),
     "net: draws rounded to one sd": NetFault(rounded, checks=("rounded_draws",)),
     "net: one chain with noise as all": NetFault(jittered, checks=("copied_chains", *VIRIAL)),
-    "net: output times 1.5": NetFault(stretched, checks=SCORE, beside=FAR),
+    "net: a unit is cut off": NetFault(without_unit, checks=("held_weights",), beside=FAR),
+    "net: output times 1.5": NetFault(stretched, checks=MOVES, beside=FAR),
     "net: log-likelihood times three": NetFault(tree=times_three, checks=("log_likelihood_scale",)),
+    "net: a prior that leaves classes unsure": NetFault(checks=("ece",), nets=UNSURE),
     "net: SWAG at a large rate": NetFault(
-        checks=("function_moves",), beside=WIDTH, fit=fast_swag, nets=("diabetes_10", "iris_5", "gap_5")
+        checks=MOVES, beside=WIDTH, fit=fast_swag, nets=("diabetes_10", "iris_5", "gap_5")
     ),
 }
-#: regression, noise that varies, two classes and more; `gap_1` cannot follow its data, which a verdict rightly tells
-NETS = (
-    "gap_5",
-    "gap_50",
-    "diabetes_10",
-    "polynomial_hetero_10",
-    "moons_2x10",
-    "breast_cancer_5",
-    "iris_5",
-    "wine_10",
-)
 
 
 def cases(
@@ -275,8 +272,8 @@ def cases(
     known = [name for name in NETS if name in pb.references.names()]
     found = [(HEALTHY, *each) for each in itertools.product(known, lengths, range(healthy))]
     for index, (kind, fault) in enumerate(FAULTS.items()):
-        for place, name in enumerate(known):
-            for n in range(sick) if not fault.nets or name in fault.nets else ():
+        for place, name in enumerate(fault.nets or known):
+            for n in range(sick):
                 at = (
                     0 if fault.fit is not None else (index + place + n) % len(lengths)
                 )  # what is fitted is short
@@ -313,7 +310,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
                 "kind": kind + (", beside its reference" if against else ""),
                 "length": length,
                 "seed": [name, number],
-                "for": [*fault.checks, *(fault.beside if against else ())],
+                "for": list(fault.beside if against else fault.checks),
                 "status": verdict.status,
                 "distance": None if fault.data is not None or fault.others else _distance(distance.table),
                 "checks": {c.name: [c.status, c.value] for c in verdict.checks if c.name not in known},
