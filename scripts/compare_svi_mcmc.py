@@ -124,7 +124,10 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
 def gaps(table: pd.DataFrame) -> Figure:
     """How far each method's doubt opens in the widest gap: a panel for each data and noise, mean and error of seeds."""
     cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
-    order = list(dict.fromkeys(table["method"]))
+    claimed = table.dropna(subset="in gap")
+    order = list(dict.fromkeys(claimed["method"]))
+    low, high = min(0.4, 0.8 * claimed["in gap"].min()), max(2.5, 1.25 * claimed["in gap"].max())
+    ticks = [tick for tick in (0.01, 0.03, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= tick <= high]
     with plots.style.style():
         size = (2.9, 0.8 + 0.22 * len(order))
         figure, axes = plots.style.panels(len(cells), max_columns=4, size=size, sharex=True)
@@ -135,7 +138,9 @@ def gaps(table: pd.DataFrame) -> Figure:
                     error = ratios.sem() if len(ratios) > 1 else 0.0
                     ax.errorbar(ratios.mean(), place, xerr=error, fmt="o", ms=5, color=plots.style.EPISTEMIC)
             ax.axvline(1.0, color=plots.style.MUTED, lw=0.8, ls=(0, (4, 2)))
-            ax.set_xscale("log")
+            ax.set(xscale="log", xlim=(low, high))
+            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            ax.minorticks_off()
             ax.set(yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
             ax.set_title(f"{data.removeprefix('study_').replace('_', ' ')}\n{noise} noise", fontsize=8.5)
             ax.set_xlabel("epistemic sd, gap / data")
