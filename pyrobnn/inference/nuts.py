@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.float64 import log_joint_float64
 from pyrobnn.inference.fitting.problem import (
     Callback,
     Problem,
@@ -39,7 +37,7 @@ from pyrobnn.inference.hmc.checks import (
 from pyrobnn.inference.hmc.converged import check_until, ended
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws
-from pyrobnn.inference.hmc.gradient import chains_per_call
+from pyrobnn.inference.hmc.gradient import chains_per_call, gradient_of
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.metric import form_of
@@ -338,7 +336,7 @@ class NUTS(Method):
         wide: str,
     ) -> Run:  # fmt: skip
         density = problem.density
-        gradient, batched = batched_gradient(log_joint_float64(density) if wide else density.log_joint, z)
+        gradient, batched = gradient_of(problem, z, bool(wide), self.compile)
         if not batched:
             problem.note(
                 "the model's control flow depends on the values of its sites, so that it can be neither batched nor "

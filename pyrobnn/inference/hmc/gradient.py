@@ -1,11 +1,14 @@
-"""How many chains one call of the gradient should take."""
+"""The gradient that moves the chains, and how many of them one call of it should take."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from pyrobnn.compile import library_elements
-from pyrobnn.gradient import Gradient
+from pyrobnn.gradient import Gradient, batched_gradient
+from pyrobnn.inference.fitting.float64 import log_joint_float64
+from pyrobnn.inference.fitting.padding import padded_log_joint
+from pyrobnn.inference.fitting.problem import Problem
 
 _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
@@ -21,3 +24,17 @@ def chains_per_call(gradient: Gradient, z: Tensor) -> int:
     per_chain = library_elements(gradient, z[:2]) / 2
     divisors = [size for size in range(_FEW, chains + 1) if chains % size == 0]
     return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
+
+
+def gradient_of(problem: Problem, z: Tensor, wide: bool, compile: bool) -> tuple[Gradient, bool]:
+    """The gradient of a problem's log joint for the chains at ``z``, and whether it is batched.
+
+    Args:
+        problem: what is fitted.
+        z: positions (chain, dim).
+        wide: with every operation in float64.
+        compile: it will be compiled, and is to be the same graph for the next number of rows.
+    """
+    if wide:
+        return batched_gradient(log_joint_float64(problem.density), z)
+    return batched_gradient(padded_log_joint(problem, z) if compile else problem.density.log_joint, z)

@@ -1,0 +1,76 @@
+"""Rows of weight zero: the next number of rows has the graph that is compiled already, and the same density."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+
+import pyrobnn as pb
+from pyrobnn.compile.inductor import traced
+from pyrobnn.inference.fitting.padding import bucket, padded_log_joint
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.hmc.gradient import gradient_of
+
+LIKELIHOODS = {
+    "gaussian": pb.likelihoods.HomoskedasticGaussian(0.3),
+    "learned": pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)),
+    "counts": pb.likelihoods.Poisson(),
+    "classes": pb.likelihoods.Categorical(),
+}
+
+
+class Centred(torch.nn.Module):
+    """A net whose output at a row depends on the other rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.layer(x) - self.layer(x).mean(0)
+
+
+def problem(num, kind="gaussian", net=None):
+    with seeded(1):
+        x = torch.randn(num, 1)
+    y = {"counts": (3 * x.abs()).round(), "classes": (x[:, 0] > 0).long()}.get(kind, x.sin())
+    net = net or pb.networks.mlp(1, (4,), 2 if kind == "classes" else 1, seed=0)
+    model = pb.BNN(net, pb.priors.FanInNormal(), LIKELIHOODS[kind])
+    return prepare(model, x, y, points="held")
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_rows_of_weight_zero_change_the_density_by_no_more_than_rounding(kind):
+    held = problem(21, kind)
+    z = held.density.sample_prior(3, 0)
+    padded = padded_log_joint(held, z)
+    assert padded.__self__ is not held.density and len(padded.__self__.args[0]) == 24
+    for one, other in zip(
+        *(torch.func.vmap(torch.func.grad_and_value(f))(z) for f in (padded, held.density.log_joint))
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_next_row_has_the_same_graph():
+    def graph(num, compile):
+        held = problem(num)
+        z = held.density.sample_prior(2, 0)
+        return traced(gradient_of(held, z, False, compile)[0], [z]).code
+
+    assert graph(20, True) == graph(21, True) == graph(23, True)
+    assert graph(23, True) != graph(24, True)
+    assert graph(20, False) != graph(21, False)
+
+
+def test_a_net_that_looks_at_all_rows_is_left_as_it_is():
+    with seeded(0):
+        held = problem(21, net=Centred())
+    assert padded_log_joint(held, held.density.sample_prior(2, 0)).__self__ is held.density
+
+
+def test_buckets_hold_one_more_row_at_least_and_a_sixteenth_at_most():
+    for num in (1, 7, 8, 63, 64, 100, 127, 128, 455, 1000, 10_000):
+        assert num < bucket(num) <= max(num + 8, num * 17 / 16)
+        assert bucket(bucket(num) - 1) == bucket(num)
