@@ -124,7 +124,7 @@ def test_a_pass_says_what_it_does_not_rest_on():
     full = diagnose(linear_tree(model, data, weights))
     assert full.unchecked == () and full.summary.endswith("checks passed.")
     tree = linear_tree(model, data, weights)
-    for group in ("stein", "predictions", "predictions_constant_data"):
+    for group in ("stein", "moved", "predictions", "predictions_constant_data"):
         del tree[group]
     found = diagnose(tree)
     assert found.unchecked == (
