@@ -1,7 +1,8 @@
-"""The gradient of a log density at many points at once."""
+"""Functions of a point, and the gradient of a log density, at many points at once."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -29,3 +30,15 @@ def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tupl
         looped(z)  # an error of the program itself surfaces here
         return looped, False
     return batched, True
+
+
+def at_each(function: Callable[[Tensor], dict[str, Tensor]], z: Tensor) -> dict[str, Tensor]:
+    """Tensors by name at each of the points (point, dim), or point by point where the function cannot be batched."""
+    try:
+        with warnings.catch_warnings():
+            # an operation without a batching rule is only slower
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.func.vmap(function)(z)
+    except RuntimeError:
+        each = [function(one) for one in z]
+        return {name: torch.stack([values[name] for values in each]) for name in each[0]}

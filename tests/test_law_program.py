@@ -544,6 +544,39 @@ def test_programs_that_cannot_be_batched_are_refused_beforehand(method):
             ALL[method].fit(row_by_row, X, Y)
 
 
+def writes_in_place(x, y):
+    bias = torch.zeros(2)
+    bias[1] = slope()  # as pyro.distributions.OrderedLogistic does
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(bias[1] * x[:, 0], 0.5), obs=y[:, 0])
+
+
+@pytest.mark.parametrize("program", [branching, writes_in_place])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
+def test_a_program_that_cannot_be_batched_has_its_tree_verdict_and_prediction(program):
+    fits = [
+        pb.NUTS(num_chains=2, num_warmup=20, compile=False).fit(program, X, Y, num_draws=20),
+        pb.MAP(num_steps=20, compile=False).fit(program, X, Y),
+    ]
+    for posterior in fits:
+        tree = posterior.to_datatree(X, Y)
+        expected = [
+            pyro.poutine.trace(pyro.poutine.condition(program, {"slope": value}))
+            .get_trace(X, Y)
+            .log_prob_sum()
+            for value in posterior.draws["slope"].flatten()
+        ]
+        found = tree["log_likelihood"]["y"].sum("data") + tree["log_prior"]["log_prior"]
+        torch.testing.assert_close(
+            torch.from_numpy(found.values).flatten(),
+            torch.stack(expected),
+            check_dtype=False,
+            rtol=1e-4,
+            atol=1e-3,
+        )
+        assert pb.diagnose(tree).summary
+
+
 def test_a_loop_over_the_rows_of_a_subsample_is_fitted_by_map_and_svi():
     mean, sd, log_evidence = exact("subsample")
     assert pb.MAP(num_steps=20, compile=False).fit(row_by_row, X, Y).draws["slope"].item() == pytest.approx(

@@ -11,6 +11,7 @@ from pyro.distributions import constraints
 
 import pyrobnn as pb
 from pyrobnn.density import Density
+from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
 from pyrobnn.inference.hmc.checks import movable
@@ -168,6 +169,15 @@ def test_what_float32_cannot_hold_is_sampled_in_float64(warmup):
     assert_mean_within(posterior.draws["mean"], 2.0**20, min_ess=300)
     assert_var_within(posterior.draws["mean"], 0.005, min_ess=300)
     assert posterior.meta["warnings"] == []
+
+
+def test_values_that_never_change_are_no_sign_of_chains_that_do_not_mix():
+    def program(x, y):
+        pyro.sample("factor", dist.LKJCholesky(3, 2.0))  # its corner is 1, and zeros stand above its diagonal
+
+    posterior = pb.NUTS(num_warmup=200, compile=False).fit(program, num_draws=200, seed=0)
+    assert not any("mixed" in note for note in posterior.meta["warnings"])
+    assert "R-hat" not in diagnose(posterior.to_datatree()).summary
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from arviz_base import dict_to_dataset
 from torch import Tensor
 
 from pyrobnn.density import Density
+from pyrobnn.gradient import at_each
 from pyrobnn.groups import (
     CONSTANT_DATA,
     LOG_LIKELIHOOD,
@@ -96,8 +97,8 @@ def log_densities_by_site(posterior: Posterior, density: Density) -> tuple[Tenso
     """
     z = density.unconstrain(posterior.draws)
     flat = z.reshape(-1, density.dim).split(64)
-    prior = torch.cat([torch.func.vmap(density.log_base)(part) for part in flat])
-    parts = [torch.func.vmap(density.data_terms)(part) for part in flat]
+    prior = torch.cat([at_each(lambda one: {"prior": density.log_base(one)}, part)["prior"] for part in flat])
+    parts = [at_each(density.data_terms, part) for part in flat]
     terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     shapes = _batch_shapes(density)
     return prior.reshape(z.shape[:-1]), {

@@ -172,6 +172,12 @@ def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -
     chains, num = result.stats.shape[:2]
     if not problem.is_bnn and num >= _ENOUGH and chains > 1:
         named = {name: value.reshape(chains, num, -1)[..., :_VALUES] for name, value in draws.items()}
+        counts = torch.full((chains,), num)
+        if not frozen(result.stats, counts):  # some values never change, as the corner of a Cholesky factor
+            varying = {
+                name: value[..., (value != value[0, 0]).any(0).any(0)] for name, value in named.items()
+            }
+            named = {name: value for name, value in varying.items() if value.shape[-1]} or named
         rhat = {name: float(split_rhat(value.double()).max()) for name, value in named.items()}
         worst = max(rhat, key=rhat.__getitem__)
         if rhat[worst] > _RHAT:
