@@ -218,7 +218,7 @@ def divergences_by_chance(num_transitions: int) -> int:
     37 %, 143 in eight schools, centred (the first two: funnels of sd 1.5 and 3).
 
     >>> divergences_by_chance(100), divergences_by_chance(800), divergences_by_chance(4000)
-    (0, 2, 5)
+    (1, 2, 5)
     """
     mean = _DIVERGENCE_RATE * num_transitions
     if mean > 50.0:  # normal by then

@@ -54,7 +54,13 @@ def part(tmp_path: Path, name: str = "nuts") -> dict:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
-@pytest.mark.parametrize("name", gpu_parts.MEASURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("nuts", "study") else pytest.param(name, marks=pytest.mark.slow)
+        for name in gpu_parts.MEASURES
+    ],
+)
 def test_every_part_runs_on_the_stand_in_and_on_the_cpu(name, monkeypatch):
     monkeypatch.setattr(
         "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)

@@ -264,6 +264,7 @@ def test_a_fit_that_cannot_be_is_refused_before_any_compute(words, message, caps
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
     script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
     path = written(

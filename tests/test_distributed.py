@@ -83,7 +83,7 @@ def test_two_ranks_make_one_posterior(tmp_path):
     ("method", "along"),
     [
         (dataclasses.replace(METHOD, num_warmup=20), 0),
-        (DeepEnsemble(num_members=2, num_steps=5, compile=False), 1),
+        pytest.param(DeepEnsemble(num_members=2, num_steps=5, compile=False), 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_job_has_the_draws_of_its_number_wherever_it_runs(method, along):

@@ -109,6 +109,7 @@ def test_inputs_of_another_width(method):
     assert posterior.predict(FRAME).mean.shape == (20, 1)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_one_family_is_a_prior():
     parts = dist.Categorical(torch.tensor([0.3, 0.7])), dist.Normal(torch.zeros(2), torch.tensor([0.1, 1.0]))
     mixed = model(pb.priors.IIDPrior(dist.MixtureSameFamily(*parts)))

@@ -59,7 +59,10 @@ def test_tuned_prior_precision_is_the_brute_force_maximum(structure, num_data):
     assert float(scale) == pytest.approx(factor**-0.5)
 
 
-@pytest.mark.parametrize("structure, num_data", CASES)
+@pytest.mark.parametrize(
+    "structure, num_data",
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])],
+)
 def test_prior_precision_per_layer_and_noise_together(structure, num_data):
     x, y, net = trained_net(num_data)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian("learned"))

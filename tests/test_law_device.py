@@ -139,7 +139,7 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
         there.preflight(method, X, y)
 
 
-@pytest.mark.parametrize("there_first", [True, False])
+@pytest.mark.parametrize("there_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_on_the_other_device(there_first, device, tmp_path):
     model, y = everything()
     config = dataclasses.replace(METHODS["NUTS"], checkpoint_every=0.0)
@@ -162,7 +162,9 @@ def numbers(x, y):
         pyro.sample("y", dist.Normal(loc, noise), obs=y)
 
 
-@pytest.mark.parametrize("name", ["NUTS", "SVI", "MAP", "SGHMC"])
+@pytest.mark.parametrize(
+    "name", ["NUTS", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SVI", "MAP", "SGHMC"))]
+)
 def test_a_program_of_plain_numbers_computes_where_its_data_are(name, device):
     y = torch.sin(X[:, 0])
     posterior = method_of(name).fit(numbers, X, y, seed=3, device=device, **num_draws(name))

@@ -34,6 +34,7 @@ MAY_NAME = {
     "report/conclusion.py": "Laplace",
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
+    "estimators/averaged_noise.py": "",
     "estimators/weights.py": "Laplace",
     "cli/config.py": "nuts",  # what `pyrobnn fit` runs
     "cli/file.py": "",  # "map" of YAML

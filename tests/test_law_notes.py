@@ -38,7 +38,7 @@ def loader() -> torch.utils.data.DataLoader:
 CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda: (X[:3], Y[:3])}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["tensors", "few", pytest.param("loader", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
     model = model_of(dist.HalfNormal(1.0) if name in NO_POINTS else "learned")

@@ -97,6 +97,7 @@ def _check_gumbels(posterior):
     assert_mean_within((draws < mean).double(), math.exp(-math.exp(-EULER)), **_enough(posterior))
 
 
+@pytest.mark.slow
 def test_asymmetric_target(whole_zoo):
     _check_gumbels(whole_zoo)
 

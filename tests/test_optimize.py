@@ -128,6 +128,7 @@ def test_divergence_names_step_loss_and_remedy(members):
         _fit(start, optimizer=lambda p: torch.optim.SGD(p, lr=5.0), num_steps=500, compile=False)
 
 
+@pytest.mark.slow
 def test_batches_of_two_shapes():
     batches = itertools.cycle([(torch.ones(4, 3),), (torch.ones(2, 3),)])
     result = minimize(

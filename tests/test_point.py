@@ -21,6 +21,7 @@ def test_map_is_ridge_regression():
     torch.testing.assert_close(joined(posterior.draws)[0, 0], truth["mean"], rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_mle_is_least_squares():
     truth = diabetes_linear()
     posterior = pb.MLE(num_steps=3000, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])

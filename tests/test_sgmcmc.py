@@ -83,11 +83,18 @@ def test_temperature_widens_and_is_recorded():
 @pytest.mark.parametrize(
     "config",
     [
-        SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100),
-        SGHMC(num_chains=64, num_warmup=1000, step_size=0.01, thinning=50),
-        SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100, preconditioner="rmsprop"),
+        pytest.param(
+            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100),
+            marks=pytest.mark.slow,
+            id="sgld",
+        ),
+        pytest.param(SGHMC(num_chains=64, num_warmup=1000, step_size=0.01, thinning=50), id="sghmc"),
+        pytest.param(
+            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100, preconditioner="rmsprop"),
+            marks=pytest.mark.slow,
+            id="psgld",
+        ),
     ],
-    ids=["sgld", "sghmc", "psgld"],
 )
 def test_a_skewed_positive_target_needs_the_jacobian(config):
     draws = config.fit(skewed, num_draws=40, seed=4).draws["z"]

@@ -99,6 +99,7 @@ def test_richer_guides_beat_mean_field(exact, options, slack):
     assert abs(posterior.log_evidence - float(exact["log_evidence"])) < slack
 
 
+@pytest.mark.slow
 def test_mini_batches_reach_the_same_posterior(exact):
     posterior = _diabetes(batch_size=64, local_reparameterization=True)
     loc, scale = _moments(posterior)
@@ -364,6 +365,7 @@ def test_starts_where_it_is_told():
     assert 0.5 < float(loc.std()) < 1.6  # standard normal prior
 
 
+@pytest.mark.slow
 def test_scale_mixture_prior_has_no_closed_form_and_fits():
     model = pb.BNN(
         toy_net(), pb.priors.ScaleMixture(0.5, 1.0, 0.05), pb.likelihoods.HomoskedasticGaussian(0.2)

@@ -159,6 +159,7 @@ def test_averaged_mini_batch_gradient_is_the_full_gradient():
     torch.testing.assert_close(parts.mean(0), gradient(x, y), atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_elbo_is_pyros():
     # the same guide, the same draws: Pyro's TraceMeanField_ELBO on the average
     x, y = toy()

@@ -256,6 +256,7 @@ def test_a_loader_is_streamed():
         SWAG(**QUICK).fit(model(), loader)
 
 
+@pytest.mark.slow
 def test_compiled_is_eager():
     x, y = data()
     fits = [

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyrobnn.checks import check_count
+from pyrobnn.groups import SAMPLE_STATS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -263,7 +264,7 @@ def _joined(
     return dataclasses.replace(
         posterior,
         draws={name: cat(name, "draws") for name in sorted(posterior.draws)},
-        sample_stats={name: cat(name, "sample_stats") for name in sorted(posterior.sample_stats)},
+        sample_stats={name: cat(name, SAMPLE_STATS) for name in sorted(posterior.sample_stats)},
         meta={**posterior.meta, "seed": seed, "num_ranks": len(metas), "timings": timings, "warnings": notes},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -93,7 +94,7 @@ def _picture(label: str, source: Source, sites: list[str] | None) -> _Picture | 
         evidence = next(iter(gather({label: source}).values()))
         stored = {name: evidence.draws(POSTERIOR, name) for name in evidence.names(POSTERIOR)}
         values = {name: draws for name, draws in stored.items() if draws is not None}
-    flat = {name: v.reshape(v.shape[0] * v.shape[1], -1) for name, v in values.items()}
+    flat = {name: v.reshape(v.shape[0] * v.shape[1], math.prod(v.shape[2:])) for name, v in values.items()}
     chosen = _chosen(label, {name: v.shape[1] for name, v in flat.items()}, sites)
     draws = np.concatenate([flat[name] for name in chosen], 1) if chosen else np.zeros((0, 0))
     if min(draws.shape) < 2:

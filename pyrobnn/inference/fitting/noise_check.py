@@ -69,7 +69,8 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     num_values = residuals.numel()
     used = _used_up(rows[:, : residuals.shape[1]].flatten(0, 1))
     left = max(num_values - used, 0.0)
-    if float(residuals.square().sum()) > FACTOR * left or used > SHARE * num_values:
+    # where the noise is below what its own residuals ask for, it has not been found yet: that is another matter
+    if min(float(residuals.square().sum()), num_values) > FACTOR * left or used > SHARE * num_values:
         return [
             f"the weights use up {used:.1f} of {num_values} training values, so that the noise found with them is that "
             f"of points already seen and far too small for new ones: {_CURE}"
