@@ -85,7 +85,7 @@ def run_study(
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
         checkpoint: the file to write in place of ``out/<name>.checkpoint``; gone on from where it exists.
-        tracker: one of :data:`pyrobnn.studies.tracking.TRACKERS`, which gets the numbers of every fit and its figures.
+        tracker: one of ``pyrobnn.studies.tracking.TRACKERS``, which gets the numbers of every fit and its figures.
 
     Raises:
         ValueError: a bad seed, an unknown tracker, or a folder that cannot be written to; before any fit.

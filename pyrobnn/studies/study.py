@@ -64,7 +64,7 @@ def make_study(
         prior_scale: s of the fan-in scaled normal prior on the weights.
         noise: ``"inferred"`` (a HalfNormal(1) prior on the scale in standard units), ``"learned"``,
             ``"heteroskedastic"``, or a number in standard units; ignored for classes.
-        response: the likelihood of a number, one of :data:`pyrobnn.studies.response.RESPONSES`, or ``"ordinal"`` of
+        response: the likelihood of a number, one of ``pyrobnn.studies.response.RESPONSES``, or ``"ordinal"`` of
             classes in their order; plain classes have none.
         exposure: of counts, the feature that holds each row's.
         event: of censored targets, the feature, then none any more, that says which were observed.
