@@ -187,6 +187,13 @@ class Evidence:
         unsaid = float(self.variable(SAMPLE_STATS, "log_q") is not None)
         return self.number("iid", unsaid) != 0.0
 
+    @property
+    def remedy(self) -> str:
+        """What to do where the draws are far from the posterior, as the method says; a tree may not say."""
+        return self.text("remedy") or (
+            "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
+        )
+
     @functools.cached_property
     def claim(self) -> str:
         """What the draws say they are: "exact" (of the posterior, once converged), "approximate", or "none".

@@ -243,8 +243,7 @@ def check_sd_ratio(evidence: Evidence, reference: Evidence) -> Check | None:
         f"({ratio.min():.2f} to {ratio.max():.2f}){why}.",
         ""
         if status == "pass" or not trusted
-        else f"Epistemic uncertainty is {side}estimated: use a guide with correlations (low_rank, full_rank), "
-        "or the reference.",
+        else f"Epistemic uncertainty is {side}estimated. {evidence.remedy}",
     )
 
 

@@ -17,8 +17,6 @@ from pyrobnn.groups import FUNCTION, MOVED, SAMPLE_STATS
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
-#: where the tree does not say what its method advises
-_REMEDY = "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,13 +196,13 @@ def check_khat(evidence: Evidence) -> Check | None:
         return None if part is not None else _unjudged(evidence)
     # the weights of a net with hidden units are many and not what is predicted with: see `importance`
     decides = part is None and not evidence.has_hidden_units
-    return _k_check(full, evidence.text("remedy") or _REMEDY, decides=decides)
+    return _k_check(full, evidence.remedy, decides=decides)
 
 
 def check_khat_subspace(evidence: Evidence) -> Check | None:
     """k-hat of p/q over the part of the weights that the approximation treats as random."""
     part = importance(evidence, space="subspace")
-    return None if part is None else _k_check(part, evidence.text("remedy") or _REMEDY, decides=True)
+    return None if part is None else _k_check(part, evidence.remedy, decides=True)
 
 
 def check_correction(evidence: Evidence) -> Check | None:
@@ -236,7 +234,7 @@ def check_correction(evidence: Evidence) -> Check | None:
         thresholds.PARETO_SOURCE,
         f"Importance weighting moves the mean of f by at most {min(float(shift.max()), 1e6):.2f} sd and multiplies its "
         f"sd by {ratio:.2f} in the median.",
-        "" if status == "pass" else evidence.text("remedy") or _REMEDY,
+        "" if status == "pass" else evidence.remedy,
     )
 
 

@@ -13,7 +13,7 @@ from pyrobnn.groups import MOVED
 #: acceptance below which the draws have hardly moved, and the standard errors that are taken off every effect
 _LEAST_ACCEPTED, _SIGMAS = 0.2, 2.0
 _OF_CHAINS = (
-    "check that data, prior and likelihood are those that the chains were run on, then fit again with a smaller step "
+    "Check that data, prior and likelihood are those that the chains were run on, then fit again with a smaller step "
     "size or a longer warm-up."
 )
 
@@ -59,12 +59,8 @@ def check_moves(evidence: Evidence) -> Check | None:
         f"{np.median(np.abs(shift)):.2f} sd off it, when Hamiltonian Monte Carlo goes on from the draws.",
         ""
         if status == "pass"
-        else f"Epistemic uncertainty is {side}estimated or in the wrong place: "
-        + (
-            "use a guide with correlations (low_rank, full_rank), or run NUTS."
-            if evidence.is_iid
-            else _OF_CHAINS
-        ),
+        else f"Epistemic uncertainty is {side}estimated or in the wrong place. "
+        + (evidence.remedy if evidence.is_iid else _OF_CHAINS),
     )
 
 
