@@ -26,6 +26,10 @@ class BNNClassifier(ClassifierMixin, Estimator):
     Args: as of :class:`pyrobnn.BNNRegressor`, without ``noise``; ``net`` gives one logit per class. ``likelihood``
         may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order; the net then gives one number.
 
+    Caveat: where the inputs say little of the class, ``method="auto"`` is too sure: its confidence was up to 0.09 above
+    its accuracy on classes drawn at random, from half a row to eight rows per weight. Hold rows out, and compare with
+    the frequencies of the classes.
+
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 
     Raises:

@@ -97,9 +97,11 @@ def log_densities_by_site(posterior: Posterior, density: Density) -> tuple[Tenso
     """
     z = density.unconstrain(posterior.draws)
     flat = z.reshape(-1, density.dim).split(64)
-    prior = torch.cat([at_each(lambda one: {"prior": density.log_base(one)}, part)["prior"] for part in flat])
-    parts = [at_each(density.data_terms, part) for part in flat]
+    parts = [
+        at_each(lambda one: {"": density.log_base(one), **density.data_terms(one)}, part) for part in flat
+    ]
     terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    prior = terms.pop("")  # no site has this name
     shapes = _batch_shapes(density)
     return prior.reshape(z.shape[:-1]), {
         name: value.reshape(

@@ -36,7 +36,8 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
 
     is the number of data that the weights use up and the unbiased estimate of the noise (MacKay, 1992). Maximum
     likelihood divides by N. The note is given where the learned variance is below half the unbiased one, or where γ is
-    more than nine tenths of the data, so that what remains says nothing of the noise.
+    more than nine tenths of the data, so that what remains says nothing of the noise. A noise below what the residuals
+    themselves ask for counts as theirs: it has not been found yet, which is another matter.
 
     Noise that comes from the net may collapse on some of the data while it is wide on the rest, and sums do not tell.
     There a note is also given where leaving out a datum, to first order in the net's outputs, costs its log density
@@ -69,7 +70,6 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     num_values = residuals.numel()
     used = _used_up(rows[:, : residuals.shape[1]].flatten(0, 1))
     left = max(num_values - used, 0.0)
-    # where the noise is below what its own residuals ask for, it has not been found yet: that is another matter
     if min(float(residuals.square().sum()), num_values) > FACTOR * left or used > SHARE * num_values:
         return [
             f"the weights use up {used:.1f} of {num_values} training values, so that the noise found with them is that "
