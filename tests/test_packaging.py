@@ -115,13 +115,28 @@ def test_every_file_of_the_package_is_installed():
             )
 
 
-def test_the_top_level_holds_what_it_may():
+def tracked_at_the_top():
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    top = {line.split("/")[0] for line in listing.stdout.splitlines()}
+    return {line.split("/")[0] for line in listing.stdout.splitlines()}
+
+
+def test_the_source_archive_is_the_checkout():
+    """Its tests run from it: they read helpers, scripts, notebooks, the documentation and the makefile."""
+    by_setuptools = {"pyrobnn", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"}
+    named = set()
+    for line in (ROOT / "MANIFEST.in").read_text().splitlines():
+        verb, *names = line.split() or [""]
+        if verb in ("graft", "include"):
+            named |= set(names)
+    assert named == tracked_at_the_top() - by_setuptools
+
+
+def test_the_top_level_holds_what_it_may():
+    top = tracked_at_the_top()
     allowed = {"setup.cfg", "pyproject.toml", "constraints.txt", "pyrobnn", "scripts", "tests", "notebooks"}
-    allowed |= {"README.md", "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs"}
+    allowed |= {"README.md", "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs", "MANIFEST.in"}
     assert {name for name in top if not name.startswith(".")} <= allowed
 
 
