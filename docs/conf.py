@@ -30,7 +30,7 @@ extensions = [
     "myst_nb",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "paper.md"]  # the paper is for a journal, in its form
 suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets' states beside the text that a page shows
 templates_path: list[str] = []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import math
 import re
@@ -26,7 +27,8 @@ from pyrobnn.studies.uci import RULES, compare_with_published, fits, read_publis
 from pyrobnn.studies.uci.tables import markdown
 
 HERE = Path(__file__).parent
-PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md", HERE.parent / "docs" / "references.md"]
+DOCS = HERE.parent / "docs"
+PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md", DOCS / "references.md", DOCS / "paper.md"]
 #: checks whose values fall where something is wrong; cases of which a rank correlation is told
 FALLING, FEWEST = ("ess_function", "bfmi", "log_likelihood_rows"), 20
 MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -101,6 +103,19 @@ def verdict_table() -> str:
             lines.append(
                 f"| {'healthy' if healthy else 'spoilt'} | {kind} | {len(cases)} | {numbers} | {by} |"
             )
+    return "\n".join(lines)
+
+
+def verdict_summary() -> str:
+    """How verdicts end on all healthy and on all spoilt posteriors, and the kind of fault that passes most often."""
+    lines = ["| | kinds | cases | pass | warn | fail |", "|---|---|---|---|---|---|"]
+    rows = verdict_rows()
+    for healthy, net in itertools.product((True, False), (False, True)):
+        cases = [row for row in rows if row["healthy"] == healthy and row["kind"].startswith("net: ") == net]
+        kinds = len({row["kind"] for row in cases})
+        shares = [fmean(row["status"] == status for row in cases) for status in ("pass", "warn", "fail")]
+        what = f"{'healthy' if healthy else 'spoilt'}, {'networks' if net else 'linear models'}"
+        lines.append(f"| {what} | {kinds} | {len(cases)} | {' | '.join(f'{each:.1%}' for each in shares)} |")
     return "\n".join(lines)
 
 
@@ -381,6 +396,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-seconds": lambda: uci_table("cpu_seconds", published=False),
     "uci-targets": uci_targets,
     "verdicts": verdict_table,
+    "verdict-summary": verdict_summary,
     "verdict-checks": check_table,
     "verdict-distance": distance_table,
     "references": references_table,

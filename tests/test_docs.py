@@ -23,7 +23,9 @@ from pyrobnn.diagnostics.judge import EXAMINATIONS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
+PAPER = DOCS / "paper.md"  # for a journal, not a page of the site
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
+PAGES = [page for page in PAGES if page != PAPER]
 #: takes longer than a few seconds
 SLOW = {
     "conformal",
@@ -83,6 +85,18 @@ def test_no_page_is_without_an_example():
         code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
         included = "{include}" in text  # of the README, whose examples its own test runs
         assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
+
+
+def test_the_paper_cites_what_it_lists_and_its_numbers_are_those_of_records():
+    text = PAPER.read_text(encoding="utf-8")
+    listed = re.findall(r"^@\w+\{(\w+),$", (DOCS / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(re.findall(r"@(\w+)", text)))
+    assert re.findall(r"^# (Summary|Statement of need|References)$", text, re.MULTILINE)[-1] == "References"
+    prose = text.partition("\n---\n")[2]
+    tables = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
+    assert len(tables.findall(prose)) >= 4
+    typed = re.sub(r"@\w+", "", tables.sub("", prose).replace("Pyro 1.9", "Pyro"))
+    assert re.findall(r"\d[\d.,%]*", typed) == []
 
 
 def test_the_messages_that_are_explained_are_those_of_the_code():
