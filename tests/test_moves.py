@@ -85,6 +85,25 @@ def test_chains_are_judged_by_their_function_too(factor, status):
     assert check.status == status and "guide" not in check.action, check.evidence
 
 
+@pytest.mark.parametrize("shape", ["normal", "two places", "between bounds"])
+def test_chains_of_another_shape_are_told_by_their_log_density(shape):
+    """Right in mean and covariance, so that neither Stein's identities nor the function's sd see them."""
+    model, x, y, (mean, covariance) = CASES[2]
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(1000, 3))
+    if shape == "two places":
+        z = 0.95 * np.sign(rng.normal(size=z.shape)) + (1 - 0.95**2) ** 0.5 * z
+    if shape == "between bounds":
+        z = rng.uniform(-(3**0.5), 3**0.5, size=z.shape)
+    weights = mean + torch.tensor(z) @ torch.linalg.cholesky(covariance).T
+    found = of_draws(model, weights)
+    draws = {name: value.reshape(4, 250, *value.shape[2:]) for name, value in found.draws.items()}
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian"}
+    verdict = diagnose(Posterior(model, draws, meta=meta).to_datatree(x, y))
+    assert (find(verdict, "density_moves").status == "pass") == (shape == "normal"), verdict.to_json()
+    assert (verdict.status == "pass") == (shape == "normal")  # all three passed before
+
+
 def test_a_mean_field_fit_of_correlated_weights_is_judged_by_what_it_predicts():
     """Along the data its sd is right, across them far too small: both are seen, and the size of each."""
     model, x, y, (mean, covariance) = line(6, 60, alike=0.98)

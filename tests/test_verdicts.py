@@ -105,10 +105,17 @@ def test_every_named_site_of_another_library_counts(shape):
 def test_only_the_weights_of_a_net_are_excused():
     swapped = chains(6, seed=1)
     swapped[:2] += 4.0
-    tree = foreign_tree(mu=chains(), **{"net.0.weight": swapped})
+    tree = foreign_tree(mu=chains(), **{"net.0.weight": swapped, "net.2.weight": chains(3)})
     assert (
         diagnose(tree).status == "pass" and "not identified" in find(diagnose(tree), "rhat_weights").evidence
     )
+    line = foreign_tree(
+        mu=chains(), **{"net.weight": swapped[:, :, None]}
+    )  # without hidden units nothing can swap
+    line["function"] = (
+        function_tree(chains(5))["function"].to_dataset().assign(probe_x=(("probe", "d"), np.eye(5, 6)))
+    )
+    assert find(diagnose(line), "rhat_function").status == "fail"  # passed before
     assert find(diagnose(foreign_tree(mu=chains(), theta=chains(6))), "rhat_weights") is None
 
 
@@ -282,6 +289,15 @@ def test_a_uniform_that_is_off_by_nothing_that_matters_passes():
     u = np.random.default_rng(0).beta(1.06, 1.0, size=20_000)
     found = _uniform_check("pit", u, "", "held-out")
     assert found.value < 0.04 and "p = " in found.evidence and found.status == "pass"
+
+
+@pytest.mark.parametrize(("shift", "width"), [(0.5, 1.0), (0.0, 2.0)], ids=["shifted", "too wide"])
+def test_a_shift_and_a_wrong_width_of_a_hundred_values_fail(shift, width):
+    """Of a hundred values Kolmogorov–Smirnov has p = 2e-3 and 6e-4: both warned at best."""
+    u = stats.norm.cdf(stats.norm.ppf((np.arange(100) + 0.5) / 100) / width + shift)
+    assert _uniform_check("pit", u, "", "held-out").status == "fail"
+    uniform = _uniform_check("pit", np.random.default_rng(0).random(100), "", "held-out")
+    assert uniform.status == "pass"
 
 
 def test_heavy_tails_are_advised_a_likelihood_with_heavy_tails():

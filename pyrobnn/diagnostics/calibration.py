@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ _MAX_FEATURES = 20
 _NUM_REGIONS = 4
 _LEVEL = 0.9
 _NUM_SIMULATED = 400
+#: sd of a uniform value, and of its distance from a half
+_SD_MEAN, _SD_SIZE = 12.0**-0.5, 48.0**-0.5
 
 
 @statistic
@@ -62,7 +65,7 @@ def check_pit(evidence: Evidence) -> Check | None:
     found = _held_out(evidence)
     if found is None or len(found) < _MIN_DATA:
         return None
-    return _uniform_check("pit", found, thresholds.PIT_SOURCE, "held-out", _dependence(evidence)[0])
+    return _uniform_check("pit", found, thresholds.PIT_SOURCE, "held-out", _dependence(evidence))
 
 
 def check_loo_pit(evidence: Evidence) -> Check | None:
@@ -92,16 +95,33 @@ def check_training_pit(evidence: Evidence) -> Check | None:
     )
 
 
+class Dependence(NamedTuple):
+    """Factors, at the least 1, by which errors exceed those of independent data.
+
+    Args:
+        distance: of the distance of the PIT from uniform. coverage: of the share in 90 % intervals.
+        mean, size: of the mean of the PIT, and of its mean distance from a half.
+    """
+
+    distance: float = 1.0
+    coverage: float = 1.0
+    mean: float = 1.0
+    size: float = 1.0
+
+
+_INDEPENDENT = Dependence()
+
+
 @statistic
-def _dependence(evidence: Evidence) -> tuple[float, float]:
-    """By what factor the errors of PIT distance and coverage exceed those of independent data, at the least 1.
+def _dependence(evidence: Evidence) -> Dependence:
+    """By what the errors of the PIT of held-out data exceed those of independent data.
 
     All held-out predictions share the one function, whose error is common to them: replicates of all points by one draw
     say by how much, being outcomes of the model itself.
     """
     draws = predictive_draws(evidence)
     if draws is None:
-        return 1.0, 1.0
+        return _INDEPENDENT
     points = np.unique(np.linspace(0, draws.shape[1] - 1, min(draws.shape[1], _MAX_DATA)).astype(int))
     chosen = draws[np.linspace(0, len(draws) - 1, min(len(draws), _NUM_SIMULATED)).astype(int)][:, points]
     u = (chosen.argsort(axis=0).argsort(axis=0) + 0.5) / len(chosen)
@@ -113,13 +133,32 @@ def _dependence(evidence: Evidence) -> tuple[float, float]:
     )  # Kolmogorov's
     share = (np.abs(flat - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
     independent = np.sqrt(_LEVEL * (1.0 - _LEVEL) / size)
-    return max(1.0, float(distance / stats.kstwo.median(size))), max(1.0, float(share.std() / independent))
+    moments = flat.mean(axis=1).std() / _SD_MEAN, np.abs(flat - 0.5).mean(axis=1).std() / _SD_SIZE
+    factors = (
+        distance / stats.kstwo.median(size),
+        share.std() / independent,
+        *(moment * np.sqrt(size) for moment in moments),
+    )
+    return Dependence(*(max(1.0, float(factor)) for factor in factors))
 
 
-def _uniform_check(name: str, values: np.ndarray, source: str, which: str, dependence: float = 1.0) -> Check:
+def _p_uniform(u: np.ndarray, distance: float, dependence: Dependence) -> float:
+    """p-value of values (point,) being uniform, by their distance, their mean and their size (Bonferroni).
+
+    A shift moves the mean, a wrong width the size, both by more of their errors than the distance by its.
+    """
+    errors = np.array([_SD_MEAN * dependence.mean, _SD_SIZE * dependence.size]) / np.sqrt(u.size)
+    z = np.abs([u.mean() - 0.5, np.abs(u - 0.5).mean() - 0.25]) / errors
+    each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(2.0 * stats.norm.sf(z)))
+    return float(min(1.0, len(each) * min(each)))
+
+
+def _uniform_check(
+    name: str, values: np.ndarray, source: str, which: str, dependence: Dependence = _INDEPENDENT
+) -> Check:
     u = values.ravel()
     distance = float(stats.kstest(u, "uniform").statistic)
-    p = float(stats.kstwo.sf(distance / dependence, u.size))
+    p = _p_uniform(u, distance, dependence)
     fails = p < thresholds.PIT_FAIL and distance > thresholds.PIT_DISTANCE_FAIL
     warns = p < thresholds.PIT_WARN and distance > thresholds.PIT_DISTANCE_WARN
     status: Status = "fail" if fails else "warn" if warns else "pass"
@@ -144,7 +183,7 @@ def _uniform_check(name: str, values: np.ndarray, source: str, which: str, depen
         name,
         status,
         distance,
-        f"Kolmogorov–Smirnov p ≥ {thresholds.PIT_WARN} or distance ≤ "
+        f"p (of distance, mean and width) ≥ {thresholds.PIT_WARN} or distance ≤ "
         f"{thresholds.PIT_DISTANCE_WARN} to pass, p < {thresholds.PIT_FAIL} with distance > "
         f"{thresholds.PIT_DISTANCE_FAIL} to fail",
         source,
@@ -159,7 +198,7 @@ def check_coverage(evidence: Evidence) -> Check | None:
     held_out, scores = _held_out(evidence), score(evidence)
     if held_out is None or len(held_out) < _FEWEST_HELD_OUT or "coverage_90" not in scores:
         return None
-    found, dependence = scores["coverage_90"], _dependence(evidence)[1]
+    found, dependence = scores["coverage_90"], _dependence(evidence).coverage
     error = np.sqrt(_LEVEL * (1 - _LEVEL) / scores.num_data) * dependence
     error = np.hypot(error, found.mc_se or 0.0)
     gap = abs(found.value - _LEVEL)

@@ -57,7 +57,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
 
     Function values at the probes, log-likelihood, log prior, layer norms and noise from the ``function`` group; without
     it (a program, NumPyro, PyMC) the log-likelihood of a spread of the data, their total, and the log density. And
-    every named site but the weights of a net, ``net.*``, which alone are not identified.
+    every named site but the weights of a net with hidden units, ``net.*``, which alone are not identified.
     """
     found: dict[str, np.ndarray] = {}
     f = evidence.f
@@ -92,7 +92,9 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
 
 def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
-    sites = [n for n in evidence.names(POSTERIOR) if not n.startswith(WEIGHTS) or n in evidence.computed]
+    every = evidence.identified_weights
+    names = evidence.names(POSTERIOR)
+    sites = [n for n in names if every or not n.startswith(WEIGHTS) or n in evidence.computed]
     stored = {name: draws for name in sites if (draws := evidence.draws(POSTERIOR, name)) is not None}
     columns = {name: flattened(draws, 2) for name, draws in stored.items()}
     found = {}

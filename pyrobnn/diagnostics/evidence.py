@@ -214,6 +214,17 @@ class Evidence:
         return len(layers) > 1
 
     @functools.cached_property
+    def identified_weights(self) -> bool:
+        """Whether the posterior holds a net of one layer, from inputs to outputs, whose weights are identified."""
+        names = [name for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)]
+        weights = [name for name in names if name.endswith("weight")]
+        x, f = self.values(FUNCTION, "probe_x"), self.f
+        if len(weights) != 1 or len(names) > 2 or x is None or x.ndim != 2 or f is None:
+            return False
+        draws = self.stored(POSTERIOR, weights[0])
+        return draws is not None and draws.shape[2:] == (f.shape[3], x.shape[1])
+
+    @functools.cached_property
     def common_start(self) -> bool:
         """Whether all chains are said to have started around one point."""
         return self.number("common_start", float(self.settings.get("init") == "map")) != 0.0

@@ -61,7 +61,7 @@ from pyrobnn.diagnostics.model_checks import (
     check_spread,
     check_temperature,
 )
-from pyrobnn.diagnostics.moves import check_moves
+from pyrobnn.diagnostics.moves import check_density, check_moves
 from pyrobnn.diagnostics.patterns import check_pattern
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
@@ -191,6 +191,7 @@ EXAMINATIONS = (
     Examination(check_weights, chains, about="weights"),
     Examination(check_virial, draws, about="weights"),
     Examination(check_score, draws, about="weights"),
+    Examination(check_density, chains, about="weights"),
     Examination(check_divergences, chains),
     Examination(check_bfmi, chains),
     Examination(check_tree_depth, chains),

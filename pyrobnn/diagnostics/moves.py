@@ -7,7 +7,7 @@ import numpy as np
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import MOST, by_kind
-from pyrobnn.diagnostics.verdict import Check, grade, worse
+from pyrobnn.diagnostics.verdict import Check, Status, grade, worse
 from pyrobnn.groups import MOVED
 
 #: acceptance below which the draws have hardly moved, and the standard errors that are taken off every effect
@@ -64,10 +64,55 @@ def check_moves(evidence: Evidence) -> Check | None:
     )
 
 
+def check_density(evidence: Evidence) -> Check | None:
+    """Whether the log density of chains keeps its mean and spread when their draws are moved.
+
+    Draws of another distribution with the posterior's own mean and covariance, as those without its tails, or in
+    another shape, have right functions and means of gradients: how their log density varies is theirs alone.
+    """
+    before, after = (evidence.draws(MOVED, f"density_{when}") for when in ("before", "after"))
+    acceptance = evidence.values(MOVED, "acceptance")
+    if before is None or after is None or acceptance is None or acceptance < _LEAST_ACCEPTED:
+        return None
+    before, after = (each.reshape(-1).astype(np.float64) for each in (before, after))
+    if not (np.isfinite(before).all() and np.isfinite(after).all() and np.ptp(before) > 0.0 < np.ptp(after)):
+        return None
+    shift, gap, errors = _change(before, after)
+    status = worse(
+        _graded(float(shift), float(errors[0]), thresholds.DENSITY_SHIFT_WARN, thresholds.DENSITY_SHIFT_FAIL),
+        _graded(float(gap), float(errors[1]), thresholds.DENSITY_SPREAD_WARN, thresholds.DENSITY_SPREAD_FAIL),
+    )
+    ratio = float(np.exp(gap))
+    low, high = (np.exp(sign * thresholds.DENSITY_SPREAD_WARN) for sign in (-1, 1))
+    return Check(
+        "density_moves",
+        status,
+        ratio,
+        f"sd within [{low:.2f}, {high:.2f}] of that of the moved draws and mean within "
+        f"{thresholds.DENSITY_SHIFT_WARN} sd, beyond {thresholds.DENSITY_SIGMAS_WARN} standard errors; "
+        f"{np.exp(thresholds.DENSITY_SPREAD_FAIL):.1f} times more or less, or {thresholds.DENSITY_SHIFT_FAIL} sd, "
+        f"beyond {thresholds.DENSITY_SIGMAS_FAIL} standard errors fails",
+        thresholds.MOVES_SOURCE,
+        f"The sd of the log density is {ratio:.2f} times what it becomes, and its mean {abs(float(shift)):.2f} sd off "
+        "it, when Hamiltonian Monte Carlo goes on from the draws.",
+        ""
+        if status == "pass"
+        else f"The draws have another shape than the posterior (in tails or peaks). {_OF_CHAINS}",
+    )
+
+
+def _graded(effect: float, error: float, warns: float, fails: float) -> Status:
+    """The grade of an effect that counts where it is beyond chance."""
+    size, sigmas = abs(effect), abs(effect) / max(error, np.finfo(float).tiny)
+    if size > fails and sigmas > thresholds.DENSITY_SIGMAS_FAIL:
+        return "fail"
+    return "warn" if size > warns and sigmas > thresholds.DENSITY_SIGMAS_WARN else "pass"
+
+
 def _change(
     before: np.ndarray, after: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, (probe, output)."""
+    """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, of draws (draw, …)."""
     sds, shifts, ratios = [], [], []
     for f in (before, after):
         squares = (f - f.mean(axis=0)) ** 2

@@ -100,6 +100,13 @@ VIRIAL_FAIL = 0.4
 SCORE_WARN = 0.3
 SCORE_FAIL = 0.6
 
+#: shift of the log density's mean in its sd, log of the factor of its sd, standard errors: this library's convention
+DENSITY_SHIFT_WARN = 0.3
+DENSITY_SHIFT_FAIL = 1.0
+DENSITY_SPREAD_WARN = 0.2
+DENSITY_SPREAD_FAIL = 0.5
+DENSITY_SIGMAS_WARN = 3.5
+DENSITY_SIGMAS_FAIL = 5.0
 MOVES_SOURCE = "MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901"
 
 PSENSE_WARN = 0.05

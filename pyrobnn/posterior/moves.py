@@ -27,10 +27,12 @@ _FEWEST = 200
 _MAX_WORK = 2e10
 #: likewise for chains, which much else judges
 _MAX_WORK_OF_CHAINS = 4e9
+#: below it twice as many draws are moved
+_LITTLE_WORK = 2e8
 
 
 def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> xr.Dataset | None:
-    r"""The function at the probes for 128 thinned draws, before and after they are moved.
+    r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
     Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
     draws' own standard deviations. Such moves leave the model's posterior p as it is: draws of p stay draws of p, and
@@ -43,9 +45,9 @@ def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor)
         probe_x: inputs (probe, …).
 
     Returns:
-        Dataset with ``before`` and ``after`` (chain, draw, probe, output) and the mean ``acceptance`` (); None where
-        the draws are not of this density (a linearised net, layers in training mode), too few, or the gradients too
-        dear.
+        Dataset with ``before`` and ``after`` (chain, draw, probe, output), the log density of the draws and of where
+        they end, ``density_before`` and ``density_after`` (chain, draw), and the mean ``acceptance`` (); None where the
+        draws are not of this density (a linearised net, layers in training mode), too few, or the gradients too dear.
 
     References:
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
@@ -58,21 +60,26 @@ def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor)
         return None
     if model.stochastic_layers() or posterior.num_chains * posterior.num_draws < _FEWEST:
         return None
-    few = posterior.thin(max(1, NUM_DRAWS // posterior.num_chains))
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
     x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
     density = Density(model, (x, y), points="held", values=fixed)
     work = density.dim * len(y) * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
     if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
         return None
+    num_draws = 2 * NUM_DRAWS if work < _LITTLE_WORK else NUM_DRAWS
+    few = posterior.thin(max(1, num_draws // posterior.num_chains))
     start = density.unconstrain(few.draws).detach()
     flat = start.reshape(-1, density.dim)
     gradient, _ = batched_gradient(density.log_joint, flat[:2])
     end, acceptance = _moved(gradient, flat, flat.std(0))
+    densities = (gradient(z)[1].detach().double().cpu().numpy().reshape(start.shape[:2]) for z in (flat, end))
     moved = replace(few, draws=few.draws | density.constrain(end.reshape(start.shape)))
     dims = ("chain", "draw", "probe", "output")
     before, after = (each.function(probe_x).double().cpu().numpy() for each in (few, moved))
-    return xr.Dataset({"before": (dims, before), "after": (dims, after), "acceptance": ((), acceptance)})
+    of_density = dict(zip(("density_before", "density_after"), ((dims[:2], each) for each in densities)))
+    return xr.Dataset(
+        {"before": (dims, before), "after": (dims, after), **of_density, "acceptance": ((), acceptance)}
+    )
 
 
 def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:
