@@ -25,6 +25,7 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 import xarray as xr
+from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.posterior import Posterior
@@ -93,12 +94,12 @@ def tree_of(case: Case, draws: np.ndarray):
         for part in (draws, case.x, case.y[:, None], case.x_test, case.y_test[:, None])
     )
     meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian", "iid": case.iid}
-    stats = {"lp": torch.zeros(draws.shape[:2])}
+    sample_stats = {"lp": torch.zeros(draws.shape[:2])}
     if case.iid:
         meta |= {"method": "SVI", "kind": "independent", "claim": "approximate", "log_evidence_kind": "elbo"}
-        stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
+        sample_stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
     sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
-    return Posterior(model, sites, stats, meta=meta).to_datatree(*data[:2], test=tuple(data[2:]))
+    return Posterior(model, sites, sample_stats, meta=meta).to_datatree(*data[:2], test=tuple(data[2:]))
 
 
 def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
@@ -391,6 +392,164 @@ def without_noise(case: Case, tree: xr.DataTree) -> None:
         tree["predictions"]["y_sample"] = sample.copy(data=flat.reshape(sample.shape))
 
 
+def one_weight_of_a_chain(case: Case) -> np.ndarray:
+    found = case.draws(kept=0.2)
+    found[0, :, 0] += np.sqrt(case.exact()[1][0, 0])
+    return found
+
+
+def blocks(case: Case) -> np.ndarray:
+    """Every ten draws twice, one after the other."""
+    starts = range(0, case.shape[1] // 2, 10)
+    return case.draws(kept=0.2)[:, np.concatenate([np.r_[at : at + 10, at : at + 10] for at in starts])]
+
+
+def at_the_mode(sds: float) -> Callable[[Case], np.ndarray]:
+    """Half of the draws, at random, within `sds` of the mode."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found, (mean, covariance) = case.draws(kept=0.2), case.exact()
+        chosen = case.rng.random(case.shape) < 0.5
+        noise = case.rng.normal(size=(int(chosen.sum()), len(mean)))
+        found[chosen] = mean + sds * np.sqrt(np.diag(covariance)) * noise
+        return found
+
+    return spoil
+
+
+def some_of_other_sign(case: Case) -> np.ndarray:
+    found = case.draws(kept=0.2)
+    found[case.rng.random(case.shape) < 0.1] *= -1.0
+    return found
+
+
+def some_of_the_prior(case: Case) -> np.ndarray:
+    found = case.draws()
+    chosen = case.rng.random(case.shape) < 0.1
+    found[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), found.shape[-1]))
+    return found
+
+
+def shaped(
+    draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray],
+) -> Callable[[Case], np.ndarray]:
+    """Draws of another distribution with the posterior's mean and, where `draw` has variance one, its covariance."""
+
+    def spoil(case: Case) -> np.ndarray:
+        mean, covariance = case.exact()
+        return mean + draw(case.rng, (*case.shape, len(mean))) @ np.linalg.cholesky(covariance).T
+
+    return spoil
+
+
+def cut_off(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal without what lies beyond 1.5 sd."""
+    return stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)
+
+
+def places(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return 0.95 * rng.choice([-1.0, 1.0], size=shape) + np.sqrt(1 - 0.95**2) * rng.normal(size=shape)
+
+
+def swinging(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Not random at all: each weight of each chain a wave of its own frequency and phase."""
+    chains, draws, weights = shape
+    frequency, phase = rng.uniform(0.2, 3.0, weights), rng.uniform(0.0, 2.0 * np.pi, (chains, 1, weights))
+    return np.sqrt(2.0) * np.sin(np.arange(draws)[:, None] * frequency + phase)
+
+
+def few_with_noise(case: Case) -> np.ndarray:
+    """Fifty draws again and again, each time with a tenth of an sd of noise."""
+    few = case.draws()[0, :50]
+    found = few[case.rng.integers(0, len(few), size=case.shape)]
+    return found + 0.1 * np.sqrt(np.diag(case.exact()[1])) * case.rng.normal(size=found.shape)
+
+
+def by_density(case: Case) -> np.ndarray:
+    """The draws of each chain in the order of their density."""
+    found, (mean, covariance) = case.draws(), case.exact()
+    far = np.einsum("csi,ij,csj->cs", found - mean, np.linalg.inv(covariance), found - mean)
+    return np.take_along_axis(found, far.argsort(axis=1)[..., None], axis=1)
+
+
+def other_inputs(case: Case) -> np.ndarray:
+    """Weights of the inputs in the reverse order; of one input with the other sign."""
+    found = case.draws(kept=0.2)
+    found[..., :-1] = found[..., -2::-1] if found.shape[-1] > 2 else -found[..., :-1]
+    return found
+
+
+def wide_chain(case: Case) -> np.ndarray:
+    found, mean = case.draws(kept=0.2), case.exact()[0]
+    found[0] = mean + 1.5 * (found[0] - mean)
+    return found
+
+
+def some_rows_twice(case: Case) -> np.ndarray:
+    few = len(case.x) // 5
+    twice = np.concatenate([case.x, case.x[:few]]), np.concatenate([case.y, case.y[:few]])
+    return replace(case, x=twice[0], y=twice[1]).draws()
+
+
+def test_targets_moved(case: Case) -> None:
+    case.y_test = case.y_test + 0.5 * case.y.std()
+
+
+def test_inputs_permuted(case: Case) -> None:
+    case.x_test = case.rng.permutation(case.x_test)
+
+
+def test_columns_reversed(case: Case) -> None:
+    case.x_test = case.x_test[:, ::-1].copy() if case.x_test.shape[1] > 1 else -case.x_test
+
+
+def test_labels_noisy(case: Case) -> None:
+    case.y_test = case.y_test + 1.5 * case.noise * case.rng.normal(size=HELD_OUT)
+
+
+def noise_of_the_model(factor: float) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        case.noise *= factor
+
+    return change
+
+
+def predicted(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case, xr.DataTree], None]:
+    """The predictions alone, wherever the tree holds them, as `change` makes of them."""
+
+    def spoil(case: Case, tree: xr.DataTree) -> None:
+        for name in {"f", "y", "mean", "y_sample"} & set(tree["predictions"].data_vars):
+            values = tree["predictions"][name]
+            tree["predictions"][name] = values.copy(data=change(values.values))
+
+    return spoil
+
+
+def wide_outcomes(case: Case, tree: xr.DataTree) -> None:
+    """Predicted outcomes twice as far from their mean."""
+    for name, axes in (("y", (0, 1)), ("y_sample", (0,))):
+        if name in tree["predictions"]:
+            values = tree["predictions"][name]
+            mean = values.values.mean(axes, keepdims=True)
+            tree["predictions"][name] = values.copy(data=mean + 2.0 * (values.values - mean))
+
+
+def replicates_of_means(case: Case, tree: xr.DataTree) -> None:
+    values = tree["posterior_predictive"]["y"]
+    mean = np.broadcast_to(values.values.mean((0, 1)), values.shape).copy()
+    tree["posterior_predictive"]["y"] = values.copy(data=mean)
+
+
+def without_constant(case: Case, tree: xr.DataTree) -> None:
+    """The log-likelihood without its −½ log 2π."""
+    tree["log_likelihood"]["y"] = tree["log_likelihood"]["y"] + 0.5 * np.log(2.0 * np.pi)
+
+
+def observed_permuted(case: Case, tree: xr.DataTree) -> None:
+    y = tree["observed_data"]["y"]
+    tree["observed_data"]["y"] = y.copy(data=case.rng.permutation(y.values))
+
+
 @dataclass(frozen=True)
 class Fault:
     """How the draws, the data or the tree of a case are spoiled, and the checks that are there to see it."""
@@ -409,6 +568,7 @@ HEALTHY = {
     "a column twice": Fault(data=doubled),
 }
 VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
+SHAPE = ("density_moves",)
 CALIBRATION, ROWS = ("pit", "coverage_90", "loo_pit"), ("log_likelihood_rows",)
 SCALE = ("log_likelihood_scale",)
 SICK = {
@@ -472,6 +632,44 @@ SICK = {
     "a fifth of the test rows are training rows": Fault(data=a_fifth_is_train, checks=("held_out_rows",)),
     "test targets that have moved": Fault(data=test_moved, checks=("pit",)),
     "predictions without noise": Fault(tree=without_noise, checks=("pit", "coverage_90")),
+    "a weight of one chain 1 sd away": Fault(one_weight_of_a_chain, checks=RHAT),
+    "every ten draws twice": Fault(blocks, checks=("repeated_draws",)),
+    "half of the draws at the mode": Fault(at_the_mode(0.0), checks=("repeated_draws", "virial")),
+    "half of the draws near the mode": Fault(at_the_mode(0.01), checks=VIRIAL),
+    "tempered to 2": Fault(spread(np.sqrt(2.0)), checks=VIRIAL),
+    "noise taken for twice of it": Fault(lambda case: case.draws(count=0.25), checks=VIRIAL),
+    "of a prior a tenth as wide": Fault(lambda case: case.draws(prior=0.1), checks=SCORE),
+    "a tenth of the draws of the other sign": Fault(some_of_other_sign, checks=VIRIAL),
+    "a tenth of the draws from the prior": Fault(some_of_the_prior, checks=VIRIAL),
+    "cut off at 1.5 sd": Fault(shaped(cut_off), checks=VIRIAL),
+    "every weight in two places": Fault(shaped(places), checks=SHAPE),
+    "every weight between bounds": Fault(
+        shaped(lambda rng, shape: rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), shape)), checks=SHAPE
+    ),
+    "every weight with heavy tails": Fault(
+        shaped(lambda rng, shape: rng.standard_t(3, shape) / np.sqrt(3.0)), checks=SHAPE
+    ),
+    "every weight skewed": Fault(shaped(lambda rng, shape: rng.exponential(size=shape) - 1.0), checks=SHAPE),
+    "waves": Fault(shaped(swinging), checks=SHAPE),
+    "fifty draws with noise": Fault(few_with_noise, checks=("virial", "score")),
+    "draws in the order of their density": Fault(by_density, checks=RHAT),
+    "weights of other inputs": Fault(other_inputs, checks=SCORE),
+    "one chain 1.5 times as wide": Fault(wide_chain, checks=RHAT),
+    "a fifth of the rows twice": Fault(some_rows_twice, checks=("virial", "score")),
+    "of targets times 1.1": Fault(lambda case: replace(case, y=1.1 * case.y).draws(), checks=SCORE),
+    "test targets moved by half of their sd": Fault(data=test_targets_moved, checks=("pit",)),
+    "test inputs permuted": Fault(data=test_inputs_permuted, checks=("pit",)),
+    "test inputs in other columns": Fault(data=test_columns_reversed, checks=("pit",)),
+    "test targets with noise": Fault(data=test_labels_noisy, checks=("coverage_90",)),
+    "a model of twice the noise": Fault(data=noise_of_the_model(2.0), checks=CALIBRATION),
+    "a model of half the noise": Fault(data=noise_of_the_model(0.5), checks=CALIBRATION),
+    "predictions in other units": Fault(
+        tree=predicted(lambda values: 1.5 * values + 0.5), checks=("pit", "coverage_90")
+    ),
+    "predictions with twice the spread": Fault(tree=wide_outcomes, checks=("pit",)),
+    "replicates without spread": Fault(tree=replicates_of_means, checks=("loo_pit",)),
+    "log-likelihood without its constant": Fault(tree=without_constant, checks=SCALE),
+    "observed targets permuted": Fault(tree=observed_permuted, checks=ROWS),
 }
 
 
