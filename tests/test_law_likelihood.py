@@ -314,6 +314,24 @@ def test_quantiles_are_where_the_mixture_has_its_levels(name):
         assert (y == np.round(y)).all() and (reached >= float(level)).all() and (before < float(level)).all()
 
 
+@pytest.mark.parametrize("name", [name for name in NUMBERS if not CASES[name].fixed().normal])
+def test_a_quantile_of_many_draws_takes_few_looks_at_all_of_them(name):
+    p = prediction(name, N, num_functions=600)
+    cdf, looks = p.likelihood.cdf, []
+
+    def counted(f, y, params):
+        looks.append(f.shape[:-1].numel() / (600 * N))
+        return cdf(f, y, params)
+
+    p.likelihood.cdf = counted
+    levels = torch.tensor([0.05, 0.5, 0.999], dtype=torch.float64)
+    found = p.quantile(levels)
+    assert sum(looks) / len(levels) < 15
+    reached = cdf(p.standard_f, found[:, None, None].double(), {})[1].mean((1, 2))[..., 0]
+    assert bool((reached >= levels[:, None] - 1e-6).all())
+    assert p.likelihood.discrete or bool((reached <= levels[:, None] + 1e-6).all())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_extreme_outputs_are_finite(name):
     likelihood = CASES[name].fixed()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +15,17 @@ _CHUNK_SCALARS = 2**17
 #: error allowed, in standard deviations of the mixture
 _TOLERANCE = 1e-7
 _NUM_STARTS = 128
-#: of a probability
-_EXACT = 1e-12
+#: of the probability of the nearer tail
+_EXACT = 1e-9
+#: of a bracket's width, over which a slope is taken
+_SLOPE = 1e-3
 _MAX_STEPS = 200
+
+
+class Below(Protocol):
+    """P(Y ≤ y) of some mixtures, from every k-th component of each."""
+
+    def __call__(self, y: Tensor, rows: Tensor, k: int) -> Tensor: ...
 
 
 def mixture_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
@@ -42,70 +52,117 @@ def mixture_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
     )
 
 
-def cdf_quantile(
-    level: float, below: Callable[[Tensor], Tensor], start: Tensor, *, discrete: bool = False
-) -> Tensor:
-    """The quantile of each distribution by its distribution function.
+def cdf_quantile(level: float, below: Below, start: Tensor, *, num: int, discrete: bool = False) -> Tensor:
+    """The quantile of each mixture by its distribution function, which costs what it has components.
 
-    A bracket around ``start`` grows until it holds the quantile; then the Illinois form of regula falsi, with every
-    third step a bisection; of whole numbers bisection alone.
+    Every k-th component says where to look. A bracket around there grows until it holds the quantile; then
+    Chandrupatla's method, of whole numbers bisection.
 
     Args:
         level: q in (0, 1).
-        below: y → P(Y ≤ y), both of the shape of ``start``.
-        start: somewhere near, float64.
+        below: (y (row, …), rows (row,), k) → P(Y ≤ y) of the mixture of every k-th component, of the shape of y.
+        start: somewhere near, float64, (row, …).
+        num: components.
         discrete: whole numbers from 0; the least y with P(Y ≤ y) ≥ q is found.
 
     Returns:
-        Of the shape of ``start``, to 1e-6 of the width of the bracket and better.
+        Of the shape of ``start``: where F is q to a billionth of the nearer of q and 1 − q, or to 1e-7 of the width of
+        the bracket.
     """
-    low, high = _bracket(level, below, start, discrete)
-    if discrete:
-        while bool((high - low > 1).any()):
-            t = ((low + high) / 2).floor()
-            under = below(t) < level
-            low, high = torch.where(under, t, low), torch.where(under, high, t)
-        return high
-    f_low, f_high = below(low) - level, below(high) - level
-    width = high - low
-    for step in range(_MAX_STEPS):
-        middle = (low + high) / 2
-        t = middle if step % 3 == 2 else high - f_high * (high - low) / (f_high - f_low)
-        t = torch.where((t > low) & (t < high), t, middle)
-        value = below(t) - level
-        under, exact = value < 0, value.abs() < _EXACT
-        # the end that stays counts for half, so that it moves next
-        f_low, f_high = torch.where(under, value, f_low / 2), torch.where(under, f_high / 2, value)
-        low, high = torch.where(under | exact, t, low), torch.where(under & ~exact, high, t)
-        if bool((high - low <= _TOLERANCE * width).all()):
+    every = num // _NUM_STARTS
+    start = torch.where(torch.isfinite(start), start, 0.0)
+    start = start.floor().clamp_min(0.0) if discrete else start
+    reach = torch.ones_like(start)
+    rows = torch.arange(len(start), device=start.device)
+    if every > 1:
+        start, width = _search(level, partial(below, k=every), start, reach, discrete)
+        if not discrete:
+            # what the components that were left out may change of F, over its slope
+            step = _SLOPE * width
+            slope = (below(start + step, rows, every) - below(start - step, rows, every)) / (2 * step)
+            wrong = math.sqrt(level * (1 - level) / _NUM_STARTS) / 2
+            reach = torch.minimum(wrong / slope.clamp_min(1e-300), width)
+    return _search(level, partial(below, k=1), start, reach, discrete)[0]
+
+
+def _search(
+    level: float, below: Callable[[Tensor, Tensor], Tensor], start: Tensor, reach: Tensor, discrete: bool
+) -> tuple[Tensor, Tensor]:
+    """The quantile, and the width of the bracket in which it was looked for."""
+    low, high, f_low, f_high = _bracket(level, below, start, reach, discrete)
+    width, found = high - low, high.clone()
+    rows = torch.arange(len(start), device=start.device)
+    while discrete:
+        t = ((low + high) / 2).floor()
+        under = below(t, rows) < level
+        low, high = torch.where(under, t, low), torch.where(under, high, t)
+        if not bool((high - low > 1).any()):
+            return high, width
+    share = f_high / (f_high - f_low)
+    # the root lies between the first and the second; the third is the one that was left last
+    y: tuple[Tensor, ...] = (high, low, low)
+    f: tuple[Tensor, ...] = (f_high, f_low, f_low)
+    for _ in range(_MAX_STEPS):
+        t = y[0] + share * (y[1] - y[0])
+        value = below(t, rows) - level
+        same = (value < 0) == (f[0] < 0)
+        y = (t, torch.where(same, y[1], y[0]), torch.where(same, y[0], y[1]))
+        f = (value, torch.where(same, f[1], f[0]), torch.where(same, f[0], f[1]))
+        nearer = f[0].abs() < f[1].abs()
+        best, left = torch.where(nearer, y[0], y[1]), torch.where(nearer, f[0], f[1]).abs()
+        least = (_TOLERANCE * width[rows] / (y[1] - y[0]).abs()).clamp_max(1.0)
+        found[rows] = best
+        keep = ((left > _EXACT * min(level, 1 - level)) & (least < 1)).flatten(1).any(1)
+        if not bool(keep.any()):
             break
-    return (low + high) / 2
+        rows, share = rows[keep], _chandrupatla(y, f).clamp(least / 2, 1 - least / 2)[keep]
+        y, f = (tuple(v[keep] for v in each) for each in (y, f))
+    return found, width
+
+
+def _chandrupatla(y: tuple[Tensor, ...], f: tuple[Tensor, ...]) -> Tensor:
+    """Where to look between the first two of three points: by inverse quadratic interpolation, or in the middle.
+
+    Reference: A new hybrid quadratic/bisection algorithm for finding the zero of a nonlinear function without using
+    derivatives (Chandrupatla, 1997).
+    """
+    (a, b, c), (fa, fb, fc) = y, f
+    xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+    inverse = fa / (fa - fb) * fc / (fc - fb) - (c - a) / (b - a) * fa / (fc - fa) * fb / (fb - fc)
+    straight = (1 - (1 - xi).sqrt() < phi) & (phi < xi.sqrt())
+    return torch.where(straight, inverse, torch.full_like(inverse, 0.5))
 
 
 def _bracket(
-    level: float, below: Callable[[Tensor], Tensor], start: Tensor, discrete: bool
-) -> tuple[Tensor, Tensor]:
-    """Ends with P(Y ≤ low) < q ≤ P(Y ≤ high); they move away from the start by steps that double."""
-    start = torch.where(torch.isfinite(start), start, 0.0)
-    start = start.floor().clamp_min(0.0) if discrete else start
-    low, high, reach = start - 1, start.clone(), 1.0
+    level: float,
+    below: Callable[[Tensor, Tensor], Tensor],
+    start: Tensor,
+    reach: Tensor,
+    discrete: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ends with P(Y ≤ low) < q ≤ P(Y ≤ high), and F − q there; they move away by steps that double."""
+    rows = torch.arange(len(start), device=start.device)
+    low, high = start - reach, start + (0.0 if discrete else reach)
+    f_low, f_high = below(low, rows) - level, below(high, rows) - level
+    step = reach
     for _ in range(_MAX_STEPS):
-        short = below(high) < level
+        short = f_high < 0
         if not bool(short.any()):
             break
-        low = torch.where(short, high, low)
-        high = torch.where(short, high + reach, high)
-        reach *= 2
-    reach = 1.0
+        low, f_low = torch.where(short, high, low), torch.where(short, f_high, f_low)
+        high, step = torch.where(short, high + step, high), 2 * step
+        f_high = torch.where(short, below(high, rows) - level, f_high)
+    step = reach
     for _ in range(_MAX_STEPS):
-        over = (below(low) >= level) & (low > -1 if discrete else torch.ones_like(low, dtype=torch.bool))
+        over = f_low >= 0
         if not bool(over.any()):
             break
-        high = torch.where(over, low, high)
-        low = torch.where(over, low - reach, low)
-        low = low.clamp_min(-1.0) if discrete else low
-        reach *= 2
-    return low, high
+        high, f_high = torch.where(over, low, high), torch.where(over, f_low, f_high)
+        low, step = torch.where(over, low - step, low), 2 * step
+        if discrete:
+            low = low.clamp_min(-1.0)  # below every count
+        f_low = torch.where(over, below(low, rows) - level, f_low)
+    return low, high, f_low, f_high
 
 
 def _lower_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:

@@ -156,15 +156,18 @@ class Prediction:
             found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
         else:
             start = _mean(self._mean_variance[0].double())
+            num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.discrete
             found = [
-                self._in_y(cdf_quantile(level, self._below, start, discrete=self.likelihood.discrete))
+                self._in_y(cdf_quantile(level, self._below, start, num=num, discrete=whole))
                 for level in levels.reshape(-1).tolist()
             ]
         return torch.stack(found).reshape(levels.shape + shape).to(self.f.dtype)
 
-    def _below(self, y: Tensor) -> Tensor:
-        """P(Y ≤ y) of the mixture at y (point, out) in the units of the program."""
-        return _mean(self.likelihood.cdf(self.standard_f, y, self.params)[1])
+    def _below(self, y: Tensor, rows: Tensor, k: int) -> Tensor:
+        """P(Y ≤ y) of the mixture of every k-th draw at y (row, out), in the units of the program."""
+        f = self.standard_f.flatten(0, 1)[::k, rows]
+        params = {name: value.flatten(0, 1)[::k] for name, value in self.params.items()}
+        return self.likelihood.cdf(f, y, params)[1].mean(0)
 
     # -- classification ---------------------------------------------------------------------------------------------
 
