@@ -14,11 +14,9 @@ alike: what differs between two rows of a table is the method.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -299,34 +297,18 @@ def shift_table(records: list[dict]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run what is pending, then print the tables."""
-    from benchmark_uci import splits
+    import sweeps
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--splits", type=splits, default=[0, 1], help="such as 0-4 (default: 0-1)")
-    parser.add_argument("--results", default=RESULTS, help="the results file")
-    parser.add_argument("--jobs", type=int, default=1, help="processes on this machine")
-    parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
-    options = parser.parse_args(argv)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    from pyrobnn.studies.uci import Sweep, read_records
+    options = sweeps.parser(__doc__, RESULTS, DATA, METHODS, num_splits=2).parse_args(argv)
+    tasks = [
+        {"data": data, "split": split, "method": method, "rule": rule(method)}
+        for split in options.splits
+        for data in options.data
+        for method in options.methods
+    ]
+    failures = sweeps.sweep(options, run_task, key, tasks)
+    from pyrobnn.studies.uci import read_records
 
-    failures = 0
-    if not options.table_only:
-        tasks = [
-            {"data": data, "split": split, "method": method, "rule": rule(method)}
-            for split in options.splits
-            for data in options.data
-            for method in options.methods
-        ]
-        sweep = Sweep(options.results, key, jobs=options.jobs)
-        for task, outcome in sweep.run(run_task, tasks):
-            failures += isinstance(outcome, Exception)
-            said = outcome if isinstance(outcome, Exception) else f"{outcome['cpu_seconds']:.1f} s"
-            print(f"{task['data']} split {task['split']} {task['method']}: {said!s}", flush=True)
     records = read_records(options.results)
     print(table(records), shift_table(records), sep="\n\n")
     return 1 if failures else 0

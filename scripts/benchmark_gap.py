@@ -1,7 +1,7 @@
 """Between the data: every method fitted without the middle of a feature, and scored inside and outside of it.
 
     python scripts/benchmark_gap.py --data-root DIR                 # goes on where the results file ends
-    python scripts/benchmark_gap.py --datasets gap --methods nuts svi-lrt
+    python scripts/benchmark_gap.py --data gap --methods nuts svi-lrt
     python scripts/benchmark_gap.py --table-only
 
 Split k of a set leaves out the rows whose k-th feature lies in the middle third (of features with few values: those
@@ -14,9 +14,7 @@ and how their hyper-parameters are chosen are those of benchmark_uci.py.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,38 +163,20 @@ def table(records: list[dict]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run what is pending, then print the table."""
-    from benchmark_uci import splits
+    import sweeps
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    from pyrobnn.studies.uci import fits, read_records
+
+    parser = sweeps.parser(__doc__, RESULTS, DATASETS, methods(), num_splits=2)
     parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
-    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), help="names or folders")
-    parser.add_argument("--methods", nargs="+", help="default: all")
-    parser.add_argument("--splits", type=splits, default=[0, 1], help="such as 0-4 (default: 0-1)")
-    parser.add_argument("--results", default=RESULTS, help="the results file")
-    parser.add_argument("--jobs", type=int, default=1, help="processes on this machine")
-    parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
     options = parser.parse_args(argv)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    from pyrobnn.studies.uci import Sweep, fits, read_records
-
-    for method in options.methods or ():
-        if method not in methods():
-            parser.error(f"unknown method {method!r}: choose from {', '.join(methods())}")
-    failures = 0
-    if not options.table_only:
-        tasks = [
-            {"dataset": data, "split": split, "method": method, "rule": rule_of(method)}
-            for split in options.splits
-            for data in options.datasets
-            for method in options.methods or methods()
-        ]
-        sweep = Sweep(options.results, fits.key, jobs=options.jobs)
-        for task, outcome in sweep.run(functools.partial(run_task, root=options.data_root), tasks):
-            failures += isinstance(outcome, Exception)
-            said = outcome if isinstance(outcome, Exception) else f"{outcome['cpu_seconds']:.1f} s"
-            print(f"{task['dataset']} gap {task['split']} {task['method']}: {said!s}", flush=True)
+    tasks = [
+        {"dataset": data, "split": split, "method": method, "rule": rule_of(method)}
+        for split in options.splits
+        for data in options.data
+        for method in options.methods
+    ]
+    failures = sweeps.sweep(options, functools.partial(run_task, root=options.data_root), fits.key, tasks)
     print(table(read_records(options.results)))
     return 1 if failures else 0
 

@@ -17,9 +17,15 @@ from pyrobnn.posterior import Posterior
 
 
 def fit_batch(
-    method: NUTS, model: BNN, x: Tensor, ys: Sequence[Tensor], *, num_draws: int, seed: int = 0
+    method: NUTS,
+    model: BNN,
+    x: Tensor | Sequence[Tensor],
+    ys: Sequence[Tensor],
+    *,
+    num_draws: int,
+    seed: int = 0,
 ) -> list[Posterior]:
-    """Posteriors of one model given the same inputs and several targets, as simulation studies need them.
+    """Posteriors of one model given several data sets of the same size, as simulation studies need them.
 
     Step size and mass matrix are adapted over the chains of all data sets together, then frozen: right for each, and
     best where their posteriors are alike.
@@ -27,7 +33,7 @@ def fit_batch(
     Args:
         method: engine ``"compiled"``; chains start from the prior. ``num_chains`` is per data set.
         model: a BNN.
-        x: inputs (N, …).
+        x: inputs (N, …) of all data sets, or those of each.
         ys: targets, each (N, out) or (N,).
         num_draws: draws per chain.
         seed: of starts and of all randomness.
@@ -36,7 +42,7 @@ def fit_batch(
         One posterior per element of ``ys``.
 
     Raises:
-        ValueError: another engine or start, or no targets.
+        ValueError: another engine or start, no targets, or not as many inputs as targets.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb
@@ -52,18 +58,18 @@ def fit_batch(
         raise ValueError(
             "fit_batch needs targets, and a NUTS with engine='compiled' and starts from the prior"
         )
-    problems = [prepare(model, x, y, points="held") for y in ys]
-    density, targets = problems[0].density, torch.stack([problem.y for problem in problems])
-    chains = method.num_chains * len(problems)
-    each = targets.repeat_interleave(method.num_chains, 0)
+    xs = [x] * len(ys) if isinstance(x, Tensor) else x
+    problems = [prepare(model, x, y, points="held") for x, y in zip(xs, ys, strict=True)]
+    density, chains = problems[0].density, method.num_chains * len(problems)
+    inputs, targets = (
+        torch.stack(each).repeat_interleave(method.num_chains, 0)
+        for each in zip(*((problem.x, problem.y) for problem in problems))
+    )
 
-    def log_joint(z: Tensor, y: Tensor) -> Tensor:
-        return density.log_joint(z, problems[0].x, y)
-
-    batched = torch.func.vmap(torch.func.grad_and_value(log_joint))
+    batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
     warmup = DEFAULT_WARMUP if method.num_warmup is None else method.num_warmup
     machine = Machine(
-        lambda z: batched(z, each),
+        lambda z: batched(z, inputs, targets),
         chains,
         density.dim,
         max(num_draws, warmup),

@@ -1,0 +1,51 @@
+"""The command line and the loop of the studies that keep one record a fit: what is pending runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark_uci import splits
+
+Task = Mapping[str, Any]
+
+
+def parser(doc: str, results: Path, data: Sequence[str], methods: Sequence[str], num_splits: int):
+    """The options of a study: data, methods, splits, and where its records are."""
+    # before torch is loaded: the nets are small, and parallelism is across fits
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--data", nargs="+", default=list(data), metavar="SET", help=", ".join(data))
+    found.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
+    default = list(range(num_splits))
+    found.add_argument(
+        "--splits", type=splits, default=default, help=f"such as 0-4 (default: 0-{num_splits - 1})"
+    )
+    found.add_argument("--results", default=results, help="the results file")
+    found.add_argument("--jobs", type=int, default=1, help="processes on this machine")
+    found.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
+    return found
+
+
+def sweep(
+    options: argparse.Namespace,
+    run_task: Callable[[Task], Task],
+    key: Callable[[Task], Hashable],
+    tasks: Sequence[Task],
+) -> int:
+    """Run what is pending, and say how it goes; the number of fits that failed."""
+    if options.table_only:
+        return 0
+    from pyrobnn.studies.uci import Sweep
+
+    failures = 0
+    found = Sweep(options.results, key, jobs=options.jobs)
+    for task, outcome in found.run(run_task, tasks):
+        failures += isinstance(outcome, Exception)
+        said = repr(outcome) if isinstance(outcome, Exception) else f"{outcome['cpu_seconds']:.1f} s"
+        name = task.get("data", task.get("dataset"))
+        print(f"{name} split {task['split']} {task['method']}: {said}", flush=True)
+    return failures
