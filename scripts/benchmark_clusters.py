@@ -3,6 +3,7 @@
     python scripts/benchmark_clusters.py priors            # evidence of prior scales (Laplace), all eight cases
     python scripts/benchmark_clusters.py chains            # NUTS on all eight cases until it has converged
     python scripts/benchmark_clusters.py gaps              # NUTS and mean-field SVI on fresh draws of the same clusters
+    python scripts/benchmark_clusters.py methods           # SVI as in the study and with each knob moved, and others
 
 A case is one of four sets of 400 points with one of two models of the noise; the net is 1-50-1, tanh. Records are
 appended to ``scripts/results/clusters.jsonl`` as they are made, and what is there is not run again.
@@ -15,11 +16,13 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 
 import pyrobnn as pb
 from pyrobnn.data import Dataset
@@ -36,6 +39,38 @@ SCALES = ((1.0, 1.0), (3.0, 1.0), (3.0, 3.0), (6.0, 3.0))
 #: the one with which NUTS is run
 PRIOR = (3.0, 1.0)
 DEPTH, WARMUP, ACCEPT = 12, 200, 0.9
+#: SVI as the study had it: full batches, local reparameterization, the KL annealed over nearly the whole run; the
+#: guide's locations start within 8e-3 of zero. The study does not tell its number of steps.
+STUDY = pb.SVI(
+    num_steps=5000,
+    kl_weight=pb.kl_schedules.Linear(warmup=0.05, full=0.05),
+    local_reparameterization=True,
+    init_scale=1e-4,
+    max_scale=2.0,
+)
+START = 8e-3
+#: seed of the 400 fresh points at which predictions are scored
+UNSEEN = 1000
+#: one knob moved at a time; the guides that know correlations have neither outputs to draw nor a cap
+UNCAPPED = replace(STUDY, local_reparameterization=False, max_scale=None)
+KNOBS = {
+    "SVI, as in the study": STUDY,
+    "… starts at the net's weights": STUDY,
+    "… starts with sd 0.05": replace(STUDY, init_scale=0.05),
+    "… KL whole from the first step": replace(STUDY, kl_weight=1.0),
+    "… KL whole for the last half": replace(STUDY, kl_weight=pb.kl_schedules.Linear(warmup=0.1, full=0.5)),
+    "… weights drawn, not outputs": replace(STUDY, local_reparameterization=False),
+    "… mini-batches of 64": replace(STUDY, batch_size=64),
+    "… low-rank guide": replace(UNCAPPED, guide="low_rank"),
+    "… full-rank guide": replace(UNCAPPED, guide="full_rank"),
+}
+OTHERS = {
+    "SVI, our defaults": pb.SVI(),
+    "Laplace": pb.Laplace(compile=False),
+    "ensemble": pb.DeepEnsemble(compile=False),
+    "MAP": pb.MAP(compile=False),
+    "MLE": pb.MLE(compile=False),
+}
 
 
 def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.BNN:
@@ -82,7 +117,7 @@ def chains(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[
         "bias_scale": options.prior[1],
     }
     if not options.known(key):
-        yield key | _judged(options.nuts, pb.data.study(name), noise, options, seed=1)
+        yield key | _judged(options.nuts, name, pb.data.study(name), noise, options, seed=1)
 
 
 def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -96,26 +131,63 @@ def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[st
             key = {"part": "gaps", "data": name, "noise": noise, "seed": seed, "method": method}
             key |= {"scale": options.prior[0], "bias_scale": options.prior[1]}
             if not options.known(key):
-                yield key | _judged(config, fresh(name, seed), noise, options, seed=seed)
+                yield key | _judged(config, name, fresh(name, seed), noise, options, seed=seed)
 
 
-def _judged(method: Any, data: Dataset, noise: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+def methods(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """SVI as in the study, with each knob moved alone, and the other methods, on the study's own points."""
+    data = pb.data.study(name)
+    for method, config in (KNOBS | OTHERS).items():
+        key = {"part": "methods", "data": name, "noise": noise, "method": method}
+        key |= {"scale": options.prior[0], "bias_scale": options.prior[1]}
+        if not options.known(key):
+            init = _near_zero(noise) if method in KNOBS and "the net's" not in method else None
+            yield key | _judged(config, name, data, noise, options, seed=1, init=init)
+
+
+def _near_zero(noise: str) -> torch.nn.Module:
+    """The net with all its weights uniform on ±8e-3, where the study's guide starts."""
+    net = pb.networks.mlp(1, (50,), 2 if noise == "heteroskedastic" else 1, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weights in net.parameters():
+            weights.uniform_(-START, START, generator=generator)
+    return net
+
+
+def _judged(
+    method: Any,
+    name: str,
+    data: Dataset,
+    noise: str,
+    options: argparse.Namespace,
+    seed: int,
+    init: torch.nn.Module | None = None,
+) -> dict[str, Any]:
     started = time.process_time()
-    posterior = method.fit(model_of(data, noise, *options.prior), data.x, data.y, seed=seed)
+    kept = {}
+    if options.keep is not None and isinstance(method, pb.NUTS):
+        kept = {"checkpoint": options.keep / f"{name}-{noise}-{seed}.checkpoint"}
+    model = model_of(data, noise, *options.prior)
+    posterior = method.fit(model, data.x, data.y, seed=seed, init=init, **kept)
     seconds = time.process_time() - started
     tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function)
     verdict = pb.diagnose(tree)
     found = {check.name: check.value for check in verdict.checks}
     gap = widest_gap(Evidence(tree))
-    inside = posterior.predict(data.x).epistemic_var.sqrt()
+    inside = posterior.predict(data.x)
+    unseen = fresh(name, UNSEEN)
     stats = posterior.sample_stats
     record: dict[str, Any] = {
         "status": verdict.status,
         "not passed": [f"{c.name} {c.status}" for c in verdict.checks if c.status != "pass"],
         "gap_ratio": None if gap is None or gap.ratio is None else round(gap.ratio, 3),
-        "sd at data": round(float(inside.median()), 5),
+        "sd at data": round(float(inside.epistemic_var.sqrt().median()), 5),
+        "noise at data": round(float(inside.aleatoric_var.mean().sqrt()), 5),
+        "log density": round(float(posterior.predict(unseen.x).log_prob(unseen.y).mean()), 4),
+        "elbo": None if posterior.log_evidence is None else round(posterior.log_evidence, 2),
         "cpu seconds": round(seconds, 1),
-    } | {name: found[name] for name in ("rhat_function", "ess_function", "k_hat") if name in found}
+    } | {name: found[name] for name in ("rhat_function", "ess_function", "khat") if name in found}
     if "tree_depth" in stats:
         record |= {
             "draws": posterior.num_chains * posterior.num_draws,
@@ -128,10 +200,12 @@ def _judged(method: Any, data: Dataset, noise: str, options: argparse.Namespace,
     return record
 
 
+SHOWN = {"log density": 3, "elbo": 1, "khat": 1, "cpu seconds": 0}
 PARTS: dict[str, Callable[[str, str, argparse.Namespace], Iterator[dict[str, Any]]]] = {
     "priors": priors,
     "chains": chains,
     "gaps": gaps,
+    "methods": methods,
 }
 
 
@@ -191,6 +265,33 @@ def gap_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def method_table(records: list[dict[str, Any]]) -> str:
+    """Every method on the study's points: its noise, its doubt at the data and in the gap, and its verdict."""
+    lines = [
+        "| data | noise | method | noise at the data | doubt at the data | in the gap | gap / data | log density "
+        "| ELBO | k-hat | CPU s | verdict | what fails |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    chains = [r | {"method": "NUTS"} for r in records if r["part"] == "chains"]
+    rows = [record for record in records if record["part"] == "methods"]
+    order = ["NUTS", *KNOBS, *OTHERS]
+    for name, noise in itertools.product(DATA, NOISES):
+        of_case = [r for r in chains + rows if (r["data"], r["noise"]) == (name, noise)]
+        if not any(r["part"] == "methods" for r in of_case):
+            continue
+        for r in sorted(of_case, key=lambda r: order.index(r["method"])):
+            ratio, sd = r["gap_ratio"], r["sd at data"]
+            doubt = ["none"] * 3 if not ratio else [f"{sd:.2g}", f"{ratio * sd:.2g}", f"{ratio:.2f}"]
+            known = [
+                f"{r[key]:.{digits}f}" if r.get(key) is not None else "" for key, digits in SHOWN.items()
+            ]
+            fails = ", ".join(f"`{each.split()[0]}`" for each in r["not passed"] if each.endswith(" fail"))
+            told = f"{r['noise at data']:.3f}" if "noise at data" in r else ""
+            cells = [name, noise, r["method"], told, *doubt, *known, r["status"], fails]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _is(record: dict[str, Any], name: str, noise: str, method: str) -> bool:
     return (record["data"], record["noise"], record["method"]) == (name, noise, method)
 
@@ -207,6 +308,9 @@ def main() -> None:
     parser.add_argument("--prior", type=float, nargs=2, default=PRIOR, metavar=("S", "BIAS"))
     parser.add_argument("--seconds", type=float, default=600.0, help="the most that a run of NUTS takes")
     parser.add_argument("--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.nuts = pb.NUTS(

@@ -222,6 +222,7 @@ def shift_tables() -> dict[str, Callable[[], str]]:
         "clusters-priors": of("benchmark_clusters", "clusters", "prior_table"),
         "clusters-chains": of("benchmark_clusters", "clusters", "chain_table"),
         "clusters-gaps": of("benchmark_clusters", "clusters", "gap_table"),
+        "clusters-methods": of("benchmark_clusters", "clusters", "method_table"),
     }
 
 

@@ -552,6 +552,16 @@ def test_the_doubt_in_the_gap_is_a_mean_over_data_sets_with_its_error():
         {**case, "part": "priors", "scale": s, "bias_scale": b, "log_evidence": e} for s, b, e in scales
     ]
     assert tables.prior_table(priors).splitlines()[2] == "| two_clusters | inferred | -5 | 10 |"
+    judged = {"noise at data": 0.1, "sd at data": 0.02, "gap_ratio": 1.5, "log density": 0.25, "elbo": 99.96}
+    judged |= {"khat": None, "cpu seconds": 6.6, "status": "fail", "not passed": ["cost info", "virial fail"]}
+    point = judged | {"method": "MAP", "gap_ratio": None, "elbo": None, "status": "info", "not passed": []}
+    named = {"scale": 3.0, "method": "SVI, as in the study"}
+    written = tables.method_table([case | r | {"part": "methods"} for r in (point, judged | named)])
+    assert written.splitlines()[2:] == [
+        "| two_clusters | inferred | SVI, as in the study | 0.100 | 0.02 | 0.03 | 1.50 | 0.250 | 100.0 |  | 7 "
+        "| fail | `virial` |",
+        "| two_clusters | inferred | MAP | 0.100 | none | none | none | 0.250 |  |  | 7 | info |  |",
+    ]
 
 
 def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp_path):
