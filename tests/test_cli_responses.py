@@ -98,6 +98,33 @@ def test_options_that_do_not_go_together_are_refused(response, task, options, to
         check_response(response, task, **given)
 
 
+@pytest.mark.parametrize(
+    ("response", "y", "second", "options", "told"),
+    [
+        ("poisson", [1.0, 2.0, -1.0], [1, 2, 3], {}, "'deaths' must hold counts 0, 1, 2, … for Poisson, got -1"),
+        ("poisson", [1.0, 2.0, 2.5], [1, 2, 3], {}, "must hold counts 0, 1, 2, … for Poisson, got 2.5"),
+        ("poisson", [1.0, 2.0, 3.0], [1, 0, 3], {"exposure": "b"}, r"'exposure' 'b' must be positive, got 0 \(4 of"),
+        ("poisson", [1.0, 2.0, 3.0], [1, -2, 3], {"exposure": "b"}, "must be positive, got -2"),
+        ("poisson", [1.0, 2.0, 3.0], ["x", "z", "x"], {"exposure": "b"}, "'b' holds words .b=x, b=z.: write numbers$"),
+        ("weibull", [1.0, 0.0, 3.0], [1, 0, 1], {"event": "b"}, "times in .deaths. must be positive .* got 0"),
+        ("weibull", [1.0, 2.0, 3.0], [0, 0, 0], {"event": "b"}, "'event' 'b' is 0 in every row"),
+        ("weibull", [1.0, 2.0, 3.0], ["x", "z", "x"], {"event": "b"}, "write numbers, 1 .observed. and 0"),
+        ("beta", [0.5, 0.2, 1.5], [1, 2, 3], {}, "must lie between 0 and 1 for Beta and reach neither, got 1.5"),
+        ("beta", [0.5, 0.2, 0.1], [1, 2, 3], {"bounds": [1, 0]}, "'high' must be > 1, got 0"),
+        ("ordinal", ["low", "mid", "high"], [1, 2, 3], {}, "nothing tells the order of the classes 'high', "),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*is constant and tells nothing")
+def test_rows_that_a_response_cannot_take_are_refused_before_any_fit(response, y, second, options, told):
+    frame = pd.DataFrame({"a": np.arange(12.0) ** 2, "b": 4 * second, "deaths": 4 * y})
+    task = "classification" if response == "ordinal" else "regression"
+    for seed in range(3):  # whichever rows are held out
+        with pytest.raises(ValueError, match=told) as refusal:
+            dataset = pb.data.from_frame(frame, "deaths", task=task)
+            make_study(dataset, response=response, hidden=[3], seed=seed, **options)
+        assert "\n" not in str(refusal.value)
+
+
 # -- trackers ---------------------------------------------------------------------------------------------------------
 
 

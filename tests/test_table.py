@@ -92,7 +92,7 @@ def test_numbers_become_classes_on_request(tmp_path):
             "y",
             "2 distinct whole numbers of which float64 keeps 1",
         ),
-        ("a,y\n1,caf\xe9\n".encode("latin-1"), "y", "not a CSV file with a header line, in UTF-8"),
+        ("a,y\n1,caf\xe9\n".encode("latin-1"), "y", "in UTF-8: it holds the byte 0xe9, as files in Latin-1"),
     ],
 )
 def test_a_bad_file_is_explained(tmp_path, text, target, message):
@@ -390,6 +390,7 @@ def rows(**columns):
         (rows(), {"features": ["y"]}, "'y' is the target and cannot be among 'features'"),
         (rows(), {"missing": "guess"}, "'missing' must be one of 'refuse', 'drop', 'impute'"),
         (rows().rename(columns={"a": "y"}), {}, "names the column 'y' more than once"),
+        (rows().assign(y="yes"), {}, "target 'y' holds a single class, 'yes'"),
         (rows(b=[1.0, None] * 6, c=[None, 1.0] * 6), {"missing": "drop"}, "missing value in every row"),
         (
             rows().drop(columns="a").assign(label=[f"p{i}" for i in range(12)]),

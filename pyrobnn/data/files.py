@@ -102,7 +102,12 @@ def _text(path: Path) -> pd.DataFrame:
         raise ValueError(
             f"{path.name}: rows have more cells than the header has names ({len(names)}): name every column"
         ) from error
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path.name} is not a CSV file with a header line, in UTF-8: it holds the byte "
+            f"0x{error.object[error.start]:02x}, as files in Latin-1, Windows-1252 or UTF-16 do: save it as UTF-8"
+        ) from error
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, csv.Error) as error:
         raise ValueError(
             f"{path.name} is not a CSV file with a header line, in UTF-8: {' '.join(str(error).split())}"
         ) from error

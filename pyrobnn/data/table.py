@@ -246,7 +246,7 @@ def _classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ..
     values = column.to_numpy() if plain else column.astype(str).str.strip().to_numpy(dtype=str)
     classes, labels = np.unique(values, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"{where}: target {column.name!r} holds a single class, {classes[0]!r}")
+        raise ValueError(f"{where}: target {column.name!r} holds a single class, {str(classes[0])!r}")
     return torch.tensor(labels, dtype=torch.int64), tuple(str(value) for value in classes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -86,12 +86,55 @@ def check_response(
         raise ValueError(f"'bounds' are of the response beta, and 'response' is {response}")
 
 
+def check_rows(dataset: Dataset, likelihood: Likelihood, width: int, exposure: str | None) -> None:
+    """Refuse rows that the response cannot take, whichever part they will be in.
+
+    Raises:
+        ValueError: naming the column.
+    """
+    if exposure is not None:
+        values = dataset.x[:, column_of(dataset, exposure, "exposure")]
+        if wrong := (values <= 0).nonzero()[:, 0].tolist():
+            raise ValueError(
+                f"{dataset.name}: 'exposure' {exposure!r} must be positive, got {float(values[wrong[0]]):g} "
+                f"({len(wrong)} of {len(values)} rows): drop these rows"
+            )
+    if likelihood.task == "ordinal":
+        _check_order(dataset)
+    try:
+        likelihood.target(dataset.y, width, torch.float64)
+    except ValueError as error:
+        told = str(error).replace("'y'", repr(dataset.target_name))
+        raise ValueError(f"{dataset.name}: {told}") from error
+
+
+def _check_order(dataset: Dataset) -> None:
+    """Classes are numbered as they sort, which is their order where they are numbers."""
+    names = dataset.class_names
+    if len(names) > 2 and not _ascending(names):
+        raise ValueError(
+            f"{dataset.name}: nothing tells the order of the classes {', '.join(map(repr, names[:5]))}: write them as "
+            "numbers, 1 for the first"
+        )
+
+
+def _ascending(names: Sequence[str]) -> bool:
+    try:
+        values = [float(name) for name in names]
+    except ValueError:
+        return False
+    return values == sorted(set(values))
+
+
 def column_of(dataset: Dataset, name: str, option: str) -> int:
     """The number of the input that a column of the table is.
 
     Raises:
         ValueError: there is none, or it became several.
     """
+    if words := [each for each in dataset.feature_names if each.startswith(f"{name}=")]:
+        meant = ", 1 (observed) and 0 (censored)" if option == "event" else ""
+        raise ValueError(f"{option!r} {name!r} holds words ({', '.join(words[:3])}): write numbers{meant}")
     if name not in dataset.feature_names:
         raise ValueError(
             f"{option!r} must be a column of numbers among the features, got {name!r}: "
@@ -118,6 +161,8 @@ def with_events(dataset: Dataset, event: str | None, response: str) -> Dataset:
     wrong = observed[(observed != 0) & (observed != 1)]
     if len(wrong):
         raise ValueError(f"'event' {event!r} must hold 1 (observed) or 0 (censored), got {float(wrong[0]):g}")
+    if not bool(observed.any()):
+        raise ValueError(f"'event' {event!r} is 0 in every row: all are censored, and nothing was observed")
     kept = [number for number in range(dataset.x.shape[1]) if number != index]
     if not kept:
         raise ValueError(f"{dataset.name} has no column to predict from beside {event!r}")

@@ -20,7 +20,7 @@ from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.columns import Column, Columns
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior, storage
-from pyrobnn.studies.response import check_response, column_of, likelihood_of, with_events
+from pyrobnn.studies.response import check_response, check_rows, column_of, likelihood_of, with_events
 
 #: most rows of a quick run
 QUICK_ROWS = 500
@@ -83,7 +83,7 @@ def make_study(
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
     columns = dataset.x.shape[1]
-    settings = {
+    settings: dict[str, Any] = {
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),
         "num_outputs": 1 if event is not None else dataset.num_outputs,
@@ -102,6 +102,8 @@ def make_study(
         "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
         "units": {name: _numbers(getattr(units, name)) for name in UNITS},
     }
+    likelihood = likelihood_of(settings)
+    check_rows(dataset, likelihood, likelihood.width(settings["num_outputs"]), exposure)
     return Study(train, test, build(settings), settings)
 
 
