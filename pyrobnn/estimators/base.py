@@ -28,8 +28,9 @@ from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import by_evidence, choose, left_by_a_line, tries_noises, with_scale
+from pyrobnn.estimators.auto import MOST_TRIED, by_evidence, choose, left_by_a_line, tries_noises, with_scale
 from pyrobnn.estimators.averaged_noise import by_expectation
+from pyrobnn.estimators.prior_width import by_width
 from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
@@ -112,6 +113,9 @@ class Estimator(BaseEstimator):
                 scales = model.likelihood.priors.get(SCALE)
                 log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
                 self.posterior_, chosen = by_evidence(self.method_, model_of, *data, options, log_prior)
+            self.method_reason_ += f"; {chosen}"
+        elif fractions is None and self._finds_widths(model):
+            self.posterior_, chosen = by_width(self.method_, model, self._x, self._y, options)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
@@ -216,6 +220,11 @@ class Estimator(BaseEstimator):
         """Whether the noise is ours to find, and better not found together with the weights."""
         auto = isinstance(self.method, str) and self.method == "auto"
         return auto and tries_noises(self.method_, model.likelihood, len(self._x), model.num_weights)
+
+    def _finds_widths(self, model: BNN) -> bool:
+        """Whether the prior's widths are ours to find, and several fits take minutes at most."""
+        auto = isinstance(self.method, str) and self.method == "auto"
+        return auto and model.likelihood.labels and len(self._x) <= MOST_TRIED
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError

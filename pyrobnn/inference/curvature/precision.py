@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import Normal
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
@@ -21,7 +19,7 @@ from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.mode import Centre
 from pyrobnn.inference.curvature.output import DataRoot
-from pyrobnn.inference.curvature.prior import elementwise, prior_precision
+from pyrobnn.inference.curvature.prior import prior_precision, with_precision
 from pyrobnn.inference.curvature.resolution import check_finite
 from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
 from pyrobnn.inference.fitting.batches import forward_in_parts
@@ -213,12 +211,8 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     model.priors = dict(model.priors)
     for name in centre.names:
         if name.startswith(NET):
-            base = elementwise(model.priors[name])
-            if not isinstance(base, Normal):
-                raise TypeError(f"only normal priors are tuned: that of {name!r} is a {type(base).__name__}")
-            scale = base.scale * by_layer[name.rpartition(".")[0]] ** -0.5
-            shape = model.priors[name].event_shape
-            model.priors[name] = dist.Normal(base.loc, scale).expand(shape).to_event(len(shape))
+            factor = by_layer[name.rpartition(".")[0]]
+            model.priors[name] = with_precision(name, model.priors[name], factor)
     points = dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
@@ -94,6 +96,19 @@ def elementwise(prior: Distribution) -> Distribution:
     while isinstance(prior, Independent):
         prior = prior.base_dist
     return prior
+
+
+def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:
+    """The normal prior of a site, its precision multiplied.
+
+    Raises:
+        TypeError: it is of another family.
+    """
+    base = elementwise(prior)
+    if not isinstance(base, Normal):
+        raise TypeError(f"only normal priors are tuned: that of {name!r} is a {type(base).__name__}")
+    shape = prior.event_shape
+    return dist.Normal(base.loc, base.scale * factor**-0.5).expand(shape).to_event(len(shape))
 
 
 def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
