@@ -52,7 +52,6 @@ EFFORT = {
     "iris_5": Effort(num_draws=1250),
     "polynomial_hetero_10": Effort(target_accept=0.95),
     "diabetes_hetero_5": Effort(target_accept=0.95),
-    "gap_3x50": Effort(num_particles=320, smc_runs=2),
 }
 
 
