@@ -9,9 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import trees as factory
 import xarray as xr
+from helpers import seeded
+from models import normal_prior
 
+import pyrobnn as pb
 from pyrobnn import plots
 from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
@@ -551,3 +555,47 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     region = Check("coverage_by_region", "warn", 0.4, "", "", "Differs.", "")
     said = headline("it", gather({"it": tree})["it"], Verdict.from_checks("SVI", "it", [region]), rows)
     assert said.startswith("Usable with care: error bars are too narrow for high") and "held-out data" in said
+
+
+def of_another_library() -> xr.DataTree:
+    """What NumPyro leaves of a mean, with draws of its prior, as ArviZ's converter notes them."""
+    rng, dims = np.random.default_rng(0), ("chain", "draw", "school")
+    y = rng.normal(size=8)
+    mean = 0.3 * rng.normal(size=(4, 200))
+    made = mean[..., None] + rng.normal(size=(4, 200, 8))
+    before = 3.0 * rng.normal(size=(1, 100, 1)) + rng.normal(size=(1, 100, 8))
+    groups = {
+        "posterior": xr.Dataset({"mean": (dims[:2], mean)}, attrs={"inference_library": "numpyro"}),
+        "log_likelihood": xr.Dataset({"effect": (dims, -0.5 * (y - mean[..., None]) ** 2 - 0.919)}),
+        "observed_data": xr.Dataset({"effect": ("school", y)}),
+        "posterior_predictive": xr.Dataset({"effect": (dims, made)}),
+        "prior_predictive": xr.Dataset({"effect": (dims, before)}),
+    }
+    return xr.DataTree.from_dict(groups)
+
+
+def test_the_prior_of_another_librarys_tree_is_shown_and_its_draws_are_not_said_to_be_the_models(tmp_path):
+    tree = of_another_library()
+    verdict = judge_all({"run": tree})["run"]
+    assert verdict.method == "NumPyro" and verdict.status == "pass"  # it was "unknown"
+    said = next(check for check in verdict.checks if check.name == "prior_predictive")  # was not made
+    assert 4.0 < said.value < 7.0 and "replicates of y" in said.evidence
+    axes = plots.prior_and_posterior(tree).axes[0]  # was an empty panel
+    assert len(axes.collections) == 4 and axes.get_xlabel() == "data, ordered by the posterior"
+    page = write_report({"run": tree}, tmp_path / "report.html").read_text()
+    assert "Prior and posterior of the outcome" in page
+    assert "none of which could hold its draws against the model" in page
+
+
+def test_few_draws_of_classes_have_replicates_enough_for_a_check():
+    """Four members of an ensemble had four replicates of the data, and no posterior predictive check."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 2, generator=rng), torch.randint(0, 3, (30,), generator=rng)
+    with seeded(0):
+        model = pb.BNN(torch.nn.Linear(2, 3), normal_prior(), pb.likelihoods.Categorical())
+    draws = {name: torch.randn(1, 4, *site.shape(), generator=rng) for name, site in model.priors.items()}
+    tree = pb.Posterior(model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}).to_datatree(
+        x, y
+    )
+    assert tree["posterior_predictive"]["y_sample"].shape == (200, 30)
+    assert plots.posterior_predictive(tree).axes[0].get_ylabel() == "share"

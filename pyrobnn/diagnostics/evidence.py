@@ -24,6 +24,11 @@ Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
 
+#: attribute of the library's name, and how libraries write theirs
+_LIBRARY = "inference_library"
+_LIBRARIES = {"numpyro": "NumPyro", "pymc": "PyMC", "pyro": "Pyro", "cmdstanpy": "CmdStan", "stan": "Stan"}
+
+
 class Evidence:
     """A DataTree with a memory: every check, figure and table that reads it shares what was computed for the others.
 
@@ -142,8 +147,15 @@ class Evidence:
 
     @property
     def method(self) -> str:
-        """Name of the method, "unknown" where the tree does not say."""
-        return self.text("method") or "unknown"
+        """Name of the method, else of the library that made the tree, "unknown" where it does not say."""
+        return self.text("method") or self._library or "unknown"
+
+    @functools.cached_property
+    def _library(self) -> str:
+        """The library that ran the inference, as ArviZ's converters note it with the tree or its posterior."""
+        groups = (self.tree, self.tree[POSTERIOR]) if POSTERIOR in self.tree.children else (self.tree,)
+        said = next((str(each.attrs[_LIBRARY]) for each in groups if each.attrs.get(_LIBRARY)), "")
+        return _LIBRARIES.get(said.lower(), said)
 
     @property
     def computed(self) -> list[str]:

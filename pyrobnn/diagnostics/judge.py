@@ -228,11 +228,12 @@ EXAMINATIONS = (
 
 #: checks of an approximation's function that need no reference
 FUNCTION_CHECKS = ("function_moves", "psis_correction")
+TARGET = "whether the draws are of the model's posterior"
 #: what a reader may take for checked: the trees it concerns, and the checks that decide it
 SUBJECTS = (
     ("convergence", chains, ("rhat_function",)),
     (
-        "whether the draws are of the model's posterior",
+        TARGET,
         draws,
         ("virial", "khat", "khat_subspace", "function_moves", "psis_correction"),
     ),

@@ -11,6 +11,7 @@ from arviz_stats.base import array_stats
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, matched, statistic
 from pyrobnn.diagnostics.importance import importance
+from pyrobnn.diagnostics.points import has_classes, replicates
 from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import (
     OBSERVED_DATA,
@@ -214,11 +215,14 @@ def _tails(prior: np.ndarray, noise: float) -> tuple[float, float]:
 
 def check_prior_predictive(evidence: Evidence) -> Check | None:
     """Spread of prior functions or replicates against the observed spread, as information."""
-    y = evidence.values(OBSERVED_DATA, "y")
-    if y is None or not np.issubdtype(y.dtype, np.floating) or y.size < 2:
+    found = replicates(evidence, whole=True, group=PRIOR_PREDICTIVE)
+    made, y = (None, evidence.values(OBSERVED_DATA, "y")) if found is None else (found[0][None], found[1])
+    if y is None or has_classes(evidence) or y.dtype.kind not in "fiu" or y.size < 2:
         return None
-    for name in ("y", "f"):
-        draws = evidence.draws(PRIOR_PREDICTIVE, name)
+    f = (
+        evidence.draws(PRIOR_PREDICTIVE, "f") if y.dtype.kind == "f" else None
+    )  # of counts that is another scale
+    for name, draws in (("y", made), ("f", f)):
         if draws is not None and np.isfinite(draws).all() and float(np.std(y)) > 0.0:
             ratio = float(draws.std(axis=(0, 1)).mean() / np.std(y))
             what = "replicates of y" if name == "y" else "functions"

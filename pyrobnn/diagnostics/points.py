@@ -59,15 +59,17 @@ def predictive_draws(evidence: Evidence) -> np.ndarray | None:
     return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
-def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
+def replicates(
+    evidence: Evidence, *, whole: bool = False, group: str = POSTERIOR_PREDICTIVE
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
 
-    With `whole` also those of labels and counts that are kept as integers.
+    With `whole` also those of labels and counts that are kept as integers; of the posterior, or of another `group`.
     """
-    found = _observed(evidence)
+    found = _observed(evidence, group)
     if found is None:
         return None
-    y, sample = found[0].values, evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
+    y, sample = found[0].values, evidence.values(group, "y_sample")
     draws = _draws_first(found[1])
     if sample is not None and len(draws) < FEWEST_DRAWS:
         draws = sample
@@ -78,14 +80,16 @@ def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, 
     return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
 
 
-def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
+def _observed(
+    evidence: Evidence, group: str = POSTERIOR_PREDICTIVE
+) -> tuple[xr.DataArray, xr.DataArray] | None:
     """The outcome of a tree and its replicates: ``y``, or under whatever name if it is the only one."""
-    known = evidence.names(POSTERIOR_PREDICTIVE)
+    known = evidence.names(group)
     shared = [name for name in evidence.names(OBSERVED_DATA) if name in known]
     name = "y" if "y" in shared else shared[0] if len(shared) == 1 else None
     if name is None:
         return None
-    y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(POSTERIOR_PREDICTIVE, name)
+    y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(group, name)
     if y is None or draws is None or not set(SAMPLE_DIMS) <= set(draws.dims):
         return None
     return y, draws

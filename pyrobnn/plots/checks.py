@@ -13,13 +13,22 @@ from scipy.special import expit, softmax
 from scipy.stats import norm
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.diagnostics.names import class_names, feature_names, output_names
+from pyrobnn.diagnostics.names import class_names, feature_names, outcome, output_names
 from pyrobnn.diagnostics.points import has_classes, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, PREDICTIONS, PRIOR_PREDICTIVE
+from pyrobnn.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    HELD_OUT,
+    OBSERVED_DATA,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    PRIOR_PREDICTIVE,
+)
 from pyrobnn.plots.style import EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_DATA = 2000
+MAX_PLACES = 60
 MAX_INPUTS = 12
 MAX_CLASSES, MAX_COUNTS = 100, 25
 NUM_BINS = 8
@@ -175,14 +184,16 @@ def num_inputs(evidence: Evidence) -> int:
 
 
 def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
-    """What the prior expected of the function at the probes, and what the data left of it.
+    """What the prior expected of the function at the probes, or of the outcome at the data, and what is left of it.
 
     Grey: 50 and 90 % of the prior's functions; blue: of the posterior's; the dashed lines hold the observed outcomes. A
     prior much wider than the data expects the impossible; one that is narrower cannot reach them. Of classes, the
-    probability of the likeliest class, from 1 / classes to 1: a prior near 1 is sure before it has seen data.
+    probability of the likeliest class, from 1 / classes to 1: a prior near 1 is sure before it has seen data. Of a
+    tree without functions (a program, NumPyro, PyMC) the replicates of at most 60 evenly spaced data.
 
     Args:
-        trees: one DataTree or a mapping from label to DataTree, with f in ``prior_predictive`` and ``function``.
+        trees: one DataTree or a mapping from label to DataTree, with f in ``prior_predictive`` and ``function``, or the
+            outcome in ``prior_predictive`` and ``posterior_predictive``.
         output: which output to draw.
 
     Returns:
@@ -193,25 +204,22 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
         figure, axes = panels(len(trees), size=(3.4, 2.6), sharey=True)
         for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
             ax.set_title(label)
-            prior, posterior = (evidence.draws(group, "f") for group in (PRIOR_PREDICTIVE, FUNCTION))
-            if prior is None or posterior is None or prior.shape[2:] != posterior.shape[2:]:
+            found = expected(evidence)
+            if found is None:
                 empty_panel(ax, "no functions of the prior in this tree")
                 continue
-            if not (prior.size and posterior.size):
+            if not (found[0].size and found[1].size):
                 empty_panel(ax, "no draws in this tree")
                 continue
             classes = has_classes(evidence)
-            drawn = [
-                _confidence(flat) if classes else flat[..., output]
-                for flat in (each.reshape(-1, *each.shape[2:]) for each in (prior, posterior))
-            ]
+            drawn = [_confidence(each) if classes else each[..., output] for each in found]
             order = np.argsort(np.median(drawn[1], axis=0))
             for draws, colour, shift in ((drawn[0], MUTED, -0.15), (drawn[1], EPISTEMIC, 0.15)):
                 p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
                 at = np.arange(len(order)) + shift
                 ax.vlines(at, p5, p95, color=colour, lw=0.9)
                 ax.vlines(at, p25, p75, color=colour, lw=2.6)
-            y = evidence.values(OBSERVED_DATA, "y")
+            y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
             if classes:
                 ax.set_ylim(top=1.02)
             elif y is not None and y.size:
@@ -219,10 +227,30 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
                 for edge in (column.min(), column.max()):
                     ax.axhline(edge, color=INK, lw=0.8, ls=(0, (4, 2)))
             ax.set_xticks([])
-            ax.set_xlabel("probes, ordered by the posterior")
+            at_data = evidence.variable(PRIOR_PREDICTIVE, "f") is None
+            ax.set_xlabel(f"{'data' if at_data else 'probes'}, ordered by the posterior")
             name = output_names(evidence, num_outputs(evidence))[output]
             ax.set_ylabel("P(likeliest class)" if classes else name)
         return figure
+
+
+def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Prior and posterior (draw, place, output) of the function at the probes, or of the outcome at the data."""
+    of_f = [evidence.draws(group, "f") for group in (PRIOR_PREDICTIVE, FUNCTION)]
+    if of_f[0] is not None or of_f[1] is not None:
+        prior, posterior = (None if f is None else f.reshape(-1, *f.shape[2:]) for f in of_f)
+    elif has_classes(evidence):
+        return None
+    else:
+        made = [replicates(evidence, whole=True, group=g) for g in (PRIOR_PREDICTIVE, POSTERIOR_PREDICTIVE)]
+        prior, posterior = (None if each is None else each[0][:, _even(each[0].shape[1])] for each in made)
+    if prior is None or posterior is None or prior.shape[1:] != posterior.shape[1:]:
+        return None
+    return prior, posterior
+
+
+def _even(count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(count, MAX_PLACES)).astype(int))
 
 
 def _confidence(f: np.ndarray) -> np.ndarray:

@@ -13,6 +13,9 @@ from pyrobnn.diagnostics.points import ClassPoints, class_points
 from pyrobnn.diagnostics.scores import expected_calibration_error
 from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
 
+#: nats that the axis of an entropy has at least: that of a point estimate is zero but for rounding
+_LEAST_NATS = 1e-2
+
 
 def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
     r"""Accuracy against confidence in bins of equal count, with ±2 binomial standard errors, and the ECE.
@@ -95,7 +98,7 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
                 (ALEATORIC, EPISTEMIC),
                 strict=True,
             ):
-                edges = np.linspace(0, max(float(values.max()), 1e-6) * 1.02, num_bins + 1)
+                edges = np.linspace(0, max(float(values.max()), _LEAST_NATS) * 1.02, num_bins + 1)
                 for chosen, shade, fill, note in (
                     (points.correct, colour, True, "right"),
                     (~points.correct, ALERT, False, "wrong"),

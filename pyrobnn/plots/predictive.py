@@ -200,6 +200,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             ax.axline((float(y.mean()), float(y.mean())), slope=1, color=INK, lw=0.9, ls=(0, (4, 2)))
             shown = f"{missed.mean():.0%} outside 95 %" + ("" if points.held_out else " (training data)")
             ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8)
+            ax.margins(y=0.12)  # room for it above the highest point
             name = _outcome(evidence, output)
             ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
         return figure

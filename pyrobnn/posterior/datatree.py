@@ -146,7 +146,7 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     prediction = few.predict(x)
     outcome = _outcome(prediction, y)
     replicates = {"y": _targets(_sample(prediction, y, seed), *shared, "obs")}
-    if not prediction.likelihood.classes and len(x) * MIN_REPLICATES <= MAX_PAIRS:
+    if len(x) * MIN_REPLICATES <= MAX_PAIRS:
         replicates |= _observations(prediction, y, few, "obs", MIN_REPLICATES, seed)
     return {
         LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),

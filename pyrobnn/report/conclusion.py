@@ -8,6 +8,7 @@ import xarray as xr
 
 from pyrobnn.diagnostics import Evidence, Verdict
 from pyrobnn.diagnostics.fidelity import paired_difference
+from pyrobnn.diagnostics.judge import TARGET
 from pyrobnn.report.comparison import Row
 from pyrobnn.report.numbers import significant, with_error
 
@@ -78,6 +79,8 @@ def conclude(
         return f"{first}: {_evidence(verdict, best if others else '')}{also}.", _next(verdict)
     if verdict.status == "pass":
         reason = f"all {len(verdict.passed)} checks passed" if verdict.passed else "nothing spoke against it"
+        if TARGET in verdict.unchecked:
+            reason += ", none of which could hold its draws against the model"
         first = ", and ".join(filter(None, (f"Trust {best}: {reason}", _ranking(best, trees, rows)))) + "."
     else:
         parts = (

@@ -30,11 +30,11 @@ FAULTS = (
         "the sampler may have missed part of the posterior",
     ),
     (("point_estimate",), "it is a point estimate, whose error bars hold the noise alone"),
-    (("moves", "correction"), "its function is not that of the posterior"),
+    (("function_moves", "correction"), "its function is not that of the posterior"),
     (("sd_ratio",), "its doubt about the function is not that of the reference"),
     (("wasserstein", "total_variation", "elpd_against"), "it predicts something else than the reference"),
     (
-        ("khat", "virial", "score", "posterior_claim"),
+        ("khat", "virial", "score", "density_moves", "posterior_claim"),
         "its draws are not those of the posterior",
     ),
     (("pattern",), "the mean misses a pattern in the data"),
@@ -78,7 +78,7 @@ def _fault(check: Check, evidence: Evidence) -> str:
     if check.name == "fit_warnings":  # what happened, without the causes and remedies that follow
         text = re.split(r"(?<!warned): |\. ", text)[0]
     text = text.rstrip(".")
-    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
 
 
 def _worst_region(evidence: Evidence) -> str:

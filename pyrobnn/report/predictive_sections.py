@@ -6,7 +6,7 @@ from pyrobnn import plots
 from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
 from pyrobnn.diagnostics.points import class_points, has_classes, regression_points, replicates
 from pyrobnn.groups import GRID, PRIOR_PREDICTIVE
-from pyrobnn.plots.checks import num_inputs
+from pyrobnn.plots.checks import expected, num_inputs
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, PALETTE
 from pyrobnn.report.blocks import Block, Trees, line_key, outputs, panels, where
 from pyrobnn.report.svg import inline_svg
@@ -19,6 +19,15 @@ BAND_KEY = (
     ("--fig-ink", "dash", "true function, where known"),
     ("--fig-muted", "band", "widest gap in the data"),
 )
+
+_RANGE = "dashed: the range of the data. A prior far beyond the data, or inside them, is the wrong one."
+PRIOR_WORDS = {
+    "probabilities": "Probability of the likeliest class at the probes. Grey: 50 and 90 % of what the prior expects; "
+    "blue: of the posterior. A prior near 1 is sure before it has seen any data: its weights are too large.",
+    "function": "Grey: 50 and 90 % of the functions that the prior expects at the probes; blue: those of the "
+    f"posterior; {_RANGE}",
+    "outcome": f"Grey: 50 and 90 % of what the prior expects of each datum; blue: of the posterior; {_RANGE}",
+}
 
 
 def predictions(trees: Trees) -> list[Block]:
@@ -107,27 +116,22 @@ def _checks_of_the_model(trees: Trees) -> list[Block]:
         )
     prior = where(
         trees,
-        lambda t: (
-            t.variable(PRIOR_PREDICTIVE, "f") is not None and t.likelihood != "ordinal" and not t.is_point
-        ),
+        lambda t: expected(t) is not None and t.likelihood != "ordinal" and not t.is_point,
     )
     # the prior is that of the model, whatever the method: beside the posterior of chains, where there are any
     prior = dict(sorted(prior.items(), key=lambda item: item[1].is_iid)[:1])
     classes = any(has_classes(each) for each in prior.values())
+    functions = any(each.variable(PRIOR_PREDICTIVE, "f") is not None for each in prior.values())
+    kind = "probabilities" if classes else "function" if functions else "outcome"
     for output, of, prefix in outputs(prior):
         blocks.append(
             Block(
-                f"Prior and posterior of the {'probabilities' if classes else 'function'}{of}",
-                "Probability of the likeliest class at the probes. Grey: 50 and 90 % of what the prior expects; blue: "
-                "of the posterior. A prior near 1 is sure before it has seen any data: its weights are too large."
-                if classes
-                else "Grey: 50 and 90 % of the functions that the prior expects at the probes; blue: those of the "
-                "posterior; dashed: the range of the data. A prior far beyond the data, or inside them, is the wrong "
-                "one.",
+                f"Prior and posterior of the {kind}{of}",
+                PRIOR_WORDS[kind],
                 panels(
                     plots.prior_and_posterior(prior, output=output),
                     f"prior{prefix}",
-                    f"prior and posterior of the function at the probes{of}",
+                    f"prior and posterior of the {kind} at the {'data' if kind == 'outcome' else 'probes'}{of}",
                 ),
             )
         )
