@@ -194,6 +194,43 @@ def upper_half(posterior: Posterior, found: Reference) -> Posterior:
     )
 
 
+def chain_away(posterior: Posterior, found: Reference) -> Posterior:
+    """The function of the first chain 1 sd away, by the output's bias."""
+    moved, bias = shifted(1.0)(posterior, found), _last(posterior, "bias")
+    value = torch.cat([moved.draws[bias][:1], posterior.draws[bias][1:]])
+    return replace(posterior, draws=posterior.draws | {bias: value})
+
+
+def other_sign(posterior: Posterior, _: Reference) -> Posterior:
+    """A tenth of the draws, at random, with the output's sign changed."""
+    shape = posterior.num_chains, posterior.num_draws
+    chosen = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.1
+    last = _last(posterior, "weight"), _last(posterior, "bias")
+
+    def changed(name: str, value: Tensor) -> Tensor:
+        sign = 1.0 - 2.0 * chosen.to(value)
+        return value * sign.reshape(*shape, *[1] * (value.dim() - 2)) if name in last else value
+
+    return with_draws(posterior, changed)
+
+
+def in_order(posterior: Posterior, _: Reference) -> Posterior:
+    """Every weight of every chain sorted."""
+    return with_draws(posterior, lambda name, value: value.sort(dim=1).values)
+
+
+def at_one_point(posterior: Posterior, _: Reference) -> Posterior:
+    """Half of the draws, at random, the likeliest of all."""
+    shape = posterior.num_chains, posterior.num_draws
+    chosen = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    best = divmod(int(posterior.sample_stats["lp"].argmax()), posterior.num_draws)
+
+    def changed(name: str, value: Tensor) -> Tensor:
+        return torch.where(chosen.reshape(*shape, *[1] * (value.dim() - 2)), value[best], value)
+
+    return with_draws(posterior, changed)
+
+
 def permuted(tree_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     x, y = tree_data
     return x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
@@ -254,6 +291,10 @@ FAULTS = {
     "net: a unit is cut off": NetFault(without_unit, checks=("held_weights",), beside=FAR),
     "net: output times 1.5": NetFault(stretched, checks=MOVES, beside=FAR),
     "net: log-likelihood times three": NetFault(tree=times_three, checks=("log_likelihood_scale",)),
+    "net: one chain's function 1 sd away": NetFault(chain_away, checks=RHAT),
+    "net: a tenth of the functions of the other sign": NetFault(other_sign, checks=(*VIRIAL, *MOVES)),
+    "net: every weight sorted": NetFault(in_order, checks=RHAT),
+    "net: half of the draws at the likeliest": NetFault(at_one_point, checks=("repeated_draws", *VIRIAL)),
     "net: a prior that leaves classes unsure": NetFault(checks=("ece",), nets=UNSURE),
     "net: SWAG at a large rate": NetFault(
         checks=MOVES, beside=WIDTH, fit=fast_swag, nets=("diabetes_10", "iris_5", "gap_5")

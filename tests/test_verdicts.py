@@ -643,3 +643,23 @@ def test_a_log_likelihood_of_labels_counted_thrice_is_told():
             {name: xr.Dataset(group) for name, group in {**groups, "log_likelihood": pointwise}.items()}
         )
         assert check_likelihood_scale(Evidence(tree)).status == status
+
+
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_a_log_likelihood_of_several_outputs_counted_thrice_is_told(outputs):
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=(60, outputs)) + 0.3 * rng.normal(size=(4, 200, 60, outputs))
+    scale = np.array([0.5, 2.0, 1.0])[:outputs]
+    y = f[0, 0] + scale * rng.normal(size=(60, outputs))
+    pointwise = stats.norm.logpdf(y, f, scale).sum(-1)
+    dims = (*SAMPLE, "obs")
+    groups = {
+        "posterior": {"mu": (SAMPLE, f[..., 0, 0])},
+        "posterior_predictive": {"y": ((*dims, "output"), f + scale * rng.normal(size=f.shape))},
+        "observed_data": {"y": (("obs", "output"), y)},
+    }
+    for factor, status in ((1.0, "pass"), (3.0, "fail")):
+        both = {**groups, "log_likelihood": {"y": (dims, factor * pointwise)}}
+        tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in both.items()})
+        check = check_likelihood_scale(Evidence(tree))  # was not made
+        assert check.status == status, check.evidence

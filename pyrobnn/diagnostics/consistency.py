@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import gammaln, logsumexp
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
@@ -17,6 +17,8 @@ _FEWEST_DRAWS, _MOST_COLUMNS = 50, 256
 _MOST_ROWS, _FEWEST_ROWS = 500, 8
 #: replicates beside an outcome that say how dense they are there
 _NEIGHBOURS, _LEAST_SEEN = 2.0, 20
+#: outputs in which the twenty nearest of some hundreds still say how dense the draws are
+_MOST_OUTPUTS = 3
 #: nats below which a datum is too certain to tell one scale of its log-likelihood from another
 _CERTAIN = 0.05
 #: median of the size of a standard normal, and √N times the standard error of that median
@@ -142,10 +144,10 @@ def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> tuple[float, s
     alone makes of it.
     """
     outcomes = replicates(evidence, whole=True)
-    if outcomes is None or len(outcomes[1]) != pointwise.shape[2] or outcomes[1].shape[1] != 1:
+    if outcomes is None or len(outcomes[1]) != pointwise.shape[2] or outcomes[1].shape[1] > _MOST_OUTPUTS:
         return None
     rows = np.unique(np.linspace(0, pointwise.shape[2] - 1, min(pointwise.shape[2], _MOST_ROWS)).astype(int))
-    draws, y = outcomes[0][:, rows, 0].astype(np.float64), outcomes[1][rows, 0].astype(np.float64)
+    draws, y = outcomes[0][:, rows].astype(np.float64), outcomes[1][rows].astype(np.float64)
     flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
     lppd = logsumexp(flat, axis=0) - np.log(len(flat))
     whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
@@ -160,25 +162,32 @@ def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> tuple[float, s
 
 
 def _frequency(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of the share of draws (draw, point) that are y (point,), and its standard error; NaN where they are few."""
-    count = (draws == y).sum(axis=0).astype(np.float64)
+    """Log of the share of draws (draw, point, output) that are y (point, output), and its standard error (point,).
+
+    NaN where they are few.
+    """
+    count = (draws == y).all(axis=2).sum(axis=0).astype(np.float64)
     with np.errstate(divide="ignore"):
         seen = np.where(count >= _LEAST_SEEN, np.log(count / len(draws)), np.nan)
     return seen, np.sqrt(np.maximum(1.0 / np.maximum(count, 1.0) - 1.0 / len(draws), 0.0))
 
 
 def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log density of draws (draw, point) at y (point,) by the distance of the k-th nearest, and its standard error.
+    """Log density of draws (draw, point, output) at y (point, output), and its standard error (point,).
 
-    NaN where y lies outside of nearly all draws, or where several are exactly there.
+    By the distance of the k-th nearest, outputs in units of the draws' sd. NaN where y lies outside of nearly all
+    draws, or where several are exactly there. In several outputs fewer are taken, which reach further.
     """
-    k = max(_LEAST_SEEN, int(_NEIGHBOURS * np.sqrt(len(draws))))
+    outputs = y.shape[1]
+    k = max(_LEAST_SEEN, int(_NEIGHBOURS * np.sqrt(len(draws)))) if outputs == 1 else _LEAST_SEEN
     if len(draws) <= 2 * k:
         return np.full(len(y), np.nan), np.ones(len(y))
-    distance = np.partition(np.abs(draws - y), k - 1, axis=0)
-    reach, ties = distance[k - 1], (draws == y).sum(axis=0)
-    beyond = np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0))
-    good = (reach > 0.0) & (ties <= 1) & (beyond >= k)
-    with np.errstate(divide="ignore"):
-        seen = np.where(good, np.log((k - 1) / len(draws) / (2.0 * reach)), np.nan)
+    sd = draws.std(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reach = np.partition(np.linalg.norm((draws - y) / sd, axis=2), k - 1, axis=0)[k - 1]
+        ball = 0.5 * outputs * np.log(np.pi) - gammaln(0.5 * outputs + 1.0) + outputs * np.log(reach)
+        seen = np.log((k - 1) / len(draws)) - ball - np.log(sd).sum(axis=1)
+    ties = (draws == y).all(axis=2).sum(axis=0)
+    beyond = np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)).min(axis=1)
+    seen = np.where((reach > 0.0) & (ties <= 1) & (beyond >= k), seen, np.nan)
     return seen, np.full(len(y), 1.0 / np.sqrt(k))
