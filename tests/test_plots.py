@@ -229,3 +229,33 @@ def test_training_puts_every_fit_into_one_axes() -> None:
     assert len(plots.training(trees, names=["kl"]).axes) == 1
     with pytest.raises(ValueError, match=r"'names' has \['no'\], but the histories have"):
         plots.training(trees, names=["no"])
+
+
+def test_counts_have_intervals_of_counts_and_few_values_a_bin_each():
+    rng = np.random.default_rng(0)
+    x = (np.arange(60) % 2).astype(float)[:, None]
+    rate = 0.4 + x[:, 0]
+    draws, y = rng.poisson(rate, (400, 60)), rng.poisson(rate)
+    point = ("pred_point",)
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset({"w": (("chain", "draw"), rng.normal(size=(1, 400)))}),
+            "predictions": xr.Dataset(
+                {
+                    "y": (("chain", "draw", *point), draws[None].astype(float)),
+                    "mean": ((*point, "output"), rate[:, None]),
+                    "aleatoric_var": ((*point, "output"), rate[:, None]),
+                    "epistemic_var": ((*point, "output"), 0 * rate[:, None]),
+                }
+            ),
+            "predictions_constant_data": xr.Dataset(
+                {"x": ((*point, "feature"), x), "y": (point, y.astype(float))}
+            ),
+        }
+    )
+    tree.attrs = {"method": "Laplace", "iid": 1, "likelihood": "poisson"}
+    bars = plots.predicted_vs_observed(tree).axes[0].collections[0].get_segments()
+    ends = np.array([segment[:, 0] for segment in bars])
+    assert (ends >= 0).all() and (ends == ends.round()).all()  # mean ± 1.96 sd is -0.8 to 1.6
+    line = [each for each in plots.residuals(tree).axes[0].lines if each.get_label() == "Laplace"][0]
+    assert line.get_xdata().tolist() == [0.0, 1.0]

@@ -23,7 +23,7 @@ from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.names import output_names
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.baselines import baselines
+from pyrobnn.report.baselines import _log_mass, baselines
 from pyrobnn.report.comparison import COLUMNS, baseline_rows, best_labels, compare_rows, of_output
 from pyrobnn.report.conclusion import conclude, recommended
 from pyrobnn.report.facts import facts
@@ -366,6 +366,25 @@ def test_baselines_see_the_same_rows_as_the_methods() -> None:
     assert linear["rmse"] == pytest.approx(own["rmse"], rel=0.05) and 0.7 < linear["r2"] < 0.9
     assert linear["coverage_90"] == pytest.approx(0.9, abs=0.08)
     assert linear["crps"] < 0.6 * mean["crps"] and linear["log_prob"] > mean["log_prob"] + 0.5
+
+
+def test_of_censored_rows_nothing_is_explained_and_no_baseline_takes_them_for_observed() -> None:
+    tree = linear_tree(1.0)
+    for group, dim in (("observed_data", "obs"), ("predictions_constant_data", "pred_point")):
+        seen = np.arange(tree[group].sizes[dim]) % 3 > 0
+        tree[group] = tree[group].to_dataset().assign(observed=(dim, seen.astype(float)))
+    tree.attrs["likelihood"] = "censored_normal"
+    (own,) = compare_rows({"it": tree}, judge_all({"it": tree}))
+    assert not {"r2", "rmse"} & own.values.keys() and "crps" in own.values
+    assert baselines([Evidence(tree)]) == {}
+
+
+def test_baselines_of_counts_have_masses() -> None:
+    y = np.arange(60.0)[:, None]
+    mean, sd = np.full_like(y, 3.0), np.full_like(y, 2.0)
+    mass = np.exp(_log_mass(y, mean, sd))
+    assert mass.sum() == pytest.approx(1.0, abs=1e-12) and mass[0] > mass[-1]
+    assert np.isfinite(_log_mass(y, mean, sd)).all()  # 28 standard deviations up
 
 
 def test_baselines_of_classes() -> None:

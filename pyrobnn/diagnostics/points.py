@@ -25,6 +25,7 @@ from pyrobnn.groups import (
 FEWEST_DRAWS = 25
 NUM_QUANTILES = 400
 CLASSES = ("categorical", "bernoulli", "ordinal")
+COUNTS = ("poisson", "negative_binomial")
 
 
 def same_data(trees: Iterable[Evidence]) -> bool:
@@ -40,6 +41,12 @@ def same_data(trees: Iterable[Evidence]) -> bool:
 def is_classification(evidence: Evidence) -> bool:
     """Whether the tree predicts class probabilities."""
     return evidence.variable(PREDICTIONS, "probs") is not None
+
+
+def is_censored(evidence: Evidence) -> bool:
+    """Whether an outcome is only known to lie beyond its value: how far off a mean is, or what it explains, is not."""
+    seen = [evidence.values(group, "observed") for group in (OBSERVED_DATA, HELD_OUT)]
+    return any(each is not None and not each.all() for each in seen)
 
 
 def has_classes(evidence: Evidence) -> bool:
@@ -130,6 +137,15 @@ class Points:
             self.mean
             + self.total_sd * stats.norm.ppf((np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES)[:, None]
         )
+
+    def interval(self, level: float, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Ends (point,) of the central interval, of draws where there are any; of whole numbers two of these."""
+        tails = (1 - level) / 2, (1 + level) / 2
+        if self.draws is None or len(self.draws) < FEWEST_DRAWS:
+            half = self.total_sd * stats.norm.ppf(tails[1])
+            return self.mean - half, self.mean + half
+        low, high = np.quantile(self.draws, tails, axis=0, method="inverted_cdf" if whole else "linear")
+        return low, high
 
     @property
     def pit(self) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.names import class_names, feature_names, outcome, output_names
-from pyrobnn.diagnostics.points import has_classes, regression_points, replicates
+from pyrobnn.diagnostics.points import COUNTS, has_classes, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.groups import (
     CONSTANT_DATA,
@@ -108,7 +108,7 @@ def _density(ax: Axes, values: np.ndarray, **line: Any) -> None:
 
 
 def residuals(trees: Trees, *, output: int = 0) -> Figure:
-    """Standardised residuals against each input: mean in bins of equal count, one line per method.
+    """Standardised residuals against each input: mean in bins of equal count or of each value, one line per method.
 
     The residual of a point is (y − mean) / sd of its predictive, or where that is not near normal (counts, heavy tails,
     censored rows) the normal quantile of its randomised transform; grey points are the first method's. Where the
@@ -136,22 +136,23 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
         same = {label: z for label, (inputs, z) in found.items() if np.array_equal(inputs, x)}
         names = feature_names(trees[next(iter(found))], x.shape[1])
         count = min(NUM_BINS, max(2, len(first) // 8))
-        bins = [np.array_split(np.argsort(column, kind="stable"), count) for column in x.T]
+        bins = [_bins(column, count) for column in x.T]
         spread = [max(np.ptp([z[b].mean() for b in parts]) for z in same.values()) for parts in bins]
         chosen = sorted(np.argsort(spread)[::-1][:MAX_INPUTS])
         figure, axes = panels(len(chosen), size=(3.0, 2.2), sharey=True)
-        half = 2 / np.sqrt(len(first) / count)
         for feature, (ax,) in zip(chosen, axes, strict=True):
-            ax.axhspan(-half, half, color=MUTED, alpha=0.15, lw=0)
+            parts = bins[feature]
+            at = [x[b, feature].mean() for b in parts]
+            half = 2 / np.sqrt([len(b) for b in parts])
+            ax.fill_between(at, -half, half, color=MUTED, alpha=0.15, lw=0)
             ax.axhline(0, color=INK, lw=0.9, ls=(0, (4, 2)))
             keep = np.unique(np.linspace(0, len(first) - 1, min(len(first), 300)).astype(int))
             ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
             for label, z in same.items():
-                at = [x[b, feature].mean() for b in bins[feature]]
                 colour = PALETTE[list(trees).index(label) % len(PALETTE)]
                 ax.plot(
                     at,
-                    [z[b].mean() for b in bins[feature]],
+                    [z[b].mean() for b in parts],
                     color=colour,
                     marker="o",
                     markersize=2.5,
@@ -161,6 +162,14 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
             ax.set(xlabel=names[feature], ylabel="residual / sd")
         axes[0, 0].set_ylim(-3, 3)
         return figure
+
+
+def _bins(column: np.ndarray, count: int) -> list[np.ndarray]:
+    """Rows in bins of equal count; of few values, those of each value."""
+    values, of = np.unique(column, return_inverse=True)
+    if len(values) <= count:
+        return [np.flatnonzero(of == number) for number in range(len(values))]
+    return np.array_split(np.argsort(column, kind="stable"), count)
 
 
 def _standardised(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -224,6 +233,8 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
                 ax.set_ylim(top=1.02)
             elif y is not None and y.size:
                 column = y.reshape(len(y), -1)[:, output]
+                if evidence.likelihood in (*COUNTS, "weibull"):  # means are exponentials of the output
+                    ax.set_yscale("symlog", linthresh=float(np.median(column)) or 1.0)
                 for edge in (column.min(), column.max()):
                     ax.axhline(edge, color=INK, lw=0.8, ls=(0, (4, 2)))
             ax.set_xticks([])

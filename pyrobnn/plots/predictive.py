@@ -12,7 +12,7 @@ from scipy import stats
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.names import feature_names, output_names, unit
-from pyrobnn.diagnostics.points import Points, class_points, regression_points, widest_gap
+from pyrobnn.diagnostics.points import COUNTS, Points, class_points, regression_points, widest_gap
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
@@ -190,11 +190,10 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
                 empty_panel(ax, "no predictions with known outcomes")
                 continue
             keep = _thin(len(points.y))
-            mean, y, half = points.mean[keep], points.y[keep], NORMAL_95 * points.total_sd[keep]
-            missed = np.abs(y - mean) > half
-            ax.hlines(
-                y, mean - half, mean + half, color=np.where(missed, PALETTE[1], ALEATORIC), lw=0.7, alpha=0.55
-            )
+            ends = points.interval(0.95, whole=evidence.likelihood in COUNTS)
+            mean, y, low, high = (each[keep] for each in (points.mean, points.y, *ends))
+            missed = (y < low) | (y > high)
+            ax.hlines(y, low, high, color=np.where(missed, PALETTE[1], ALEATORIC), lw=0.7, alpha=0.55)
             ax.plot(mean[~missed], y[~missed], ".", color=EPISTEMIC, markersize=4)
             ax.plot(mean[missed], y[missed], "x", color=PALETTE[1], markersize=4, markeredgewidth=1.1)
             ax.axline((float(y.mean()), float(y.mean())), slope=1, color=INK, lw=0.9, ls=(0, (4, 2)))

@@ -10,7 +10,14 @@ import xarray as xr
 from scipy import stats
 
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import CLASSES, NUM_QUANTILES, is_classification, same_data
+from pyrobnn.diagnostics.points import (
+    CLASSES,
+    COUNTS,
+    NUM_QUANTILES,
+    is_censored,
+    is_classification,
+    same_data,
+)
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
@@ -26,19 +33,23 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
 
     Of a regression the training mean with the training sd, and least squares with its residual sd (the predictive
     variance includes that of the coefficients); of classes their shares, and scikit-learn's logistic regression (C = 1)
-    on standardised inputs. They are fitted to the training rows alone. None where the trees are of different data.
+    on standardised inputs. They are fitted to the training rows alone. Of counts it is the mass that the normal has
+    within a half of them. None where the trees are of different data, or rows are censored: a normal that takes these
+    for observed is no floor.
     """
     trees = list(trees)
     for evidence in trees if same_data(trees) else []:
         y, y_new = evidence.values(OBSERVED_DATA, "y"), evidence.values(HELD_OUT, "y")
         if y is None or y_new is None or min(y.ndim, y_new.ndim) == 0 or len(y) < 3 or len(y_new) == 0:
             continue
+        if is_censored(evidence):
+            return {}
         pair = _inputs(evidence, y, y_new)
         if is_classification(evidence) or evidence.likelihood in CLASSES:
             found = _of_classes(y.reshape(-1).astype(int), len(y_new), _width(evidence), pair)
         else:
             y, y_new = (each.astype(np.float64).reshape(len(each), -1) for each in (y, y_new))
-            found = _of_regression(y, y_new, pair)
+            found = _of_regression(y, y_new, pair, evidence.likelihood in COUNTS)
         return {label: _evidence(evidence, predictions) for label, predictions in found.items()}
     return {}
 
@@ -65,7 +76,7 @@ def _width(evidence: Evidence) -> int:
 
 
 def _of_regression(
-    y: np.ndarray, y_new: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None
+    y: np.ndarray, y_new: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, counts: bool
 ) -> dict[str, Arrays]:
     num_data, num_new = len(y), len(y_new)
     ones, ones_new = np.ones((num_data, 1)), np.ones((num_new, 1))
@@ -79,11 +90,11 @@ def _of_regression(
             continue
         noise = ((y - design @ coefficients) ** 2).sum(0) / (num_data - rank)
         leverage = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)
-        found[label] = _normal(new @ coefficients, noise, leverage[:, None] * noise, y_new)
+        found[label] = _normal(new @ coefficients, noise, leverage[:, None] * noise, y_new, counts)
     return found
 
 
-def _normal(mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray, y: np.ndarray) -> Arrays:
+def _normal(mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray, y: np.ndarray, counts: bool) -> Arrays:
     """Normal predictions (point, output): noise variance (output,), and that of the mean (point, output)."""
     sd = np.sqrt(noise + doubt)
     levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
@@ -94,8 +105,16 @@ def _normal(mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray, y: np.ndarra
         "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
         "epistemic_var": (point, doubt),
         "y_sample": (("sample", *point), sample),
-        "log_prob": (point[:1], stats.norm.logpdf(y, mean, sd).sum(1)),
+        "log_prob": (point[:1], (_log_mass if counts else stats.norm.logpdf)(y, mean, sd).sum(1)),
     }
+
+
+def _log_mass(y: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """Log probability that a normal number is rounded to the count y; what is below 0 counts as 0."""
+    low, high = np.where(y > 0, (y - 0.5 - mean) / sd, -np.inf), (y + 0.5 - mean) / sd
+    low, high = np.where(low > 0, -high, low), np.where(low > 0, -low, high)  # 1 − Φ has no digits far up
+    top = stats.norm.logcdf(high)
+    return top + np.log1p(-np.exp(stats.norm.logcdf(low) - top))
 
 
 def _of_classes(

@@ -15,7 +15,13 @@ from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import reference_label
-from pyrobnn.diagnostics.points import class_points, regression_points, same_data, widest_gap
+from pyrobnn.diagnostics.points import (
+    class_points,
+    is_censored,
+    regression_points,
+    same_data,
+    widest_gap,
+)
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
@@ -163,7 +169,7 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     y, train, mean = (
         evidence.values(*each) for each in ((HELD_OUT, "y"), (OBSERVED_DATA, "y"), (PREDICTIONS, "mean"))
     )
-    if y is None or train is None or mean is None or len(y) == 0:
+    if y is None or train is None or mean is None or len(y) == 0 or is_censored(evidence):
         return {}
     y, train = (each.astype(np.float64).reshape(len(each), -1) for each in (y, train))
     floor = ((y - train.mean(0)) ** 2).sum(0)

@@ -11,7 +11,7 @@ from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.calibration import regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.names import output_names
-from pyrobnn.diagnostics.points import replicates
+from pyrobnn.diagnostics.points import is_censored, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import Check
 from pyrobnn.groups import HELD_OUT
@@ -110,6 +110,9 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     """What it explains of held-out data, beside a linear model; else that it was judged on training data."""
     own = next((row for row in rows if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
+    if own is not None and y is not None and is_censored(evidence) and "coverage_90" in own.values:
+        held = f"the 90 % intervals of {label} hold {own.values['coverage_90']:.0%}"
+        return f"On {len(y):,} held-out points, some of them censored, {held}."
     if own is None or y is None or y.ndim == 0 or not {"r2", "accuracy"} & own.values.keys():
         return "No data were held out: what is said of it rests on the data that it was fitted to."
     count = num_outputs(evidence)
