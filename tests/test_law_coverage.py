@@ -122,6 +122,39 @@ def test_a_prior_does_not_keep_maximised_noise_from_following_the_data_and_that_
     assert float(gap) > OPTIMISM  # it is no false alarm
 
 
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        pb.likelihoods.StudentT(),
+        pytest.param(pb.likelihoods.StudentT(scale="learned"), marks=pytest.mark.slow),
+        pytest.param(pb.likelihoods.NegativeBinomial(concentration="learned"), marks=pytest.mark.slow),
+        pytest.param(pb.likelihoods.MixtureDensity(2), marks=pytest.mark.slow),
+    ],
+    ids=lambda likelihood: type(likelihood).__name__,
+)
+def test_noise_of_any_family_that_follows_the_data_is_told(likelihood):
+    """Of 40 rows and 12 inputs that say nothing, all are learnt by heart, and no word was said."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(240, 12, generator=generator)
+    y = torch.randn(240, 1, generator=generator)
+    if isinstance(likelihood, pb.likelihoods.NegativeBinomial):
+        y = torch.poisson((1 + 0.7 * y).exp(), generator=generator)
+    net = pb.networks.mlp(12, (10,), likelihood.width(1), seed=0)
+    method = pb.MAP(num_steps=150, lr=0.05, polish_steps=0, compile=False)
+    told = {}
+    for width in (1.0, 0.03):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            prior = pb.priors.IIDPrior(dist.Normal(0.0, width))
+            posterior = method.fit(pb.BNN(net, prior, likelihood), x[:40], y[:40])
+        told[width] = any("a training value would lose" in note for note in posterior.meta["warnings"])
+        seen, new = (
+            posterior.predict(x[part]).log_prob(y[part]).mean() for part in (slice(40), slice(40, None))
+        )
+        assert (float(seen - new) > OPTIMISM) == told[width], (width, seen, new)
+    assert told == {1.0: True, 0.03: False}
+
+
 METHODS = [
     pb.MLE(compile=False),
     pb.MAP(compile=False),

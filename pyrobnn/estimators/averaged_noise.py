@@ -36,7 +36,7 @@ class Averaged(HeteroskedasticGaussian):
     both: residuals of a mean that follows the data are not taken for the noise.
     """
 
-    normal = False
+    normal, surrogate = False, True
 
     def width_error(self, width: int, y: Tensor) -> str | None:
         return None

@@ -45,6 +45,8 @@ class Likelihood(torch.nn.Module):
     discrete: ClassVar[bool] = False
     #: whether y given f is normal, with the moments of ``loc_scale``: what has a closed form only then asks this
     normal: ClassVar[bool] = False
+    #: whether y is more than data: what a step towards a fit needs of them
+    surrogate: ClassVar[bool] = False
     #: whether the mean of y is the first outputs of the network, one per column
     linear_mean: ClassVar[bool] = False
     #: network outputs per target column

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import pyro
 import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.likelihoods import SCALE
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import NET
 
 #: numbers in the Jacobian, and the side of the matrix that is decomposed, beyond which there is no check
@@ -20,9 +21,15 @@ FACTOR, SHARE = 2.0, 0.9
 OPTIMISM = 1.0
 #: how far the log of a left-out datum's noise is trusted to move, times √2
 _FAR = 5.0
+#: nats that a single left-out datum of another likelihood is trusted to lose
+_MOST = 20.0
 _CURE = (
     "give the noise a prior (HomoskedasticGaussian(dist.HalfNormal(1.0))) and infer it with NUTS or SVI, fix it, or "
     "stop early (callbacks.EarlyStopping on held-out data)"
+)
+_SMALLER = (
+    "narrow the prior of the weights or take fewer of them, sample with NUTS, or stop early "
+    "(callbacks.EarlyStopping on held-out data)"
 )
 
 
@@ -40,24 +47,28 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
     themselves ask for counts as theirs: it has not been found yet, which is another matter.
 
     Noise that comes from the net may collapse on some of the data while it is wide on the rest, and sums do not tell.
-    There a note is also given where leaving out a datum, to first order in the net's outputs, costs its log density
-    more than a nat on average.
+    There, and where the noise is not Gaussian, a note is given where leaving out a datum, to first order in the net's
+    outputs, costs its log density more than a nat on average.
 
     Args:
-        problem: what was fitted; no note unless it is a BNN whose Gaussian noise is optimised, under a prior or not, or
-            comes from the net.
+        problem: what was fitted; no note unless it is a BNN whose noise (a scale, a concentration, a shape) is
+            optimised, under a prior or not, or comes from the net, and the likelihood's Fisher information is known.
         values: site → value of the fitted weights and noise; without a noise that has a distribution of its own.
 
     Reference: Bayesian Interpolation (MacKay, 1992).
     """
-    if not problem.is_bnn or not problem.bnn.likelihood.normal:
+    if not problem.is_bnn or problem.bnn.likelihood.classes or problem.bnn.likelihood.surrogate:
         return []
     model, likelihood = problem.bnn, problem.bnn.likelihood
-    if not likelihood.points and likelihood.heads == 1 and SCALE not in values:
+    if (
+        not likelihood.points
+        and likelihood.heads == 1
+        and not any(name in values for name in likelihood.priors)
+    ):
         return []
     names = [name for name in model.priors if name.startswith(NET) and name in values]
     num_weights = sum(values[name].numel() for name in names)
-    num_values = problem.num_rows * problem.y.shape[1]
+    num_values = problem.num_rows * likelihood.values(problem.y).shape[1]
     if 2 * num_weights < num_values:  # too few weights to use up half of the data
         return []
     num_rows = num_values * likelihood.heads
@@ -66,7 +77,12 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
             f"the noise is found with {num_weights} weights from {num_values} values: whether the weights follow the "
             f"data point by point was not checked, that many are too many; if in doubt, {_CURE}"
         ]
-    rows, residuals = _linearised(problem, {name: value.detach() for name, value in values.items()}, names)
+    values = {name: value.detach() for name, value in values.items()}
+    if not likelihood.normal and type(likelihood).fisher_root is Likelihood.fisher_root:
+        return []
+    if not likelihood.normal:
+        return _told(_left_out(problem, values, names), "spread", _SMALLER)
+    rows, residuals = _linearised(problem, values, names)
     num_values = residuals.numel()
     used = _used_up(rows[:, : residuals.shape[1]].flatten(0, 1))
     left = max(num_values - used, 0.0)
@@ -75,12 +91,15 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
             f"the weights use up {used:.1f} of {num_values} training values, so that the noise found with them is that "
             f"of points already seen and far too small for new ones: {_CURE}"
         ]
-    lost = _optimism(rows, residuals) if likelihood.heads == 2 else 0.0
+    return _told(_optimism(rows, residuals), "net's noise", _CURE) if likelihood.heads == 2 else []
+
+
+def _told(lost: float, noise: str, cure: str) -> list[str]:
     if lost <= OPTIMISM:
         return []
     return [
-        f"left out of the fit, a training value would lose {lost:.2g} nats of log density on average: the net's noise "
-        f"follows single points and is far too small for new ones: {_CURE}"
+        f"left out of the fit, a training value would lose {lost:.2g} nats of log density on average: the {noise} "
+        f"follows single points and is far too small for new ones: {cure}"
     ]
 
 
@@ -91,23 +110,72 @@ def _linearised(problem: Problem, values: dict[str, Tensor], names: list[str]) -
     Fisher information of each is one.
     """
     model = problem.bnn
+    x, y = _data(problem)
+    loc, scale = (part.detach() for part in model.likelihood.loc_scale(model.forward(values, x), values))
+
+    def heads(f: Tensor) -> Tensor:
+        mean, width = model.likelihood.loc_scale(f, values)
+        given = [math.sqrt(2) * width.log()] if model.likelihood.heads == 2 else []
+        return torch.cat([mean / scale, *given], -1)
+
+    return _rows(problem, x, values, names, heads), ((y - loc) / scale).double()
+
+
+def _data(problem: Problem) -> tuple[Tensor, Tensor]:
     with torch.random.fork_rng([]):  # iterating a loader advances the global state
         pairs = [(problem.x, problem.y)] if problem.loader is None else list(problem.one_pass())
     x, y = (torch.cat(part) for part in zip(*pairs))
+    return x, y
+
+
+def _rows(
+    problem: Problem,
+    x: Tensor,
+    values: dict[str, Tensor],
+    names: list[str],
+    heads: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Derivatives (datum, head, weight) of what ``heads`` makes of the outputs; a weight counts in prior widths."""
+    model = problem.bnn
     shapes = [values[name].shape for name in names]
     spread = torch.cat([_variance(model.priors[name], values[name]).reshape(-1).sqrt() for name in names])
     flat = torch.cat([values[name].reshape(-1) for name in names])
-    loc, scale = (part.detach() for part in model.likelihood.loc_scale(model.forward(values, x), values))
 
-    def heads(point: Tensor) -> Tensor:
+    def of_weights(point: Tensor) -> Tensor:
         parts = point.split([shape.numel() for shape in shapes])
         weights = {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes)}
-        mean, width = model.likelihood.loc_scale(model.forward(values | weights, x), values)
-        given = [math.sqrt(2) * width.log()] if model.likelihood.heads == 2 else []
-        return torch.cat([mean / scale, *given], -1).reshape(-1)
+        return heads(model.forward(values | weights, x)).reshape(-1)
 
-    rows = torch.func.jacrev(heads, chunk_size=256)(flat).double() * spread.double()
-    return rows.reshape(len(x), -1, len(flat)), ((y - loc) / scale).double()
+    rows = torch.func.jacrev(of_weights, chunk_size=256)(flat).double() * spread.double()
+    return rows.reshape(len(x), -1, len(flat))
+
+
+def _left_out(problem: Problem, values: dict[str, Tensor], names: list[str]) -> float:
+    r"""Mean loss of log density of a left-out datum, in nats, of any likelihood whose Fisher information is known.
+
+    With a root :math:`S_n S_n^\top` of the information, the outputs move by :math:`-S_n^{-\top} ((I - H_n)^{-1} - I)
+    S_n^{-1} g_n`, as of :func:`_optimism`.
+    """
+    x, y = _data(problem)
+    likelihood = problem.bnn.likelihood
+    f = problem.bnn.forward(values, x).detach()
+    root = likelihood.curvature_root(f, y, values).detach()
+    rows = _rows(problem, x, values, names, lambda outputs: torch.einsum("nwk,nw->nk", root, outputs))
+    f, y = f.double(), y.double()
+    own = {name: value.double() for name, value in values.items()}
+
+    def log_prob(outputs: Tensor) -> Tensor:
+        return likelihood.log_prob(outputs, y, own)
+
+    with pyro.validation_enabled(False):
+        slope = torch.func.grad(lambda outputs: log_prob(outputs).sum())(f)
+        inverse = torch.linalg.pinv(root.double())
+        pull = (inverse @ slope.unsqueeze(-1)).squeeze(-1)
+        # of variance one at most where the data are as the likelihood has them: more is a search that is unfinished
+        moved = _moved(rows, pull / pull.square().mean().sqrt().clamp_min(1.0))
+        shift = (inverse.mT @ moved.unsqueeze(-1)).squeeze(-1)
+        lost = log_prob(f) - log_prob(f - shift)
+    return float(lost.nan_to_num(nan=_MOST, posinf=_MOST).clamp_max(_MOST).mean())
 
 
 def _used_up(rows: Tensor) -> float:
@@ -126,6 +194,17 @@ def _optimism(rows: Tensor, residuals: Tensor) -> float:
     Reference: A scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation
     (Rad & Maleki, 2020).
     """
+    slope = torch.cat([residuals, (residuals.square() - 1) / math.sqrt(2)], 1)
+    moved = _moved(rows, slope)
+    shift, log_scale = moved.chunk(2, 1)
+    log_scale = -log_scale.clamp(-_FAR, _FAR) / math.sqrt(2)
+    kept = -0.5 * residuals.square()
+    lost = kept + 0.5 * ((residuals + shift) * (-log_scale).exp()).square() + log_scale
+    return float(lost.sum(1).mean())
+
+
+def _moved(rows: Tensor, slope: Tensor) -> Tensor:
+    """:math:`((I - H_n)^{-1} - I) g_n` (datum, head) of the gradients ``slope``, from rows (datum, head, weight)."""
     num_data, width, num_weights = rows.shape
     flat, eye = rows.flatten(0, 1), torch.eye(width).to(rows)
     if len(flat) <= num_weights:
@@ -136,15 +215,9 @@ def _optimism(rows: Tensor, residuals: Tensor) -> float:
         factor = torch.linalg.cholesky(flat.T @ flat + torch.eye(num_weights).to(rows))
         basis = torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(num_data, width, -1)
         rest = eye - basis @ basis.mT
-    slope = torch.cat([residuals, (residuals.square() - 1) / math.sqrt(2)], 1)
     # what float64 does not tell from one leaves that much of the datum to the others
     rest = rest + torch.finfo(rest.dtype).eps * eye
-    moved = torch.linalg.solve(rest, slope.unsqueeze(-1)).squeeze(-1) - slope
-    shift, log_scale = moved.chunk(2, 1)
-    log_scale = -log_scale.clamp(-_FAR, _FAR) / math.sqrt(2)
-    kept = -0.5 * residuals.square()
-    lost = kept + 0.5 * ((residuals + shift) * (-log_scale).exp()).square() + log_scale
-    return float(lost.sum(1).mean())
+    return torch.linalg.solve(rest, slope.unsqueeze(-1)).squeeze(-1) - slope
 
 
 def _variance(prior: torch.distributions.Distribution, value: Tensor) -> Tensor:
