@@ -14,16 +14,21 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
 from helpers import seeded
+from sklearn.preprocessing import PowerTransformer
 
 from pyrobnn.data import Dataset, diabetes, uci
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
+from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.metrics import crps
+from pyrobnn.model import BNN
+from pyrobnn.priors import IIDPrior
 from pyrobnn.studies.uci import (
     LinearFloor,
     Rule,
@@ -562,6 +567,31 @@ def test_the_doubt_in_the_gap_is_a_mean_over_data_sets_with_its_error():
         "| fail | `virial` |",
         "| two_clusters | inferred | MAP | 0.100 | none | none | none | 0.250 |  |  | 7 | info |  |",
     ]
+
+
+def test_the_features_of_the_two_tables_are_those_of_the_train_part(tmp_path):
+    tables = script("benchmark_tables")
+    x = np.random.default_rng(0).lognormal(size=(400, 2))
+    lifted, of_test = tables.lift(x, x[:3] + 100.0, waves=8)
+    assert lifted.shape == (400, 2 * 17) and lifted.var(0).sum() == pytest.approx(2)
+    plain = lifted[:, :2] / lifted[:, :2].std(0)
+    np.testing.assert_allclose(plain, PowerTransformer().fit_transform(x), atol=1e-12)
+    # rows of the test part change no feature of another row
+    again = tables.lift(x, x[:3], waves=8)
+    np.testing.assert_array_equal(again[0], lifted)
+    np.testing.assert_allclose(again[1], lifted[:3])
+    assert np.abs(of_test - lifted[:3]).max() > 0.1
+
+
+def test_every_member_of_the_two_tables_starts_wide():
+    tables = script("benchmark_tables")
+    with seeded(0):
+        net = tables.wide_net(85, (16, 16), "silu")
+        model = BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HeteroskedasticGaussian())
+    first, second = (model.reinitialized(seed).initial_values() for seed in (1, 2))
+    for name, inputs in (("net.0.weight", 85), ("net.2.weight", 16)):
+        assert not torch.equal(first[name], second[name])
+        assert first[name].var() * inputs == pytest.approx(1.0, rel=0.2)  # a third of it as torch starts
 
 
 def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp_path):
