@@ -303,6 +303,28 @@ def metric_table() -> str:
     return "\n".join(lines)
 
 
+def mams_table() -> str:
+    """Effective draws per gradient of MAMS and of HMC at their best lengths, beside those of NUTS."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for row in read_records(HERE / "results" / "mams.jsonl"):
+        for where in row["nuts"]:
+            found.setdefault((row["case"], where), []).append(row)
+    lines = [
+        "| case | slowest value | seeds | NUTS: effective draws per 1000 gradients "
+        "| MAMS / NUTS | at the share | HMC / NUTS | at the share |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (case, where), rows in found.items():
+        base = fmean(row["nuts"][where] for row in rows)
+        cells = [case, where, str(len(rows)), f"{base:.3g}"]
+        for sampler in ("mams", "hmc"):
+            means = {share: fmean(row[sampler][share][where] for row in rows) for share in rows[0][sampler]}
+            share = max(means, key=lambda each: means[each])
+            cells += [f"{means[share] / base:.2f}", share]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def svi_table() -> str:
     """Cost of a step."""
     latest = {row["case"]: row for row in read_records(HERE / "results" / "svi.jsonl")}
@@ -407,6 +429,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nuts-summary": nuts_summary,
     "warmup": warmup_table,
     "metric": metric_table,
+    "mams": mams_table,
     "svi": svi_table,
     "laplace": laplace_table,
     "conformal": conformal_table,
