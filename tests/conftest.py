@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads
 
 import matplotlib  # noqa: E402, F401  (watched from the first test on)
 import pytest  # noqa: E402
+import sklearn.linear_model  # noqa: E402, F401  (its first import draws from Python's generator)
 import torch  # noqa: E402
 from global_state import GlobalState  # noqa: E402
 
