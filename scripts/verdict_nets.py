@@ -329,9 +329,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
     data = found.data.x, found.data.y
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        posterior = group(name, number, num_draws)
-        if fault.fit is not None:
-            posterior = fault.fit(name, number)
+        posterior = group(name, number, num_draws) if fault.fit is None else fault.fit(name, number)
         if fault.draws is not None:
             posterior = fault.draws(posterior, found)
         distance = found.compare(posterior)
