@@ -235,6 +235,7 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
                 column = y.reshape(len(y), -1)[:, output]
                 if evidence.likelihood in (*COUNTS, "weibull"):  # means are exponentials of the output
                     ax.set_yscale("symlog", linthresh=float(np.median(column)) or 1.0)
+                    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # a page has no mathtext
                 for edge in (column.min(), column.max()):
                     ax.axhline(edge, color=INK, lw=0.8, ls=(0, (4, 2)))
             ax.set_xticks([])
