@@ -15,6 +15,7 @@ from pyrobnn.studies.uci import append_record, read_records
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import benchmark_classification as classes  # noqa: E402
+import benchmark_conformal as conformal  # noqa: E402
 import benchmark_gap as gap  # noqa: E402
 
 
@@ -57,6 +58,16 @@ def test_a_record_of_classes_fills_its_tables(tmp_path, monkeypatch):
     assert "auroc mutual information" not in records[1]["scores"]  # of one draw there is none
     stale = [{**record, "rule": "another"} for record in records]
     assert "map" not in classes.table(stale)
+
+
+@pytest.mark.parametrize("data", ["noise too small", "classes"])
+def test_a_record_of_conformal_sets_fills_its_table(data, monkeypatch):
+    quick = pb.MAP(num_steps=3, polish_steps=0, compile=False)
+    monkeypatch.setattr(conformal, "methods", lambda: {"map": (quick, None)})
+    record = conformal.run_task({"data": data, "split": 0, "method": "map"})
+    assert conformal.key(record) == (data, 0, "map") and "add-one-in coverage" not in record["scores"]
+    assert 0.8 < record["scores"]["split coverage"] <= 1.0  # however poor the fit
+    assert f"| {data} | map | 1 |" in conformal.table([record])
 
 
 def test_features_with_a_gap_leave_rows_on_both_sides():

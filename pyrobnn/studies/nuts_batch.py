@@ -50,7 +50,7 @@ def fit_batch(
         >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), likelihood)
         >>> x = torch.linspace(-1, 1, 8)[:, None]
         >>> method = pb.NUTS(num_chains=2, num_warmup=20, compile=False)
-        >>> up, down = fit_batch(method, model, x, [x, -x], num_draws=20)
+        >>> up, down = fit_batch(method, model, [x, -x], [x, x], num_draws=20)
         >>> bool(up.draws["net.weight"].mean() > down.draws["net.weight"].mean())
         True
     """
