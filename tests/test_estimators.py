@@ -86,6 +86,15 @@ def test_a_data_frame_and_all_that_is_predicted(table, fitted):
         model.predict(x.rename(columns={"a": "c"}))
 
 
+def test_copied_rows_are_told_unless_the_inputs_are_categories():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(20, 2))
+    with pytest.warns(UserWarning, match="40 of 60 rows are copies"):
+        regressor(SHORT).fit(np.tile(x, (3, 1)), np.tile(x[:, 0], 3))
+    kinds = generator.integers(0, 3, size=(60, 2))
+    regressor(SHORT).fit(kinds, kinds[:, 0] + generator.integers(0, 2, 60))
+
+
 def test_a_fit_is_repeated_by_its_random_state_in_any_order_of_the_rows(table):
     x, y = table
     first = regressor(SHORT).fit(x, y).predict(x)

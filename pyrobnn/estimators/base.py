@@ -31,7 +31,7 @@ from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import MOST_TRIED, by_evidence, choose, left_by_a_line, tries_noises, with_scale
 from pyrobnn.estimators.averaged_noise import by_expectation
 from pyrobnn.estimators.prior_width import by_width
-from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
+from pyrobnn.estimators.weights import as_rows, fit_weighted, tell_copies, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.likelihoods.base import SCALE
@@ -87,6 +87,8 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         seed = self._seed()
         self._weighted = weights is not None
+        if weights is None:
+            tell_copies(x, y)
         x, y, fractions = _canonical(x, y, weights)
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)

@@ -31,7 +31,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
     predicts the frequencies of the classes, and ``method_reason_`` says so.
 
     Caveat: few rows of classes that can be told apart leave it too modest: the Gaussian knows of no direction in which
-    weights only grow.
+    weights only grow. With more than 20,000 rows one width for all layers is tuned, once, at the mode of the declared
+    prior: compare with the frequencies of the classes where the inputs may say nothing.
 
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 

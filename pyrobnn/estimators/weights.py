@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -22,6 +23,25 @@ from pyrobnn.posterior import Posterior
 
 #: rows that whole weights may become, as a multiple of the rows there are
 MOST_REPEATS = 10
+#: share of the rows that may be copies of others without a word
+COPIES = 0.1
+
+
+def tell_copies(x: np.ndarray, y: np.ndarray) -> None:
+    """Warn where more than a tenth of the rows, one of whose inputs is a measured number, are copies of others.
+
+    Args:
+        x, y: (n, feature) and (n,) or (n, out).
+    """
+    distinct = np.unique(np.column_stack([x, y]), axis=0)
+    copies, measured = len(x) - len(distinct), max(len(np.unique(column)) for column in x.T)
+    if copies > COPIES * len(x) and 2 * measured > len(distinct):
+        warnings.warn(
+            f"{copies:,} of {len(x):,} rows are copies of others, target and all, and count as observations of their "
+            "own: if they are the same ones, drop them, or the fit is too sure",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def as_rows(weights: np.ndarray) -> np.ndarray | None:
