@@ -67,7 +67,7 @@ class Rule(NamedTuple):
     lr: float = 0.01
     friction: float = 0.0003
     warmup: int = 8000
-    thinning: int = 90
+    thinning: int = 190
     draws: int = 200
 
     @property
