@@ -195,9 +195,11 @@ class TestLivePlot:
         assert len(taken) == 2
         axes = plot.figure.axes[0]
         assert axes.get_title(loc="left") == "step 4" or axes.get_title() == "step 4"
-        outer, inner = (band.get_paths()[0].vertices[:, 1] for band in axes.collections)
-        assert outer.max() == pytest.approx(1.5 + 2 * 1.96, rel=1e-5)  # the grid ends at 1 + 2/4
+        above, below, inner = (band.get_paths()[0].vertices[:, 1] for band in axes.collections)
+        assert above.max() == pytest.approx(1.5 + 2 * 1.96, rel=1e-5)  # the grid ends at 1 + 2/4
+        assert below.min() == pytest.approx(-1.5 - 2 * 1.96, rel=1e-5)
         assert inner.max() == pytest.approx(1.5 + 1.96, rel=1e-5)
+        assert above.min() == pytest.approx(-1.5 + 1.96, rel=1e-5)  # no band lies over another
         plot.figure.savefig(tmp_path / "live.png")
         assert (tmp_path / "live.png").stat().st_size > 1000
 

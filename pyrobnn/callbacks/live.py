@@ -138,16 +138,14 @@ class LivePlot:
         return Path(path)
 
     def _draw(self, axes: Axes, mean: Tensor, epistemic: Tensor, total: Tensor, step: int) -> None:
-        from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED
+        from pyrobnn.plots.style import INK, MUTED, bands
 
         grid = self.grid[:, 0].cpu()
-        for sd, colour, label in ((total, ALEATORIC, "with noise"), (epistemic, EPISTEMIC, "function")):
-            low, high = mean - 1.96 * sd, mean + 1.96 * sd
-            axes.fill_between(grid, low, high, color=colour, alpha=0.35, lw=0, label=f"95 % {label}")
+        bands(axes, grid, mean, epistemic, total)
         axes.plot(grid, mean, color=INK, label="mean")
         axes.plot(self.x[:, 0].cpu(), self.y[:, self.output].cpu(), ".", color=MUTED, ms=3, label="data")
         axes.set(title=f"step {step}", xlabel="x", ylabel="y")
-        axes.legend(loc="best")
+        axes.figure.legend(loc="outside lower center", ncols=4)
 
     def _show(self) -> None:
         if not _in_notebook():

@@ -10,8 +10,8 @@ from pyrobnn.checks import check_count
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.names import feature_names
 from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
-from pyrobnn.plots.predictive import NORMAL_95, _outcome, _outcome_range, _output, _thin
-from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, empty_panel, panels, style
+from pyrobnn.plots.predictive import _outcome, _outcome_range, _output, _thin
+from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, NORMAL_95, empty_panel, panels, style
 
 
 def functions(trees: Trees, *, num_functions: int = 3, output: int = 0) -> Figure:

@@ -15,9 +15,19 @@ from pyrobnn.diagnostics.names import feature_names, output_names, unit
 from pyrobnn.diagnostics.points import COUNTS, Points, class_points, regression_points, widest_gap
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
-from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import (
+    ALEATORIC,
+    EPISTEMIC,
+    INK,
+    MUTED,
+    NORMAL_95,
+    PALETTE,
+    bands,
+    empty_panel,
+    panels,
+    style,
+)
 
-NORMAL_95 = 1.96
 MAX_POINTS = 400
 
 
@@ -106,12 +116,7 @@ def _bands(
         variance = evidence.variable(GRID, f"{kind}_var")
         sds.append(np.sqrt(np.maximum(_output(zero if variance is None else variance, output), 0)))
     epistemic, aleatoric = sds
-    for sd, colour, alpha, name in (
-        (np.hypot(*sds), ALEATORIC, 0.30, "95 % with noise"),
-        (epistemic, EPISTEMIC, 0.32, "95 % of the function"),
-    ):
-        low, high = mean - NORMAL_95 * sd, mean + NORMAL_95 * sd
-        main.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0, label=name)
+    bands(main, x, mean, epistemic, np.hypot(*sds))
     functions = evidence.variable(GRID, "f_draws")
     if functions is not None and num_functions > 0:
         chosen = _thin(functions.sizes["grid_draw"], num_functions)

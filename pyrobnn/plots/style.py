@@ -14,7 +14,9 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
+NORMAL_95 = 1.96
 INK = "#1c2128"
 MUTED = "#68717d"
 RULE = "#d5dae1"
@@ -123,6 +125,24 @@ def panels(
             if level < stack - 1 and share_stack:
                 axes[panel, level].tick_params(labelbottom=False)
     return figure, axes
+
+
+def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total: ArrayLike) -> None:
+    """Mean ± 1.96 sd of the function in blue and, outside of it alone, ± 1.96 sd with noise in sand.
+
+    No colour lies over another, so that what one sees is what the legend shows.
+
+    Args:
+        x, mean: (point,).
+        function, total: standard deviations (point,).
+    """
+    mean, inner, outer = np.asarray(mean), NORMAL_95 * np.asarray(function), NORMAL_95 * np.asarray(total)
+    for sign, name in ((1.0, "95 % with noise"), (-1.0, None)):
+        ends = mean + sign * inner, mean + sign * outer
+        axes.fill_between(x, *ends, color=ALEATORIC, alpha=0.35, lw=0, label=name)
+    axes.fill_between(
+        x, mean - inner, mean + inner, color=EPISTEMIC, alpha=0.35, lw=0, label="95 % of the function"
+    )
 
 
 def empty_panel(axes: Axes, message: str) -> None:
