@@ -35,6 +35,7 @@ MAY_NAME = {
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
     "estimators/averaged_noise.py": "",
+    "estimators/prior_width.py": "",
     "estimators/weights.py": "Laplace",
     "cli/config.py": "nuts",  # what `pyrobnn fit` runs
     "cli/file.py": "",  # "map" of YAML
