@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
+from torch.distributions import Normal
 
+from pyrobnn.inference.curvature.prior import elementwise
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.svi import SVI
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood, StudentT
 from pyrobnn.likelihoods.base import SCALE
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 #: weights up to which a full precision matrix is factorised in seconds
@@ -38,7 +40,13 @@ LEAST = 1e-4
 
 
 def choose(
-    num_data: int, num_weights: int, width: int, *, weighted: bool = False, compile: bool = True
+    num_data: int,
+    num_weights: int,
+    width: int,
+    *,
+    weighted: bool = False,
+    normal: bool = True,
+    compile: bool = True,
 ) -> tuple[Any, str]:
     """A configured method, and why it.
 
@@ -47,6 +55,7 @@ def choose(
         num_weights: scalar parameters of the net.
         width: of the net's output.
         weighted: whether rows have weights that are no whole numbers.
+        normal: whether the weights have normal priors, whose width can be tuned.
         compile: the method's option.
 
     Returns:
@@ -68,10 +77,10 @@ def choose(
     # the Gram matrix of the rows stands for that of the weights where it is the smaller
     full = min(num_weights, num_data * width) <= MOST_FULL
     search = MAP(compile=compile) if whole else MAP(num_steps=STEPS, batch_size=BATCH, compile=compile)
-    method = Laplace(
-        structure="full" if full else "kron", tune="marginal_likelihood", map=search, importance=whole
-    )
-    words = ["Laplace's approximation, linearised, its prior's width tuned by the marginal likelihood"]
+    tune: Literal["marginal_likelihood"] | None = "marginal_likelihood" if normal else None
+    method = Laplace(structure="full" if full else "kron", tune=tune, map=search, importance=whole)
+    width_of = "width tuned by the marginal likelihood" if normal else "width as declared: it is not normal"
+    words = [f"Laplace's approximation, linearised, its prior's {width_of}"]
     if not full:
         words.append("its precision one Kronecker product per layer, for a full one would be too large")
     if not whole:
@@ -81,6 +90,12 @@ def choose(
     if num_data <= MOST_SAMPLED:
         words.append("method='nuts' samples the posterior itself, in minutes")
     return method, f"{size}: {'; '.join(words)}"
+
+
+def normal_priors(model: BNN) -> bool:
+    """Whether every weight of the net has a normal prior."""
+    priors = (prior for name, prior in model.priors.items() if name.startswith(NET))
+    return all(isinstance(elementwise(prior), Normal) for prior in priors)
 
 
 def tries_noises(method: Any, likelihood: Likelihood, num_data: int, num_weights: int) -> bool:

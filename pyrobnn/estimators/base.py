@@ -28,9 +28,16 @@ from pyrobnn.data.columns import Columns, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import MOST_TRIED, by_evidence, choose, left_by_a_line, tries_noises, with_scale
+from pyrobnn.estimators.auto import (
+    by_evidence,
+    choose,
+    left_by_a_line,
+    normal_priors,
+    tries_noises,
+    with_scale,
+)
 from pyrobnn.estimators.averaged_noise import by_expectation
-from pyrobnn.estimators.prior_width import by_width
+from pyrobnn.estimators.prior_width import by_width, tries_widths
 from pyrobnn.estimators.weights import as_rows, fit_weighted, tell_copies, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
@@ -116,7 +123,7 @@ class Estimator(BaseEstimator):
                 log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
                 self.posterior_, chosen = by_evidence(self.method_, model_of, *data, options, log_prior)
             self.method_reason_ += f"; {chosen}"
-        elif fractions is None and self._finds_widths(model):
+        elif fractions is None and self.method == "auto" and tries_widths(self.method_, model, len(self._x)):
             self.posterior_, chosen = by_width(self.method_, model, self._x, self._y, options)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None:
@@ -223,11 +230,6 @@ class Estimator(BaseEstimator):
         auto = isinstance(self.method, str) and self.method == "auto"
         return auto and tries_noises(self.method_, model.likelihood, len(self._x), model.num_weights)
 
-    def _finds_widths(self, model: BNN) -> bool:
-        """Whether the prior's widths are ours to find, and several fits take minutes at most."""
-        auto = isinstance(self.method, str) and self.method == "auto"
-        return auto and model.likelihood.labels and len(self._x) <= MOST_TRIED
-
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
@@ -243,8 +245,9 @@ class Estimator(BaseEstimator):
             return self.method, f"{type(self.method).__name__}, as it was given", options
         check_choice("method", self.method, ("auto", *METHODS))
         if self.method == "auto":
-            rows = len(self._x)
-            chosen = choose(rows, model.num_weights, width, weighted=weighted, compile=self.compile)
+            size = len(self._x), model.num_weights, width
+            normal = normal_priors(model)
+            chosen = choose(*size, weighted=weighted, normal=normal, compile=self.compile)
             return *chosen, options
         known = METHODS[self.method]
         settings = dict(known.full)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from pyrobnn.estimators.auto import MOST_TRIED
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
@@ -38,6 +39,12 @@ class _Try:
     @property
     def evidence(self) -> float:
         return cast(float, self.posterior.log_evidence)
+
+
+def tries_widths(method: Any, model: BNN, num_data: int) -> bool:
+    """Whether widths can be found, and several fits take minutes at most."""
+    tuned = isinstance(method, Laplace) and method.tune is not None
+    return tuned and model.likelihood.labels and num_data <= MOST_TRIED
 
 
 def by_width(
