@@ -651,7 +651,7 @@ SICK = {
     ),
     "every weight skewed": Fault(shaped(lambda rng, shape: rng.exponential(size=shape) - 1.0), checks=SHAPE),
     "waves": Fault(shaped(swinging), checks=SHAPE),
-    "fifty draws with noise": Fault(few_with_noise, checks=("virial", "score")),
+    "fifty draws with noise": Fault(few_with_noise, checks=("clumped_draws",)),
     "draws in the order of their density": Fault(by_density, checks=RHAT),
     "weights of other inputs": Fault(other_inputs, checks=SCORE),
     "one chain 1.5 times as wide": Fault(wide_chain, checks=RHAT),

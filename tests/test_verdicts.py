@@ -30,11 +30,12 @@ from models import toy, toy_model
 from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
-from pyrobnn.diagnostics import Evidence, diagnose, loo
+from pyrobnn.diagnostics import Evidence, diagnose, loo, thresholds
 from pyrobnn.diagnostics.calibration import _uniform_check
 from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
 from pyrobnn.diagnostics.convergence import check_ess, check_rhat
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.places import num_places
 from pyrobnn.diagnostics.sampler import check_divergences
 from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
@@ -436,6 +437,45 @@ def test_draws_that_were_drawn_again_from_others_are_copies():
     assert find(diagnose(linear_tree(model, data, rejected)), "repeated_draws") is None
 
 
+@pytest.mark.parametrize("distinct, status", [(50, "fail"), (200, "warn"), (None, None)])
+def test_a_few_draws_with_noise_are_worth_no_more_than_they_are(distinct, status):
+    model, data, weights = linear_case()
+    rng = np.random.default_rng(0)
+    spoilt = weights
+    if distinct is not None:
+        few = weights.reshape(-1, weights.shape[-1])[:distinct]
+        spoilt = few[rng.integers(0, distinct, size=(4, 200))]
+        spoilt = spoilt + 0.1 * weights.std((0, 1)) * rng.normal(size=spoilt.shape)
+    found = find(diagnose(linear_tree(model, data, spoilt)), "clumped_draws")
+    assert (found and found.status) == status
+    assert found is None or abs(found.value / distinct - 1.0) < 0.2
+
+
+SMOOTH = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "heavy tails": lambda rng, shape: rng.standard_t(3, size=shape),
+    "a spike and a slab": lambda rng, shape: (
+        rng.normal(size=shape) * np.where(rng.random(shape) < 0.3, 0.01, 1.0)
+    ),
+    "thirty-two modes": lambda rng, shape: rng.normal(size=shape) + 8.0 * rng.integers(0, 2, size=shape),
+    "a sphere": lambda rng, shape: _on_a_sphere(rng.normal(size=shape)) + 0.05 * rng.normal(size=shape),
+}
+
+
+def _on_a_sphere(z):
+    return z / np.linalg.norm(z, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_draws_of_no_smooth_distribution_are_taken_for_clumps(name):
+    rng = np.random.default_rng(0)
+    for chains, draws in ((4, 50), (4, 200), (16, 100)):
+        for _ in range(5):
+            found = SMOOTH[name](rng, (chains, draws, 5))
+            number = num_places(list(found.transpose(2, 0, 1)))
+            assert number is None or number >= thresholds.ESS_PASS
+
+
 def test_held_out_rows_that_were_trained_on_and_rounded_are_told():
     x, y, _ = line_data()
     rng = np.random.default_rng(0)
@@ -461,9 +501,8 @@ def test_noise_that_grows_though_it_is_right_on_average_is_told(num):
         noise = fitted if growing else 0.5
         mean, covariance = posterior_of(x, y, noise, 10.0)
         weights = np.random.default_rng(0).multivariate_normal(mean, covariance, (4, 250))
-        found = find(
-            diagnose(line_tree(weights, x, y, noise, held_out=line_data(40, 2)[:2])), "coverage_by_region"
-        )
+        held_out = line_data(40, 2, slope_of_noise=growing)[:2]
+        found = find(diagnose(line_tree(weights, x, y, noise, held_out=held_out)), "coverage_by_region")
         assert found.status in seen, found.evidence
 
 

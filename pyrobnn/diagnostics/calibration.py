@@ -230,38 +230,51 @@ def check_regions(evidence: Evidence) -> Check | None:
     """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
     if is_classification(evidence) or evidence.likelihood in CLASSES:
         return None
-    found = [
-        each
-        for u, covariates in regions_of(evidence)
-        if len(u) >= 2 * _MIN_DATA
-        for each in _regions(u, covariates)
-    ]
+    sets = [(u, covariates) for u, covariates in regions_of(evidence) if len(u) >= 2 * _MIN_DATA]
+    found = []
+    for name in dict.fromkeys(name for _, covariates in sets for name in covariates):
+        of_name = [(u, covariates[name]) for u, covariates in sets if name in covariates]
+        if all(np.ptp(values) > 0.0 for _, values in of_name):
+            regions = max((_regions(*each) for each in of_name), key=lambda parts: _gap(parts))
+            found.append((_p_trend(of_name), name, regions))
     if not found:
         return None
     p, name, parts = min(found, key=lambda result: result[0])
     return _region_check(min(1.0, p * len(found)), name, parts)
 
 
-def _regions(
-    u: np.ndarray, covariates: dict[str, np.ndarray]
-) -> list[tuple[float, str, list[tuple[np.ndarray, float]]]]:
-    """For each covariate the p-value of errors that do not grow along it, its name, and four regions' coverage.
+def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    """p-value of errors that do not grow along a covariate, from PIT values (point, output) and it, of every set.
 
     By rank correlation with it and with the distance from its middle: a trend has one degree of freedom, regions three.
+    Fisher's z of all sets is added up, so that what is weak in each is seen where the sets agree.
     """
-    inside = (np.abs(u - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
-    size = np.abs(u - 0.5).mean(axis=1)
-    found = []
-    for name, values in covariates.items():
-        if np.ptp(values) == 0.0:
+    total, information = np.zeros(2), 0.0
+    for u, values in sets:
+        size = np.abs(u - 0.5).mean(axis=1)
+        if np.ptp(size) == 0.0:
             continue
-        parts = np.array_split(np.argsort(values, kind="stable"), _NUM_REGIONS)
-        p = 1.0
-        if np.ptp(size) > 0.0:
-            along = (values, np.abs(stats.rankdata(values) - 0.5 * (len(values) + 1)))
-            p = min(1.0, len(along) * min(float(stats.spearmanr(size, each).pvalue) for each in along))
-        found.append((p, name, [(values[part], float(inside[part].mean())) for part in parts]))
-    return found
+        along = (values, np.abs(stats.rankdata(values) - 0.5 * (len(values) + 1)))
+        r = np.array([stats.spearmanr(size, each).statistic if np.ptp(each) > 0.0 else 0.0 for each in along])
+        # 1.06 / (n − 3) is the variance for ranks
+        weight = (len(size) - 3) / 1.06
+        total += weight * np.arctanh(np.clip(r, -0.999, 0.999))
+        information += weight
+    if information == 0.0:
+        return 1.0
+    return min(1.0, len(total) * float(2.0 * stats.norm.sf(np.abs(total).max() / np.sqrt(information))))
+
+
+def _regions(u: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, float]]:
+    """The values of a covariate in each of four regions, and how much 90 % intervals cover there."""
+    inside = (np.abs(u - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
+    parts = np.array_split(np.argsort(values, kind="stable"), _NUM_REGIONS)
+    return [(values[part], float(inside[part].mean())) for part in parts]
+
+
+def _gap(regions: list[tuple[np.ndarray, float]]) -> float:
+    covered = [coverage for _, coverage in regions]
+    return max(covered) - min(covered)
 
 
 def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) -> Check:

@@ -63,6 +63,7 @@ from pyrobnn.diagnostics.model_checks import (
 )
 from pyrobnn.diagnostics.moves import check_density, check_moves
 from pyrobnn.diagnostics.patterns import check_pattern
+from pyrobnn.diagnostics.places import check_places
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
 from pyrobnn.diagnostics.target import check_score, check_virial
@@ -170,6 +171,7 @@ EXAMINATIONS = (
     Examination(check_moving),
     Examination(check_copies, chains),
     Examination(check_repeats, draws),
+    Examination(check_places, chains, about="function"),
     Examination(check_rounded, draws),
     Examination(check_held_weights, chains),
     Examination(check_interrupted),

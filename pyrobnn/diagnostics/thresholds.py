@@ -48,6 +48,8 @@ COPY_CORRELATION = 0.9
 LEAK_WARN = 0.02
 LEAK_FAIL = 0.5
 
+DIMENSION_SOURCE = "Maximum likelihood estimation of intrinsic dimension (Levina & Bickel, 2004) https://papers.nips.cc/paper/2577"
+
 #: steps between the values of draws, in their sd, and nats per datum that a log-likelihood may be off: this library's
 #: convention
 GRID_WARN = 0.2
