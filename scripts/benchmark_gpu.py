@@ -227,7 +227,7 @@ def begun(options: argparse.Namespace) -> dict[str, Any]:
     old: dict[str, Any] = {}
     if options.results.exists():
         try:
-            old = json.loads(options.results.read_text())
+            old = json.loads(options.results.read_text(encoding="utf-8"))
         except ValueError:
             print(f"{options.results} is no record of this script: it is written anew")
     parts = old.get("parts", {})
@@ -284,7 +284,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
     """Replace the record as a whole: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    with open(part, "w") as file:
+    with open(part, "w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
         file.write("\n")
         file.flush()

@@ -183,7 +183,7 @@ def main() -> None:
         measure = measure_pyrobnn if library == "pyrobnn" else measure_laplace_torch
         print(json.dumps(measure(case, structure, CLOCKS[args.clock])))
         return
-    results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    results = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
     print("seconds and MB: pyrobnn | laplace-torch (their time / ours)")
     for case in args.cases:
         for structure in args.structures:
@@ -197,7 +197,7 @@ def main() -> None:
             results[f"{case}/{structure}"] = both
             print(row(case, structure, both.get("pyrobnn"), both.get("laplace-torch")), flush=True)
             if args.out:
-                args.out.write_text(json.dumps(results, indent=1))
+                args.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

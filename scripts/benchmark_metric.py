@@ -121,7 +121,7 @@ def problem(name, options):
         import benchmark_posteriordb
 
         torch.set_default_dtype(torch.float64)
-        posterior = json.loads((options.posteriors / f"{name}.json").read_text())
+        posterior = json.loads((options.posteriors / f"{name}.json").read_text(encoding="utf-8"))
         model, x, y = benchmark_posteriordb.problem(name, posterior["data"])
         reference = posterior["parameters"]
     return prepare(model, x, y, points="held"), reference

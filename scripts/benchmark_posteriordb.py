@@ -275,7 +275,7 @@ def main():
     for path in sorted(options.folder.glob("*.json")):
         if not any(part in path.stem for part in options.only):
             continue
-        posterior = json.loads(path.read_text())
+        posterior = json.loads(path.read_text(encoding="utf-8"))
         for seed in options.seeds:
             dtype = torch.get_default_dtype()
             result = row(path.stem, posterior, dtype=dtype, seed=seed, num_draws=options.draws)
@@ -287,7 +287,7 @@ def main():
             for text in result["warnings"]:
                 print("    ", text[:160], flush=True)
             if options.results:
-                with options.results.open("a") as file:
+                with options.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")
     print({outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))})
 

@@ -267,7 +267,7 @@ class Clock:
 
 def resident() -> int:
     """Bytes in memory now; the peak is set back to it (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return _status("VmRSS")
 
 
@@ -277,7 +277,7 @@ def peak() -> int:
 
 
 def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(name):
             return 1024 * int(line.split()[1])
     raise RuntimeError(f"/proc/self/status has no {name}: this measurement needs Linux")

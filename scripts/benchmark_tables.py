@@ -230,7 +230,7 @@ def rival(python: str, limit: int, data: tuple[Any, Any, Any, Any], seed: int) -
 
 def table(records: list[dict]) -> str:
     """Markdown: the published rows, then ours, the last run of each."""
-    published = json.loads((HERE / "published_tables.json").read_text())["rows"]
+    published = json.loads((HERE / "published_tables.json").read_text(encoding="utf-8"))["rows"]
     lines = [
         "| table | method | RMSE | NLL | 90 % covers | R-hat of f, median (largest) | ESS of f, least | s (CPU s) |",
         "|---|---|---|---|---|---|---|---|",

@@ -739,7 +739,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    kept = arguments.results.read_text().splitlines() if arguments.results.exists() else []
+    kept = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
     done = {(row["kind"], row["length"], str(row["seed"])) for row in map(json.loads, kept)}
     wanted = [
         (kind, fault, length, seed)
@@ -750,7 +750,7 @@ def main() -> None:
         if seed < number and (kind, length, str(seed)) not in done
     ]
     lengths = {name: LENGTHS[name] for name in arguments.lengths}
-    with arguments.results.open("a") as file:
+    with arguments.results.open("a", encoding="utf-8") as file:
         for case in wanted:
             _write(file, [run(*case)])
         for kind, net, length, number in verdict_nets.cases(
@@ -758,8 +758,8 @@ def main() -> None:
         ):
             if (kind, length, str([net, number])) not in done:
                 _write(file, verdict_nets.run(kind, net, length, number, lengths[length][1]))
-    rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
-    arguments.rates.write_text(json.dumps(rates(rows), indent=1) + "\n")
+    rows = [json.loads(line) for line in arguments.results.read_text(encoding="utf-8").splitlines()]
+    arguments.rates.write_text(json.dumps(rates(rows), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def results(model_name: str, method_name: str, todo: list[int], jobs: int) -> It
 def read(path: Path) -> dict[int, dict[str, int]]:
     """Finished replications; a last line cut off by an interruption is ignored."""
     finished = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         if line.endswith("}}"):
             record = json.loads(line)
             finished[record["index"]] = record["ranks"]
@@ -111,9 +111,10 @@ def run(model_name: str, method_name: str, replications: int, jobs: int, out: Pa
     """All replications of one method, continuing from the file; quantity → ranks."""
     path = out / f"{model_name}-{method_name}.jsonl"
     finished = read(path)
-    path.write_text("".join(json.dumps({"index": i, "ranks": r}) + "\n" for i, r in finished.items()))
+    kept = "".join(json.dumps({"index": i, "ranks": r}) + "\n" for i, r in finished.items())
+    path.write_text(kept, encoding="utf-8")
     todo = [index for index in range(replications) if index not in finished]
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         found = results(model_name, method_name, todo, jobs)
         for record in tqdm(found, method_name, len(todo), unit="replication"):
             file.write(json.dumps(record) + "\n")

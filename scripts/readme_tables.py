@@ -342,7 +342,7 @@ def svi_table() -> str:
 
 def laplace_table() -> str:
     """Seconds and memory beside laplace-torch's."""
-    found = json.loads((HERE / "results" / "laplace.json").read_text())
+    found = json.loads((HERE / "results" / "laplace.json").read_text(encoding="utf-8"))
     lines = [
         "| case | fit s | fit and tune s | predict s | memory MB |",
         "|---|---|---|---|---|",
@@ -367,7 +367,7 @@ def gpu_table() -> str:
     path = HERE / "results" / "gpu.json"
     if not path.exists():
         return "No GPU has run this yet: `make gpu` on a machine with CUDA writes `scripts/results/gpu.json`."
-    return gpu_report(json.loads(path.read_text()))
+    return gpu_report(json.loads(path.read_text(encoding="utf-8")))
 
 
 def gpu_report(record: dict) -> str:
@@ -465,7 +465,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     late = 0
     for file in options.files:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
         filled = fill(text)
         if filled == text:
             print(f"{len(MARKED.findall(text))} tables in {file}")
@@ -474,7 +474,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.check:
             print(f"{file} is out of date: run python scripts/readme_tables.py")
         else:
-            file.write_text(filled)
+            file.write_text(filled, encoding="utf-8")
             print(f"{len(MARKED.findall(text))} tables in {file}, rewritten")
     return int(options.check and late > 0)
 

@@ -352,7 +352,7 @@ def test_closing_the_run_keeps_what_is_finished(tmp_path):
 def test_a_torn_line_spoils_no_other(tmp_path):
     path = tmp_path / "results.jsonl"
     append_record(path, {"n": 0, "square": 0})
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write('{"n": 1, "squ')
     append_record(path, {"n": 2, "square": 4})
     assert [record["n"] for record in read_records(path)] == [0, 2]

@@ -115,6 +115,30 @@ def test_every_file_of_the_package_is_installed():
             )
 
 
+def leaves_the_encoding_open(call):
+    """Whether a call reads or writes text in the system's own encoding: on Windows that of a code page."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    given = [*call.args, *(each.value for each in call.keywords if each.arg == "mode")]
+    modes = [str(each.value) for each in given if isinstance(each, ast.Constant)]
+    modes = [mode for mode in modes if re.fullmatch("[rwaxbt+]{1,3}", mode)]
+    if name == "open" and isinstance(call.func, ast.Attribute) and not modes:
+        return False  # of another library
+    encoding = {"open": 3, "read_text": 0, "write_text": 1}.get(name, -1)
+    named = len(call.args) > encoding or any(each.arg == "encoding" for each in call.keywords)
+    return not named and not any("b" in mode for mode in modes)
+
+
+@pytest.mark.parametrize("folder", ["pyrobnn", "scripts", "docs"])
+def test_every_text_file_is_opened_in_an_encoding_that_is_named(folder):
+    bare = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and leaves_the_encoding_open(node)
+    ]
+    assert bare == []
+
+
 def tracked_at_the_top():
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")

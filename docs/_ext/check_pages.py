@@ -186,7 +186,7 @@ def _value(node: ast.expr | None, scope: Scope) -> Any:
 @cache
 def records() -> list[dict[str, Any]]:
     """The cases of the study of verdicts: healthy posteriors, and planted faults."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
 
 
 def rates(name: str) -> str:

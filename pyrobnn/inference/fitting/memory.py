@@ -37,7 +37,7 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + kept
     table = Path("/proc/meminfo")
     if table.exists():
-        fields = dict(line.split(":", 1) for line in table.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in table.read_text(encoding="utf-8").splitlines())
         if "MemAvailable" in fields:
             return int(fields["MemAvailable"].split()[0]) * 1024
     try:

@@ -46,7 +46,7 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     if not Path(path).is_file():
         return []
     records = []
-    for line in Path(path).read_text().splitlines():
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             if isinstance(record := json.loads(line), dict):
                 records.append(record)
@@ -151,7 +151,7 @@ class Sweep:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         # the lock lives on the open file and is gone with the process, however that ends
-        with open(self.path, "a") as file:
+        with open(self.path, "a", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

@@ -170,7 +170,7 @@ def read_published(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: a file in another format.
     """
-    table = json.loads(Path(path).read_text())
+    table = json.loads(Path(path).read_text(encoding="utf-8"))
     needed = {"id", "label", "citation", "noise", "splits", "spread", "rmse", "log_density"}
     if not isinstance(table, dict) or any(needed - column.keys() for column in table.get("columns", [{}])):
         raise ValueError(
