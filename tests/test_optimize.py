@@ -154,16 +154,3 @@ def test_bad_options(option, message):
         _fit(**option)
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer"):
         _fit(optimizer=lambda p: None)
-
-
-def test_adam_counts_anew_after_the_held_steps():
-    """A parameter that had no gradient till then moves by the rate at first, as at the start of a run."""
-
-    def objective(theta, opened):
-        return (theta - 100.0).square() @ torch.stack([torch.ones(()), opened])
-
-    gates = iter([torch.zeros(())] * 50 + [torch.ones(())])
-    found = minimize(
-        objective, torch.zeros(2), ((gate,) for gate in gates), num_steps=51, lr=0.1, held=50, compile=False
-    )
-    assert float(found.params[1]) == pytest.approx(0.1, rel=1e-3)

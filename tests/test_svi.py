@@ -127,6 +127,7 @@ def test_compiled_equals_eager():
     assert fits[0].meta["timings"]["compile"] > fits[1].meta["timings"]["compile"]
 
 
+@pytest.mark.filterwarnings("ignore:the [a-z_]* guide ended")
 @pytest.mark.parametrize("guide", ["mean_field", "low_rank", "full_rank", "flow", AutoNormal])
 def test_same_seed_same_draws(guide):
     first, second, other = (_fit(guide=guide, num_steps=10, seed=seed) for seed in (3, 3, 4))

@@ -1,4 +1,4 @@
-"""A richer guide starts where mean-field has arrived, and never ends below it by more than its error."""
+"""A richer guide begins where mean-field ends, and never ends below it by more than its error."""
 
 from __future__ import annotations
 
@@ -14,72 +14,80 @@ from models import normal_prior, toy, toy_model
 from sklearn.datasets import load_iris
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.vi.fit import build_elbo
 
 RICHER = ("low_rank", "full_rank", "flow")
 
 
-@pytest.mark.parametrize("guide", RICHER)
-def test_held_at_its_mean_field_member_it_has_the_objective_of_mean_field(guide):
-    x, y = toy()
-    problem = prepare(toy_model(), x, y, points="free")
-    plain, start = build_elbo(pb.SVI(), problem, None, 0)
-    richer, theta = build_elbo(pb.SVI(guide=guide), problem, None, 0)
-    with seeded(1):
-        theta = theta + 0.1 * torch.randn_like(theta)
-    one, same = torch.ones((), dtype=torch.float64), len(start)
-    with seeded(2):
-        expected = plain(theta[:same], one)[1]
-
-    def objective(theta, opened):
-        return richer(theta, one, opened=opened)
-
-    with seeded(2):
-        slope, tracked = torch.func.grad(objective, has_aux=True)(theta, torch.tensor(0.0))
-    assert bool((slope[same:] == 0).all()) and bool((slope[:same] != 0).all())
-    torch.testing.assert_close(tracked[1], expected[1])  # the KL, in closed form
-    if guide != "low_rank":  # which draws its noise in another order
-        torch.testing.assert_close(tracked[0], expected[0])
-    with seeded(2):
-        slope, _ = torch.func.grad(objective, has_aux=True)(theta, torch.tensor(1.0))
-    assert bool((slope[same:] != 0).any())
+def _fit(guide="full_rank", **options):
+    options = {"num_steps": 12, "log_every": 2, "compile": False} | options
+    fit = {name: options.pop(name) for name in ("callbacks", "progress") if name in options}
+    return pb.SVI(guide=guide, **options).fit(toy_model(), *toy(), num_draws=20, **fit)
 
 
 @pytest.mark.parametrize("guide", RICHER)
-def test_stopped_before_it_opens_it_is_its_mean_field_member(guide):
-    x, y = toy()
-    seen = []
+def test_it_begins_at_the_very_end_of_mean_field(guide):
+    seen = {}
 
-    def stop(step, metrics):
-        seen.append(metrics["snapshot"]().approximation.covariance(range(2)))
-        return step >= 4
+    def look(step, metrics):
+        seen[step] = metrics["snapshot"]().approximation
 
-    method = pb.SVI(guide=guide, num_steps=12, log_every=2, mean_field_start=0.5, compile=False)
-    posterior = method.fit(toy_model(), x, y, num_draws=20, callbacks=[stop])
-    assert posterior.meta["mean_field_steps"] == 6 and posterior.meta["num_steps"] == 4
-    if guide == "flow":  # every coupling is the identity
-        state = posterior.approximation.state()[1]
-        assert all(bool((value == 0).all()) for name, value in state.items() if name[0].isdigit())
-    else:
-        for cov in (*seen, posterior.approximation.covariance(range(5))):
-            assert bool((cov == cov.diag().diag()).all())
-    assert math.isfinite(posterior.log_evidence)
+    posterior = _fit(guide, log_every=6, callbacks=[look])
+    plain = _fit("mean_field")
+    assert posterior.meta["mean_field_steps"] == 12 and posterior.meta["num_steps"] == 24
+    assert sorted(seen) == [6, 12, 18, 24]
+    (_, state), (name, reached) = plain.approximation.state(), seen[12].state()
+    assert name == "normal" and torch.equal(reached["loc"], state["loc"])
+    assert torch.equal(posterior.history["elbo"][:12], plain.history["elbo"])
+    (name, state), begun = seen[18].state(), state["loc"]
+    assert name == guide and 0 < float((state["loc"] - begun).abs().max()) < 0.07  # six steps of the rate
 
 
-def test_patience_counts_from_the_step_that_opens_the_guide():
-    x, y = toy()
-    method = pb.SVI(
-        guide="full_rank",
-        num_steps=30,
-        mean_field_start=0.5,
-        patience=2,
-        min_delta=1e9,
-        log_every=1,
-        compile=False,
-    )
-    posterior = method.fit(toy_model(), x, y, num_draws=5)
-    assert (posterior.meta["stopped"], posterior.meta["num_steps"]) == ("plateau", 15 + 4)
+def test_stopped_before_the_guide_begins_it_is_mean_field():
+    posterior = _fit(callbacks=[lambda step, metrics: step >= 4])
+    assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (4, 4)
+    assert posterior.meta["stopped"] == "callback" and posterior.meta["settings"]["guide"] == "full_rank"
+    assert posterior.approximation.state()[0] == "normal" and math.isfinite(posterior.log_evidence)
+    meta = _fit(mean_field_start=0.0, callbacks=[lambda step, metrics: True]).meta
+    assert (meta["mean_field_steps"], meta["num_steps"]) == (0, 2)
+
+
+def test_patience_counts_from_the_step_at_which_the_guide_begins():
+    posterior = _fit(num_steps=30, patience=2, min_delta=1e9, log_every=1)
+    assert (posterior.meta["stopped"], posterior.meta["num_steps"]) == ("plateau", 4 + 4)
+
+
+def test_a_guide_that_ends_below_its_start_gives_way_and_says_so():
+    def spoil(step):  # the rate of the second half of both, which mean-field's average forgives
+        return 1.0 if step < 55 else 30.0
+
+    with pytest.warns(UserWarning, match="the full_rank guide ended at an ELBO of .* is mean-field"):
+        posterior = _fit(num_steps=60, lr=0.03, lr_schedule=spoil, average=0.0, mean_field_start=0.9)
+    assert posterior.approximation.state()[0] == "normal"
+    assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (54, 114)
+    assert posterior.log_evidence > float(posterior.history["elbo"][-1])
+    stats = posterior.sample_stats
+    torch.testing.assert_close(posterior.log_q().double(), stats["log_q"])  # of the draws of the same guide
+    assert stats["log_p"].shape == stats["log_q"].shape == (1, 20)
+    assert len([note for note in posterior.meta["warnings"] if "ELBO" in note]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:its ELBO was not evaluated")
+def test_an_interrupt_and_the_end_are_told_of_both_parts():
+    ends = []
+
+    class Press:
+        def __call__(self, step, metrics):
+            if step >= at:
+                raise KeyboardInterrupt
+
+        def end(self):
+            ends.append(at)
+
+    for at in (4, 18):
+        with pytest.warns(UserWarning, match=f"interrupted by Ctrl-C after {at} of 24 steps"):
+            posterior = _fit(callbacks=[Press()])
+        assert posterior.meta["interrupted"] and posterior.meta["num_steps"] == at
+    assert ends == [4, 18]
 
 
 def _line():
@@ -155,7 +163,9 @@ def _mean_field(name):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the ELBO ends", "ignore:.*(did not converge|the weights use up)")
+@pytest.mark.filterwarnings(
+    "ignore:the (ELBO ends|[a-z_]* guide ended)", "ignore:.*(did not converge|the weights use up)"
+)
 @pytest.mark.parametrize("name", SIX)
 @pytest.mark.parametrize("guide", RICHER)
 def test_a_richer_guide_is_never_worse_than_mean_field(name, guide):

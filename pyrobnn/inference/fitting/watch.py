@@ -28,6 +28,16 @@ class Retold:
         return self._callback(step, self._change(metrics))
 
 
+class Continued:
+    """A callback of the user's that is told the steps of a run as those after ``before`` others, and of no end."""
+
+    def __init__(self, callback: Callback, before: int):
+        self._callback, self._before = callback, before
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
+        return self._callback(self._before + step, metrics)
+
+
 class Watch:
     """Progress bar, callbacks and interruption of a run: the context of its loop.
 

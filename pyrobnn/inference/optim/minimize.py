@@ -103,7 +103,6 @@ def minimize(
     tracked: Sequence[str] = (),
     patience: int | None = None,
     min_delta: float = 0.0,
-    held: int = 0,
     log_every: int = 100,
     callbacks: Sequence[Callback] = (),
     snapshot: Callable[[Tensor], Any] | None = None,
@@ -131,9 +130,6 @@ def minimize(
         average: return the mean of the last ``average * num_steps`` iterates (0: the last one).
         patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
             that of the ``patience`` steps before them (checked every ``log_every`` steps).
-        held: first steps in which the objective leaves some parameters without a gradient. After them Adam counts its
-            steps anew, so that the moments of those parameters are not taken for converged ones, and so does
-            ``patience``.
         log_every: how often the host looks at the losses, calls back and checks that they are finite.
         callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
         snapshot: what ``metrics["snapshot"]()`` makes of the present parameters.
@@ -162,12 +158,12 @@ def minimize(
     check_number("average", average, minimum=0, maximum=1)
     batches = itertools.repeat(()) if batches is None else iter(batches)
     gradient = _gradient(objective, bool(tracked), clip_norm)
-    table = _coefficients(num_steps, lr, lr_schedule, average, held, start.device)
+    table = _coefficients(num_steps, lr, lr_schedule, average, start.device)
     recorder = Recorder(start, num_steps, tracked)
     functional = optimizer == "adam" and not is_scheduler(lr_schedule)
     kind: type[Step] = AdamStep if functional else TorchStep
     stepper = kind(gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name)
-    losses = _Losses(recorder, stepper, snapshot, patience, min_delta, held, lr, name)
+    losses = _Losses(recorder, stepper, snapshot, patience, min_delta, lr, name)
     watch = Watch(
         num_steps, name, callbacks, progress, starting=COMPILING if compile else "", finished="num_steps",
         metrics=("loss",), worth_keeping=losses.worth_keeping,
@@ -231,13 +227,12 @@ class _Losses:
         snapshot: Callable[[Tensor], Any] | None,
         patience: int | None,
         min_delta: float,
-        held: int,
         lr: float,
         name: str,
     ):
         self.recorder, self.stepper, self.snapshot = recorder, stepper, snapshot
         self.patience, self.min_delta, self.lr, self.name = patience, min_delta, lr, name
-        self.held, self.seen = held, 0
+        self.seen = 0
 
     def worth_keeping(self) -> bool:
         """Whether an interrupted run has made a step, and all its losses are finite."""
@@ -263,7 +258,7 @@ class _Losses:
 
     def flat(self, step: int) -> bool:
         """Whether the plateau rule stops the run after ``step`` updates."""
-        if self.patience is None or step < self.held + 2 * self.patience:
+        if self.patience is None or step < 2 * self.patience:
             return False
         losses, _ = self.recorder.read(step, step - 2 * self.patience)
         before, after = losses.split(self.patience)
@@ -286,13 +281,12 @@ class _Losses:
 
 
 def _coefficients(
-    num_steps: int, lr: float, lr_schedule: Schedule, average: float, held: int, device: torch.device
+    num_steps: int, lr: float, lr_schedule: Schedule, average: float, device: torch.device
 ) -> Tensor:
     """Per step, float64 (num_steps, 4): lr / (1 - b1^t), 1 / (1 - b2^t), weight in the running mean, lr factor."""
     t = torch.arange(1, num_steps + 1, dtype=torch.float64)
     factor = learning_rate_factors(num_steps, lr_schedule)
     begin = num_steps - round(average * num_steps)
     weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
-    t = torch.where(t > held, t - held, t)
     table = [lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor]
     return torch.stack(table, 1).to(device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.density import Density, Site, _is_identity
-from pyrobnn.inference.vi.families import Draw, Family, Moments, mean_field_moments
+from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.nodes import is_observed, is_subsample, log_prob_sum
@@ -57,61 +57,37 @@ class Elbo:
             gaussian = family.draw(family.initial()).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
             self.exact_entropy = wanted and gaussian
-            normal, constant = self._normal_sites() if kl != "monte_carlo" else (frozenset(),) * 2
-        #: sites in closed form, and those among them whose prior is the same at every draw
-        self.closed = (normal if family.factorized else constant) if self.exact_entropy else frozenset()
-        self.constant = constant if self.exact_entropy else frozenset()
-        #: sites in closed form while a richer family is held at its mean-field member
-        self.closed_when_held = normal
+            self.closed, self.constant = self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
 
     @property
     def exact_kl(self) -> bool:
         """Whether the KL has no noise: every site's cross entropy is closed, and given no other site's draw."""
         return self.exact_entropy and len(self.constant) == len(self.latent)
 
-    def __call__(
-        self, theta: Tensor, kl_weight: Tensor, *args: Any, opened: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        log_likelihood, kl = self.parts(theta, *args, opened=opened)
+    def __call__(self, theta: Tensor, kl_weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        log_likelihood, kl = self.parts(theta, *args)
         loss = kl_weight * kl - log_likelihood
         tracked = torch.stack([log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)])
         return loss, tracked
 
-    def parts(self, theta: Tensor, *args: Any, opened: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars.
-
-        ``opened`` () is 0 while a family of ours is held at its mean-field member, whose KL then has the closed form
-        of mean-field, and 1 afterwards.
-        """
-        if opened is not None:
-            theta = self.opened(theta, opened)
+    def parts(self, theta: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
         if self.num_particles == 1:
-            return self._particle(theta, args, opened)
+            return self._particle(theta, args)
 
         def one(_: Tensor) -> tuple[Tensor, Tensor]:
-            return self._particle(theta, args, opened)
+            return self._particle(theta, args)
 
         counter = torch.zeros(self.num_particles, device=theta.device)
         log_likelihood, kl = torch.func.vmap(one, randomness="different")(counter)
         return log_likelihood.mean(), kl.mean()
 
-    def opened(self, theta: Tensor, share: Tensor | float) -> Tensor:
-        """``theta`` with the parameters that make a family of ours richer than mean-field times ``share``.
-
-        At zero the guide is the mean-field one of its means and scales, and those parameters have no gradient.
-        """
-        dim, size = self.family.dim, self.family.size
-        kept, richer, points = theta.split([2 * dim, size - 2 * dim, len(theta) - size])
-        return torch.cat([kept, share * richer, points])
-
-    def _particle(self, theta: Tensor, args: tuple[Any, ...], opened: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _particle(self, theta: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         phi, points = theta[: self.family.size], theta[self.family.size :]
         draw = self.family.draw(phi)
         z = torch.cat([draw.z, points])
         values = self.density.constrain(z)
         moments = self._site_moments(draw.moments)
-        held = None if opened is None else mean_field_moments(phi, self.family.dim)
-        held_moments = self._site_moments(held)
         with self._noise(values, moments):
             nodes = self.density.trace(values, args)
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
@@ -124,14 +100,9 @@ class Elbo:
                 cross = cross + _normal_cross_entropy(node, *moments[name])
             else:
                 jacobian = self.density.log_jacobian(z, self.density.site(name))
-                term = -log_prob_sum(node) - jacobian
-                if opened is not None and name in self.closed_when_held:
-                    term = torch.where(opened > 0, term, _normal_cross_entropy(node, *held_moments[name]))
-                cross = cross + term
+                cross = cross - log_prob_sum(node) - jacobian
         exact = draw.moments if self.exact_entropy else None
         entropy = -_path_log_q(draw) if exact is None else exact.entropy
-        if opened is not None and held is not None and self.closed_when_held:
-            entropy = torch.where(opened > 0, entropy, held.entropy)
         return log_likelihood, cross - entropy
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
@@ -160,8 +131,8 @@ class Elbo:
             self.estimator,
         )
 
-    def _normal_sites(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Sites of normal prior, and those among them whose prior is the same at every draw.
+    def _closed_sites(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Sites of normal prior under a Gaussian guide, and those among them whose prior is the same at every draw.
 
         A prior that depends on other sites (a hierarchy) has its closed form given *their* draw, which is right only
         when the guide's coordinates are independent.
@@ -172,8 +143,10 @@ class Elbo:
             here, there = first[site.name], second[site.name]
             if here is None or there is None:
                 continue
-            closed.add(site.name)
-            if all(map(torch.equal, here, there)):
+            constant = all(map(torch.equal, here, there))
+            if constant or self.family.factorized:
+                closed.add(site.name)
+            if constant:
                 unmoved.add(site.name)
         return frozenset(closed), frozenset(unmoved)
 

@@ -51,7 +51,6 @@ class Family(Protocol):
     """What the ELBO asks of a guide; ``phi`` is its flat parameter vector."""
 
     size: int
-    dim: int
     #: whether the coordinates are independent, so that a closed form may condition on the other sites
     factorized: bool
 
@@ -225,12 +224,6 @@ class LowRank:
         state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
         # LowRankMultivariateNormal inverts the capacitance: float64
         return FlatApproximation(layout, "low_rank", {name: value.double() for name, value in state.items()})
-
-
-def mean_field_moments(phi: Tensor, dim: int) -> Moments:
-    """Of the mean-field member of a family of ours, whose first parameters are means and raw scales, (2 dim,)."""
-    scale = F.softplus(phi[dim : 2 * dim])
-    return Moments(phi[:dim], scale.square(), _entropy(scale.log().sum(dtype=torch.float64), dim))
 
 
 def _log_q(noise: Tensor, half_log_det: Tensor) -> Tensor:

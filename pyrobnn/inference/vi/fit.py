@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
-from pyrobnn.inference.optim.learning_rate import Schedule, learning_rate_factors
+from pyrobnn.inference.fitting.watch import Continued, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.optim.unfinished import falling
@@ -30,7 +30,8 @@ from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
+from pyrobnn.posterior.approximation import Approximation
+from pyrobnn.seeding import kept, seeded
 
 if TYPE_CHECKING:
     from pyrobnn.inference.svi import SVI
@@ -66,15 +67,85 @@ def build_elbo(
     return elbo, torch.cat([family.initial(), points])
 
 
-class GuideFit:
-    """One fit of the guide of an :class:`pyrobnn.SVI`."""
+def fit_guide(
+    config: SVI,
+    problem: Problem,
+    init: Posterior | nn.Module | None,
+    *,
+    seed: int,
+    num_draws: int,
+    callbacks: Sequence[Callback],
+    progress: bool,
+) -> Posterior:
+    """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended."""
+    fitted = GuideFit(config, problem, init, seed)
+    num_steps = round(config.mean_field_start * config.num_steps) if config.has_mean_field else 0
+    if not num_steps:
+        result = fitted.train(callbacks, progress)
+        return fitted.posterior(result.params, num_draws, result)
+    plain = GuideFit(replace(config, guide="mean_field", num_steps=num_steps), problem, init, seed, config)
+    try:
+        told = [Continued(callback, 0) for callback in callbacks]
+        result = plain.train(told, progress, "SVI, mean-field first")
+        result = replace(result, asked=num_steps + config.num_steps)
+        if result.stopped not in ("callback", "interrupt"):
+            fitted.begin_at(plain, result)
+            told = [Continued(callback, result.num_steps) for callback in callbacks]
+            try:
+                end = fitted.train(told, progress)
+            except KeyboardInterrupt:  # before its first step
+                result = replace(result, stopped="interrupt")
+            else:
+                return fitted.posterior(end.params, num_draws, end)
+        return plain.posterior(result.params, num_draws, result)
+    finally:
+        for callback in callbacks:
+            end_of(callback)()
 
-    def __init__(self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int):
-        self.config, self.problem, self.seed = config, problem, seed
+
+class Found(NamedTuple):
+    """A guide's parameters, the approximation that they are over the sites of ``layout``, the point parameters."""
+
+    theta: Tensor
+    layout: Density
+    approximation: Approximation
+    values: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A fitted guide with its draws; where it was evaluated, their log p and log q, its ELBO ± ``error``, a note."""
+
+    found: Found
+    draws: dict[str, Tensor]
+    stats: dict[str, Tensor] = field(default_factory=dict)
+    value: float | None = None
+    error: float = math.nan
+    note: str = ""
+
+
+class GuideFit:
+    """One fit of a guide.
+
+    Args:
+        config: what is fitted.
+        problem: to what.
+        init, seed: where it starts.
+        owner: the configuration of the user's that it is a part of; default ``config``.
+    """
+
+    def __init__(
+        self,
+        config: SVI,
+        problem: Problem,
+        init: Posterior | nn.Module | None,
+        seed: int,
+        owner: SVI | None = None,
+    ):
+        self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
         self.elbo, self.start = build_elbo(config, problem, init, seed)
-        #: first steps, in which a richer family is held at its mean-field member, and steps begun
-        self.held = round(config.mean_field_start * config.num_steps) if config.has_mean_field else 0
-        self.begun = 0
+        #: the fit of mean-field that it began at
+        self.before: tuple[GuideFit, Result] | None = None
         self.num_batches = _num_batches(problem, config.batch_size)
         schedule = (
             config.kl_weight if isinstance(config.kl_weight, KLSchedule) else Constant(config.kl_weight)
@@ -82,7 +153,14 @@ class GuideFit:
         num_weights = sum(site.size for site in self.elbo.latent)
         self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(problem.device)
 
-    def train(self, callbacks: Sequence[Callback], progress: bool) -> Result:
+    def begin_at(self, plain: GuideFit, result: Result) -> None:
+        """Start at the means, scales and point parameters of a fit of mean-field."""
+        size, moved = plain.elbo.family.size, self.elbo.family.size
+        phi, points = result.params[:size], result.params[size:]
+        self.start = torch.cat([phi, self.start[size:moved], points])
+        self.before = plain, result
+
+    def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
         """Fit the parameters: the guide's, then free points."""
         config = self.config
         return minimize(
@@ -92,56 +170,38 @@ class GuideFit:
             num_steps=config.num_steps,
             lr=config.lr,
             optimizer=config.optimizer,
-            lr_schedule=self._schedule(),
+            lr_schedule=config.schedule,
             clip_norm=config.clip_norm,
             average=config.averaged,
             tracked=TRACKED,
             patience=config.patience,
             min_delta=config.min_delta,
-            held=self.held,
             log_every=config.log_every,
             callbacks=callbacks,
             snapshot=self._snapshot,
             progress=progress,
-            name="SVI",
+            name=name,
             compile=config.compile,
         )
 
-    def _schedule(self) -> Schedule:
-        """The configuration's; the default of a guide that is held at first is counted from the step that opens it."""
-        if not self.held or self.config.lr_schedule != "auto":
-            return self.config.schedule
-        factors = learning_rate_factors(self.config.num_steps - self.held, self.config.schedule).tolist()
-        return ([1.0] * self.held + factors).__getitem__
-
     def _objective(self, theta: Tensor, kl_weight: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        opened: Tensor | None = None
-        if self.held:
-            opened, batch = batch[0], batch[1:]
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
-        return self.elbo(theta, kl_weight, *batch, opened=opened)
+        return self.elbo(theta, kl_weight, *batch)
 
     def _batches(self) -> Iterator[tuple[Tensor, ...]]:
-        problem, size = self.problem, self.config.batch_size
+        problem, size, weights = self.problem, self.config.batch_size, self.kl_weights.unbind()
         if problem.loader is not None:
-            yield from ((*said, *batch) for said, batch in zip(self._said(), problem.batches(), strict=False))
+            yield from ((weight, *batch) for weight, batch in zip(weights, problem.batches(), strict=False))
         elif not problem.is_bnn:
-            yield from self._said()
+            yield from ((weight,) for weight in weights)
         elif self.num_batches == 1:
-            yield from ((*said, problem.x, problem.y) for said in self._said())
+            yield from ((weight, problem.x, problem.y) for weight in weights)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            for rows, said in zip(walk, self._said(), strict=False):
-                yield *said, rows, problem.x, problem.y
-
-    def _said(self) -> Iterator[tuple[Tensor, ...]]:
-        """What every step is told beside its data: the KL's weight, and whether a richer family is open."""
-        closed, opened = self.start.new_tensor([0.0, 1.0]).unbind()
-        for weight in self.kl_weights.unbind():
-            self.begun += 1
-            yield (weight, closed if self.begun <= self.held else opened) if self.held else (weight,)
+            for rows, weight in zip(walk, weights, strict=False):
+                yield weight, rows, problem.x, problem.y
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
@@ -149,43 +209,69 @@ class GuideFit:
 
     def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
         """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
-        problem, family = self.problem, self.elbo.family
-        if (self.begun if result is None else result.num_steps) <= self.held:  # it was not opened yet
-            theta = self.elbo.opened(theta, 0.0)
-        values = self._point_values(theta[family.size :])
-        layout = Density(problem.density.program, problem.density.args, points="held", values=values)
-        approximation = family.approximation(theta[: family.size], layout)
-        draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
+        problem, found = self.problem, self._found(theta)
+        weighed = Weighed(found, _drawn(found, num_draws))
         if result is None:
             return make_posterior(
-                problem, self.config, draws, seed=self.seed, timings={}, approximation=approximation,
-                point_values=values, meta={"temperature": self._temperature(None)}, importance=False,
+                problem, self.owner, weighed.draws, seed=self.seed, timings={}, approximation=found.approximation,
+                point_values=found.values, meta={"temperature": self._temperature(None)}, importance=False,
             )  # fmt: skip
-        begun = time.perf_counter()
-        stats: dict[str, Tensor] = {}
-        value, error = None, math.nan
+        temperature, begun = self._temperature(result.num_steps), time.perf_counter()
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
-                    stats = importance_stats(problem, layout, approximation, draws)
-                    value, error = evaluate_elbo(problem, layout, approximation, self.elbo, theta)
+                    weighed = self._weighed(weighed, temperature)
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
-        notes = self._notes(result, values, draws, stats, value, error)
+        mean_field_steps = 0 if self.owner is self.config else result.num_steps
+        if self.before is not None:
+            mean_field_steps = self.before[1].num_steps
+            result = _joined(self.before[1], result)
         meta = {
-            "num_steps": result.num_steps, "stopped": result.stopped, "elbo_error": None if value is None else error,
-            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm), "mean_field_steps": self.held,
-            "temperature": self._temperature(result.num_steps),
+            "num_steps": result.num_steps, "stopped": result.stopped,
+            "elbo_error": None if weighed.value is None else weighed.error, "log_evidence_kind": "elbo",
+            "grad_norm": float(result.grad_norm), "mean_field_steps": mean_field_steps, "temperature": temperature,
         }  # fmt: skip
         # the ELBO is what a tempered fit gives up
-        if meta["temperature"] == 1.0:
+        if temperature == 1.0:
             meta |= falling(result, -result.tracked["elbo"], 1.0, problem.density.dim)
         timings = result.timings | {"evaluate": time.perf_counter() - begun}
         return make_posterior(
-            problem, self.config, draws, seed=self.seed, timings=timings, approximation=approximation,
-            point_values=values, sample_stats=stats, log_evidence=value, history=_history(result), meta=meta,
-            importance=False, notes=notes, interrupted=result.interrupted,
+            problem, self.owner, weighed.draws, seed=self.seed, timings=timings,
+            approximation=weighed.found.approximation, point_values=weighed.found.values, sample_stats=weighed.stats,
+            log_evidence=weighed.value, history=_history(result), meta=meta, importance=False,
+            notes=self._notes(result, weighed, temperature), interrupted=result.interrupted,
         )  # fmt: skip
+
+    def _found(self, theta: Tensor) -> Found:
+        problem, size = self.problem, self.elbo.family.size
+        values = self._point_values(theta[size:])
+        layout = Density(problem.density.program, problem.density.args, points="held", values=values)
+        return Found(theta, layout, self.elbo.family.approximation(theta[:size], layout), values)
+
+    def _weighed(self, drawn: Weighed, temperature: float) -> Weighed:
+        """With log p and log q of the draws, and the ELBO; or the same of the start, where its ELBO is larger."""
+        found, problem = drawn.found, self.problem
+        stats = importance_stats(problem, found.layout, found.approximation, drawn.draws)
+        value, error = math.nan, math.nan
+        # the ELBO is what a tempered fit gives up
+        if self.before is not None and temperature == 1.0:
+            plain, result = self.before
+            start = plain._found(result.params)
+            with kept(problem.device):  # the same random numbers for both
+                value, error = evaluate_elbo(
+                    problem, start.layout, start.approximation, plain.elbo, start.theta
+                )
+        reached, spread = evaluate_elbo(problem, found.layout, found.approximation, self.elbo, found.theta)
+        if not math.isfinite(value) or reached >= value - math.hypot(error, spread):
+            return Weighed(found, drawn.draws, stats, reached, spread)
+        draws = _drawn(start, len(next(iter(drawn.draws.values()))[0]))
+        stats = importance_stats(problem, start.layout, start.approximation, draws)
+        note = (
+            f"the {self.config.guide} guide ended at an ELBO of {reached:.1f}, where mean-field, at which it began, "
+            f"has {value:.1f}: what you get is mean-field; raise num_steps, or lower lr"
+        )
+        return Weighed(start, draws, stats, value, error, note)
 
     def _point_values(self, points: Tensor) -> dict[str, Tensor]:
         """Point parameters by site, from their flat unconstrained vector."""
@@ -203,22 +289,39 @@ class GuideFit:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""
         return effective_temperature(self.kl_weights[:num_steps], self.num_batches)
 
-    def _notes(
-        self, result: Result, values: dict[str, Tensor], draws: dict[str, Tensor], stats: dict[str, Tensor],
-        value: float | None, error: float,
-    ) -> list[str]:  # fmt: skip
-        """What the user has to know: ``value`` ± ``error`` is the ELBO, ``stats`` what is known of the draws."""
-        notes = result.notes(self.config)
-        if value is None:
-            missing = "" if stats else " and no log p of its draws (k-hat, LOO)"
-            notes.append(f"its ELBO was not evaluated: there is no log evidence{missing}")
+    def _notes(self, result: Result, weighed: Weighed, temperature: float) -> list[str]:
+        """What the user has to know."""
+        notes, draws = result.notes(self.config), weighed.draws
+        if weighed.value is None:
+            notes.append(
+                "its ELBO was not evaluated: there is no log evidence and no log p of its draws (k-hat, LOO)"
+            )
         means = {name: value[0].mean(0) for name, value in draws.items() if name != SCALE}
-        notes += noise_notes(self.problem, values | means)
-        if value is not None:
+        notes += noise_notes(self.problem, weighed.found.values | means)
+        if weighed.note:
+            notes.append(weighed.note)
+        elif weighed.value is not None:
             # the ELBO is what a tempered fit gives up: its end is not its best
-            tempered = self._temperature(result.num_steps) != 1.0
-            notes += elbo_notes(result.tracked["elbo"][: 0 if tempered else None], value, error, draws)
+            track = result.tracked["elbo"][: 0 if temperature != 1.0 else None]
+            notes += elbo_notes(track, weighed.value, weighed.error, draws)
         return notes
+
+
+def _drawn(found: Found, num_draws: int) -> dict[str, Tensor]:
+    return {name: value[None] for name, value in found.approximation.sample(num_draws).items()}
+
+
+def _joined(before: Result, result: Result) -> Result:
+    """Two runs as one."""
+    return replace(
+        result,
+        losses=torch.cat([before.losses, result.losses]),
+        num_steps=before.num_steps + result.num_steps,
+        timings={name: value + before.timings[name] for name, value in result.timings.items()},
+        asked=before.asked,
+        tracked={name: torch.cat([before.tracked[name], value]) for name, value in result.tracked.items()},
+        factors=torch.cat([before.factors[: before.num_steps], result.factors]),
+    )
 
 
 def _num_batches(problem: Problem, batch_size: int | None) -> int:
