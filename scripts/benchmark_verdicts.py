@@ -254,6 +254,30 @@ def heteroskedastic(case: Case, x: np.ndarray) -> np.ndarray:
     return np.exp(0.8 * x - 0.64) * case.rng.normal(size=len(x))
 
 
+def dependent(case: Case, x: np.ndarray) -> np.ndarray:
+    """Errors of one row that carry over to the next, as in a time series."""
+    error = case.rng.normal(size=len(x))
+    for row in range(1, len(x)):
+        error[row] = 0.7 * error[row - 1] + np.sqrt(1 - 0.7**2) * error[row]
+    return error
+
+
+def drifting(case: Case, x: np.ndarray) -> np.ndarray:
+    return (case.rng.normal(size=len(x)) + 1.5 * np.linspace(-1, 1, len(x))) / np.sqrt(1.75)
+
+
+def grouped(case: Case, x: np.ndarray) -> np.ndarray:
+    """Half of the variance is that of groups of ten rows."""
+    of_group = np.repeat(case.rng.normal(size=-(-len(x) // 10)), 10)[: len(x)]
+    return (case.rng.normal(size=len(x)) + of_group) / np.sqrt(2.0)
+
+
+def without_an_input(case: Case) -> None:
+    """One more input, with an effect twice as large as the noise, that the net is not given."""
+    for y in (case.y, case.y_test):
+        y += 2.0 * case.noise * case.rng.normal(size=len(y))
+
+
 def opposite(case: Case) -> np.ndarray:
     """Every other chain the mirror image of the one before."""
     found, mean = case.draws(kept=0.2), case.exact()[0]
@@ -456,6 +480,50 @@ def swinging(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     chains, draws, weights = shape
     frequency, phase = rng.uniform(0.2, 3.0, weights), rng.uniform(0.0, 2.0 * np.pi, (chains, 1, weights))
     return np.sqrt(2.0) * np.sin(np.arange(draws)[:, None] * frequency + phase)
+
+
+def cut_on_one_side(case: Case) -> np.ndarray:
+    """Draws whose first weight is at most half an sd above its mean."""
+    mean, covariance = case.exact()
+    chains = []
+    for _ in range(case.shape[0]):
+        more = case.draws().reshape(-1, len(mean))
+        chains.append(more[more[:, 0] - mean[0] < 0.5 * np.sqrt(covariance[0, 0])][: case.shape[1]])
+    return np.stack(chains)
+
+
+def one_far_draw(case: Case) -> np.ndarray:
+    found = case.draws(kept=0.2)
+    found[1, case.shape[1] // 10] += 1e4
+    return found
+
+
+def one_slow_weight(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[..., 0] = case.draws(kept=0.995)[..., 0]
+    return found
+
+
+def wider_later(case: Case) -> np.ndarray:
+    found, mean, half = case.draws(kept=0.2), case.exact()[0], case.shape[1] // 2
+    found[:, half:] = mean + 1.6 * (found[:, half:] - mean)
+    return found
+
+
+def shuffled_with_noise(case: Case) -> np.ndarray:
+    """One chain as all, each in an order of its own and with a little noise."""
+    first = case.draws()[0]
+    found = np.stack([case.rng.permutation(first) for _ in range(case.shape[0])])
+    return found + 0.05 * np.sqrt(np.diag(case.exact()[1])) * case.rng.normal(size=found.shape)
+
+
+def of_other_rows(case: Case, tree: xr.DataTree) -> None:
+    """Predictions in another order than the held-out rows."""
+    order = case.rng.permutation(HELD_OUT)
+    for name in {"f", "y", "mean", "y_sample"} & set(tree["predictions"].data_vars):
+        values = tree["predictions"][name]
+        axis = next(i for i, dim in enumerate(values.dims) if values.sizes[dim] == HELD_OUT)
+        tree["predictions"][name] = values.copy(data=np.take(values.values, order, axis))
 
 
 def few_with_noise(case: Case) -> np.ndarray:
@@ -670,6 +738,16 @@ SICK = {
     "replicates without spread": Fault(tree=replicates_of_means, checks=("loo_pit",)),
     "log-likelihood without its constant": Fault(tree=without_constant, checks=SCALE),
     "observed targets permuted": Fault(tree=observed_permuted, checks=ROWS),
+    "errors that carry over to the next row": Fault(data=renoised(dependent), checks=("pattern",)),
+    "errors that drift": Fault(data=renoised(drifting), checks=("pattern",)),
+    "errors of groups of rows": Fault(data=renoised(grouped), checks=("pattern",)),
+    "an input that the net is not given": Fault(data=without_an_input, checks=CALIBRATION),
+    "cut off on one side of a weight": Fault(cut_on_one_side, checks=SCORE),
+    "one draw far away": Fault(one_far_draw, checks=("function_moves",)),
+    "a weight that moves slowly": Fault(one_slow_weight, checks=(*RHAT, "ess_function")),
+    "wider in the second half": Fault(wider_later, checks=(*RHAT, "virial")),
+    "one chain shuffled and with noise as all": Fault(shuffled_with_noise, checks=("clumped_draws",)),
+    "predictions of other rows": Fault(tree=of_other_rows, checks=("pit", "coverage_90")),
 }
 
 

@@ -17,6 +17,7 @@ import xarray as xr
 from helpers import seeded
 from known_posteriors import (
     SAMPLE,
+    TRUTH,
     exact_tree,
     healthy_stats,
     healthy_svi,
@@ -504,6 +505,30 @@ def test_noise_that_grows_though_it_is_right_on_average_is_told(num):
         held_out = line_data(40, 2, slope_of_noise=growing)[:2]
         found = find(diagnose(line_tree(weights, x, y, noise, held_out=held_out)), "coverage_by_region")
         assert found.status in seen, found.evidence
+
+
+@pytest.mark.parametrize("order", ["dependent", "shuffled", "sorted"])
+def test_rows_that_depend_on_their_neighbours_are_told(order):
+    """Errors that carry over from row to row; the same rows shuffled, and sorted by their outcomes, pass."""
+    rng, num, noise = np.random.default_rng(0), 150, 0.5
+    x, error = rng.uniform(-2.0, 2.0, num), rng.normal(size=num)
+    for row in range(1, num):
+        error[row] = 0.7 * error[row - 1] + np.sqrt(1 - 0.7**2) * error[row]
+    y = TRUTH[0] + TRUTH[1] * x + noise * error
+    rows = {"dependent": np.arange(num), "shuffled": rng.permutation(num), "sorted": np.argsort(y)}[order]
+    x, y = x[rows], y[rows]
+    weights = rng.multivariate_normal(*posterior_of(x, y, noise, 10.0), (4, 250))
+    found = find(diagnose(line_tree(weights, x, y, noise)), "pattern")
+    assert (found.status == "pass") == (order != "dependent"), found.evidence
+    assert ("depend on one another" in found.action) == (order == "dependent")
+
+
+def test_one_weight_of_many_beside_its_posterior_is_seen():
+    """The half of the draws in which one of thirty weights is below its mean."""
+    model, data, weights = linear_case(num_inputs=30)
+    flat = np.concatenate([weights.reshape(-1, 31), 2.0 * weights.mean((0, 1)) - weights.reshape(-1, 31)])
+    low = flat[flat[:, 3] < weights[..., 3].mean()][:800].reshape(4, 200, 31)
+    assert find(diagnose(linear_tree(model, data, low)), "score").status in ("warn", "fail")
 
 
 def test_held_out_rows_that_were_trained_on_are_told():

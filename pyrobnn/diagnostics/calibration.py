@@ -26,6 +26,8 @@ _FEWEST_HELD_OUT = 8
 _MAX_DATA = 2000
 _MAX_FEATURES = 20
 _NUM_REGIONS = 4
+#: a covariate that every table has, and its rank correlation with the outcomes above which it is one of them
+ORDER, _SORTED = "the order of the rows", 0.9
 _LEVEL = 0.9
 _NUM_SIMULATED = 400
 #: sd of a uniform value, and of its distance from a half
@@ -305,13 +307,14 @@ def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) 
         f"{seen} (p = {p:.2g}).",
         ""
         if status == "pass"
-        else f"The noise depends on {name}: use a heteroskedastic likelihood (HeteroskedasticGaussian).",
+        else f"The noise depends on {name}: use a heteroskedastic likelihood (HeteroskedasticGaussian)"
+        + (", with time (or what the order stands for) as an input." if name == ORDER else "."),
     )
 
 
 @statistic
 def regions_of(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """PIT values with what they may depend on: each feature, the predicted mean; training data first, being more."""
+    """PIT values, training data first, with what they may depend on: each feature, the mean, the order of rows."""
     found = []
     outcomes, held_out, left_out = replicates(evidence), _held_out(evidence), _left_out(evidence)
     if outcomes is not None:
@@ -324,12 +327,24 @@ def regions_of(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarra
             points, u = left_out
         x = evidence.values(CONSTANT_DATA, "x")
         mean = draws[:, points, 0].mean(axis=0)
-        found.append((u, _covariates(evidence, None if x is None else x[points], mean)))
+        covariates = _covariates(evidence, None if x is None else x[points], mean)
+        found.append((u, covariates | _order(y[points])))
     if held_out is not None:
         x, mean = evidence.values(HELD_OUT, "x"), evidence.values(PREDICTIONS, "mean")
         mean = None if mean is None else mean.reshape(len(held_out), -1)[:, 0]
-        found.append((held_out, _covariates(evidence, x, mean)))
+        order = _order(evidence.values(HELD_OUT, "y"))
+        found.append((held_out, _covariates(evidence, x, mean) | order))
     return found
+
+
+def _order(y: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The order of the rows, unless they were sorted by their outcomes (row, …), of which errors are a part."""
+    if y is None:
+        return {}
+    order, first = np.arange(len(y), dtype=np.float64), y.reshape(len(y), -1)[:, 0]
+    if np.ptp(first) == 0.0 or abs(float(stats.spearmanr(order, first).statistic)) > _SORTED:
+        return {}
+    return {ORDER: order}
 
 
 def _covariates(evidence: Evidence, x: np.ndarray | None, mean: np.ndarray | None) -> dict[str, np.ndarray]:

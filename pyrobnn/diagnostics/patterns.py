@@ -7,19 +7,25 @@ from scipy import stats
 from scipy.special import ndtri
 
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.calibration import regions_of
+from pyrobnn.diagnostics.calibration import ORDER, regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import CLASSES, is_classification
 from pyrobnn.diagnostics.verdict import Check, Status
 
 _MIN_DATA = 40
 _NUM_REGIONS = 4
+_OF_ORDER = (
+    "Rows that stand beside one another depend on one another (a time series, groups, a drift), but count as "
+    "independent: the function is less certain than it is said to be. Give time or the group as an input, and hold out "
+    "whole stretches of rows."
+)
 
 
 def check_pattern(evidence: Evidence) -> Check | None:
-    """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
+    """Whether the *signed* PIT depends on an input or the order of the rows: outcomes too high here and too low there.
 
-    By region, and between neighbours along each input; the size of an error alone (`check_regions`) sees neither.
+    By region and between neighbours, along each input and the order of the rows, which tells of rows that depend on one
+    another; the size of an error alone (`check_regions`) sees neither.
     """
     if is_classification(evidence) or evidence.likelihood in CLASSES:
         return None
@@ -51,6 +57,8 @@ def check_pattern(evidence: Evidence) -> Check | None:
         f"{seen} (p = {p:.2g}).",
         ""
         if status == "pass"
+        else _OF_ORDER
+        if name == ORDER
         else f"The mean function misses how y depends on {name}, and the noise covers for it: use a more flexible "
         "network or a wider prior.",
     )

@@ -46,8 +46,8 @@ def check_virial(evidence: Evidence) -> Check | None:
 
 def check_score(evidence: Evidence) -> Check | None:
     """Whether the draws lie where the density does: E[∇log p] = 0."""
-    score = evidence.draws(STEIN, "score")
-    if score is None or not np.isfinite(score).all():
+    score, size = evidence.draws(STEIN, "score"), evidence.values(STEIN, "size")
+    if score is None or size is None or not np.isfinite(score).all():
         return None
     sites, directions = score.shape[2:]
     columns = score.reshape(*score.shape[:2], -1)
@@ -56,7 +56,7 @@ def check_score(evidence: Evidence) -> Check | None:
     names = np.repeat(_sites(evidence), directions)[scale > 0.0]
     if columns.shape[2] == 0:
         return None
-    mean, p = _tested(columns, 0.0)
+    mean, p = _tested(columns, 0.0, chosen_of=int(size.sum()))
     gap = np.abs(mean)
     worst = _worst(p, gap, thresholds.SCORE_WARN)
     status = _status(evidence, p[worst], gap[worst], thresholds.SCORE_WARN, thresholds.SCORE_FAIL)
@@ -73,10 +73,11 @@ def check_score(evidence: Evidence) -> Check | None:
     )
 
 
-def _tested(values: np.ndarray, expected: float) -> tuple[np.ndarray, np.ndarray]:
+def _tested(values: np.ndarray, expected: float, chosen_of: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Mean (quantity,) of values (chain, draw, quantity) and the p-value of its being the one expected.
 
-    By Student's t with as many degrees of freedom as there are effective draws; Bonferroni over the quantities.
+    By Student's t with as many degrees of freedom as there are effective draws; Bonferroni over the quantities and
+    over those that some of them were chosen of.
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
@@ -84,7 +85,7 @@ def _tested(values: np.ndarray, expected: float) -> tuple[np.ndarray, np.ndarray
     ess = np.clip(np.where(np.isfinite(ess), ess, total), _FEWEST_EFFECTIVE, total)
     mean, sd = columns.mean(axis=(1, 2)), columns.std(axis=(1, 2))
     t = np.abs(mean - expected) * np.sqrt(ess) / np.maximum(sd, 1e-12)
-    return mean, np.minimum(1.0, 2.0 * stats.t.sf(t, ess - 1.0) * values.shape[2])
+    return mean, np.minimum(1.0, 2.0 * stats.t.sf(t, ess - 1.0) * (values.shape[2] + chosen_of))
 
 
 def _worst(p: np.ndarray, gap: np.ndarray, least: float) -> int:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 #: draws of all chains together whose gradient is taken
 NUM_DRAWS = 200
 _FEWEST = 40
-#: directions along which the score of each site is kept
-NUM_DIRECTIONS = 4
+#: directions along which the score of each site is kept, and single weights, those farthest from zero
+NUM_DIRECTIONS, NUM_SINGLE = 4, 4
 #: products of data, weights and draws that all gradients together may take
 _MAX_WORK = 1e12
 #: products of data, weights and draws of one call
@@ -42,7 +42,8 @@ def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -
 
     Returns:
         Dataset with ``virial`` (chain, draw, site), ``score`` (chain, draw, site, direction), the gradient along random
-        signs times the draws' sd, and ``size`` (site,), the unconstrained scalars of each; None where the draws are
+        signs times the draws' sd and then along the single scalars whose mean gradient is largest in its sd (zero where
+        a site has fewer), and ``size`` (site,), the unconstrained scalars of each; None where the draws are
         not of this density (a linearised net, layers in training mode), too few, or the gradients too dear.
 
     References:
@@ -70,7 +71,10 @@ def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -
     directions = signs.to(g) * z.double().std((0, 1))
     sites = [site for site in density.sites if site.kind == "latent"]
     columns = [slice(site.start, site.stop) for site in sites]
-    score = [torch.einsum("csd,kd->csk", g[..., c], directions[:, c]) for c in columns]
+    score = [
+        torch.cat([torch.einsum("csd,kd->csk", g[..., c], directions[:, c]), _single(g[..., c])], -1)
+        for c in columns
+    ]
     dims = ("chain", "draw", "site")
     return xr.Dataset(
         {
@@ -80,3 +84,11 @@ def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -
         },
         coords={"site": [site.name for site in sites]},
     )
+
+
+def _single(g: Tensor) -> Tensor:
+    """The columns of gradients (chain, draw, scalar) whose mean is farthest from zero in its sd; zeros if too few."""
+    sd = g.std((0, 1))
+    size = torch.where(sd > 0.0, g.mean((0, 1)).abs() / sd, torch.zeros_like(sd))
+    farthest = g[..., size.topk(min(NUM_SINGLE, len(size))).indices]
+    return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
