@@ -267,6 +267,31 @@ def test_rounding_is_not_a_wrong_number(dtype):
     assert finite is not None
 
 
+def test_a_sign_that_rounding_decides_is_no_wrong_number():
+    """Adam's first update is the rate times the sign of a gradient, whatever is left of one that cancels."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(200, columns, generator=generator) for columns in (2000, 1))
+    x[-1] = -(x[:-1].double() * y[:-1].double()).sum(0) / y[-1]
+
+    def update(slope):
+        return 0.003 * slope / (slope.abs() + 1e-8)
+
+    def fn(x, y):
+        return update((x * y).sum(0))
+
+    def otherwise(x, y):  # the same sum in another order
+        return update((x * y).reshape(25, 8, -1).sum(0).sum(0))
+
+    def trace():
+        return inductor.traced(fn, [x, y])
+
+    assert int(((fn(x, y) - otherwise(x, y)).abs() > 0.001).sum()) > 500
+    assert disagreement(fn, otherwise, [x, y], trace) is None
+    x[-1, 7] += 0.1  # a gradient that rounding leaves alone
+    wrong = disagreement(fn, lambda x, y: fn(x, y) * (1 - 2 * (torch.arange(2000) == 7)), [x, y], trace)
+    assert "a difference of 0.006" in wrong
+
+
 def test_random_draws_are_compared_from_one_state():
     def fn(z):
         return z + torch.randn_like(z), torch.rand(3)
