@@ -34,10 +34,18 @@ def main(argv: list[str] | None = None) -> int:
 
     methods = options.methods or [fits.FLOOR, *uci.RULES]
     if options.check:
-        recorded = current(uci.read_records(options.results), fits.rule_id, methods)
-        recorded = [
-            record for record in recorded if record["dataset"] in (options.datasets or [record["dataset"]])
+        every = [
+            record
+            for record in uci.read_records(options.results)
+            if record["dataset"] in (options.datasets or [record["dataset"]]) and record["method"] in methods
         ]
+        recorded = current(every, fits.rule_id, methods)
+        if older := [record["method"] for record in every if record not in recorded]:
+            names = ", ".join(sorted(set(older)))
+            print(f"{len(older)} records of earlier settings are stale, and not checked: {names}")
+        recorded = list(
+            {fits.key(record): record for record in recorded}.values()
+        )  # the last of repeated work
         return check(recorded, options, functools.partial(fits.run_task, root=options.data_root))
     failures = 0
     if not options.table_only:
@@ -123,7 +131,11 @@ def check(records, options, function) -> int:
         again = function(task)
         wrong = plan.differences(record, again)
         failed += bool(wrong)
-        code = "" if record.get("code") == fits.code() else ", recorded by other code than today's"
+        code = (
+            ""
+            if record.get("code") == fits.code_of(record["method"])
+            else ", recorded by other code than today's"
+        )
         exact = "the same number" if again["scores"] == record["scores"] else "within the tolerance"
         print(f"{name}: {'; '.join(wrong) or exact}{code}", flush=True)
     print(f"{len(drawn) - failed} of {len(drawn)} records were met")

@@ -38,6 +38,7 @@ from pyrobnn.studies.uci import (
     fits,
     mixture_scores,
     plan,
+    provenance,
     read_published,
     read_records,
     summarize,
@@ -265,6 +266,8 @@ def test_the_cost_is_told_and_a_budget_leaves_out_what_does_not_fit():
     assert cut.tasks == waiting[:3] and cut.left_out == waiting[3:]
     assert "about 30 s with 1 process, 400 MB" in cut.describe(1)
     assert "left out for the budget: 1 fits, of b map" in cut.describe(1)
+    nothing = plan.plan(waiting, known, 1.0)
+    assert nothing.describe(1) == "nothing to run\nleft out for the budget: 4 fits, of a map, b map"
     assert plan.plan(waiting, known, 15, jobs=2).tasks == waiting[:3]
     for text in ("1 hour", "0h", "h", "-3m"):
         with pytest.raises(ValueError, match="a time is a number"):
@@ -282,13 +285,57 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     assert "about" in capsys.readouterr().out
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
     assert capsys.readouterr().out.count("the same number") == 3
-    first, *rest = read_records(results)
+    append_record(results, {**read_records(results)[0], "rule": "of another day"})
+    assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
+    assert "1 records of earlier settings are stale, and not checked: linear" in capsys.readouterr().out
+    first, *rest = read_records(results)[:3]
     first["scores"]["log_density"] += 0.06
     results.unlink()
     for record in (first, *rest):
         append_record(results, record)
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 1
     assert "(-0.060 nats a point)" in capsys.readouterr().out
+
+
+def test_stale_cells_show_as_stale_and_the_last_of_repeated_work_counts(tmp_path, monkeypatch):
+    tables = script("readme_tables")
+    monkeypatch.setattr(tables, "HERE", tmp_path)
+    (tmp_path / "results").mkdir()
+
+    def put(method, score, rule=None, dataset="yacht", code=None):
+        (record,) = records(method, [score], dataset=dataset)
+        made = {"rule": rule or fits.rule_id(method), "code": code or fits.code_of(method)}
+        append_record(tmp_path / "results" / "uci.jsonl", record | made)
+
+    put("linear", -9.0, code="earlier")
+    put("linear", -3.0)
+    put("map", -8.0, rule="earlier")
+    put("map", -2.0)
+    put("map", -4.0, rule="earlier", dataset="boston")  # of another set there is nothing newer
+    put("swag", -5.0, code="earlier")
+    lines = tables.uci_table("log_density", published=False).splitlines()
+    assert "| linear |  | -3.000 |" in lines and "| map | -4.000 † | -2.000 |" in lines
+    assert "| swag |  | -5.000 ‡ |" in lines
+    assert any(line.startswith("† ") for line in lines) and any(line.startswith("‡ ") for line in lines)
+
+
+def test_the_code_of_a_method_is_what_its_numbers_depend_on(monkeypatch):
+    reached = {path.as_posix() for path in provenance._reached(["pyrobnn.inference.map"])}
+    package = provenance.PACKAGE.as_posix()
+    assert f"{package}/inference/optim/minimize.py" in reached and f"{package}/model.py" in reached
+    assert not any("/hmc/" in path or "/vi/" in path or "/diagnostics/" in path for path in reached)
+    before = {method: fits.code_of(method) for method in ("map", "svi-rt", "nuts")}
+    read = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: read(path) + b"#" * path.match("inference/vi/elbo.py")
+    )
+    provenance.code.cache_clear()
+    after = {method: fits.code_of(method) for method in before}
+    provenance.code.cache_clear()
+    # NUTS is chosen by SVI's evidence: the rule says so
+    assert [method for method in before if before[method] != after[method]] == ["svi-rt", "nuts"]
+    with pytest.raises(ValueError, match="no module of this package"):
+        provenance.code("pyrobnn.nothing")
 
 
 def uci_root():
@@ -460,10 +507,13 @@ def records(method, values, dataset="yacht"):
 
 
 def test_the_error_is_the_standard_deviation_over_root_n():
-    found = summarize(records("map", [-1.0, -2.0, -3.0]) + records("map", [-9.0]), "log_density")["yacht"][
-        "map"
-    ]
-    assert found == (-2.0, pytest.approx(1 / math.sqrt(3)), 3)  # repeated work counts once
+    repeated = records("map", [-9.0]) + records("map", [-1.0, -2.0, -3.0])
+    found = summarize(repeated, "log_density")["yacht"]["map"]
+    assert found == (
+        -2.0,
+        pytest.approx(1 / math.sqrt(3)),
+        3,
+    )  # repeated work counts once, as it was made last
     sized = [{**record, "num_train": 90, "num_test": 10} for record in records("map", [-1.0, -2.0, -3.0])]
     found = summarize(sized, "log_density")["yacht"]["map"]
     assert found.error == pytest.approx(math.sqrt(1 / 3 + 1 / 9))  # splits that share their training rows

@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import resource
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,10 @@ import numpy as np
 import torch
 from arviz_stats.base import array_stats
 
-import pyrobnn
 from pyrobnn.data import Dataset, uci, uci_splits
 from pyrobnn.posterior import Posterior
 from pyrobnn.studies.uci.linear_floor import LinearFloor
+from pyrobnn.studies.uci.provenance import code, commit, versions
 from pyrobnn.studies.uci.rules import RULES, Rule, held_out_scores
 from pyrobnn.studies.uci.scores import mixture_scores
 
@@ -99,6 +95,19 @@ def rule_id(method: str, rules: Mapping[str, Rule] = RULES) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def code_of(method: str, rules: Mapping[str, Rule] = RULES) -> str:
+    """Eight letters that change with any line that a method's scores depend on: its own, its rule's and the data's."""
+    parts = {"data", "studies.uci.linear_floor", "studies.uci.scores"}
+    fitted: list[Any] = []
+    if method != FLOOR:
+        parts |= {"model", "likelihoods", "networks", "priors", "posterior.predict"}
+        fitted = [rules[method].method, rules[method].validate_with, rules[method].init]
+    roots = {f"pyrobnn.{part}" for part in parts}
+    roots |= {type(each).__module__ for each in fitted if each is not None}
+    own = Path(__file__).with_name("rules.py").read_text()  # not what it imports, which is every method
+    return hashlib.sha256((code(*sorted(roots)) + own).encode()).hexdigest()[:8]
+
+
 def run_task(
     task: Mapping[str, Any], *, root: str | Path | None = None, rules: Mapping[str, Rule] = RULES
 ) -> dict[str, Any]:
@@ -111,8 +120,8 @@ def run_task(
     Returns:
         The task with ``scores``, ``seconds`` (wall clock of everything, choice of hyper-parameters included),
         ``cpu_seconds``, ``peak_mb`` of the process so far, ``chosen``, ``criterion`` of each candidate, ``diagnosis``
-        of chains, ``warnings``, ``seed``, ``versions``, the ``commit`` (None outside of a checkout), and ``code``,
-        which changes with any line of what fits and predicts.
+        of chains, ``warnings``, ``seed``, ``versions``, the ``commit`` (None outside of a checkout), and ``code``
+        as in :func:`code_of`.
     """
     train, test = uci(DATASETS.get(task["dataset"], task["dataset"]), task["split"], root)
     seed = task["split"]
@@ -126,7 +135,8 @@ def run_task(
             details, found = _fit(rules[task["method"]], train, test, seed)
         return {"scores": found, **details}
 
-    return measured(task, work, {"seed": seed, "num_train": train.num_data, "num_test": test.num_data})
+    facts = {"seed": seed, "num_train": train.num_data, "num_test": test.num_data}
+    return measured(task, work, facts | {"code": code_of(task["method"], rules)})
 
 
 def measured(
@@ -137,7 +147,8 @@ def measured(
     Args:
         task: what identifies the work.
         work: the work; gives ``scores``, metric → value, and whatever else the record is to keep.
-        facts: further entries, such as the seed and the sizes of the data.
+        facts: further entries, such as the seed, the sizes of the data, and ``code`` where less than the whole package
+            counts.
 
     Returns:
         As :func:`run_task`.
@@ -152,11 +163,11 @@ def measured(
         "seconds": round(time.perf_counter() - started, 3),
         "cpu_seconds": round(time.process_time() - cpu, 3),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "code": code(),
         **found,
         **facts,
         "warnings": sorted({str(warning.message)[:200] for warning in caught}),
         "versions": versions(),
-        "code": code(),
         "commit": commit(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -194,41 +205,3 @@ def diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:
             numbers = stats[value].double()
             found[name] = float(numbers.sum() if name == "divergences" else numbers.mean())
     return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
-
-
-#: parts of the package that no score depends on
-APART = ("report", "plots", "diagnostics", "estimators", "studies", "cli.py", "callbacks.py", "preflight.py")
-
-
-@cache
-def code() -> str:
-    """Eight letters that change with any line that fits or predicts."""
-    package, found = Path(pyrobnn.__file__).parent, hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        inside = path.relative_to(package)
-        if inside.parts[0] not in APART or inside.parts[:2] == ("studies", "uci"):
-            found.update(inside.as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:8]
-
-
-@cache
-def commit() -> str | None:
-    """The commit of the checkout that the package is imported from."""
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(Path(pyrobnn.__file__).parent), "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "pyrobnn")
-    }

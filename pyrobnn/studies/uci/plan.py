@@ -58,21 +58,23 @@ class Plan:
     peak_mb: float | None
     disk_bytes: float
 
-    def describe(self, jobs: int) -> str:
-        """One or two sentences for the terminal."""
-        if not self.tasks:
-            return "nothing to run"
-        memory = "memory not measured yet" if self.peak_mb is None else f"{self.peak_mb:,.0f} MB a process"
-        text = (
-            f"about {_spell(self.seconds / jobs)} with {jobs} process{'es' * (jobs > 1)}, {memory}, "
-            f"{self.disk_bytes / 1e6:.1f} MB of disk"
-        )
+    def describe(self, jobs: int, what: str = "fits") -> str:
+        """One or two sentences for the terminal; ``what`` the tasks are."""
+        text = "nothing to run"
+        if self.tasks:
+            memory = (
+                "memory not measured yet" if self.peak_mb is None else f"{self.peak_mb:,.0f} MB a process"
+            )
+            text = (
+                f"about {_spell(self.seconds / jobs)} with {jobs} process{'es' * (jobs > 1)}, {memory}, "
+                f"{self.disk_bytes / 1e6:.1f} MB of disk"
+            )
         if self.guessed:
             text += f"; {self.guessed} of them were never timed, and their time is a guess"
         if self.left_out:
             names = sorted({f"{task['dataset']} {task['method']}" for task in self.left_out})
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            text += f"\nleft out for the budget: {len(self.left_out)} fits, of {shown}"
+            text += f"\nleft out for the budget: {len(self.left_out)} {what}, of {shown}"
         return text
 
 

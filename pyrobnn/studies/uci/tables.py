@@ -44,12 +44,12 @@ Values = dict[str, dict[str, dict[int, float]]]
 
 
 def values_of(records: Sequence[Mapping[str, Any]], metric: str) -> Values:
-    """One metric of every record; of repeated work the first counts."""
+    """One metric of every record; of repeated work the last counts."""
     found: Values = {}
     for record in records:
         value = record["scores"].get(metric, record.get(metric))
         splits = found.setdefault(record["dataset"], {}).setdefault(record["method"], {})
-        splits.setdefault(record["split"], float(value))
+        splits[record["split"]] = float(value)
     return found
 
 
@@ -114,10 +114,11 @@ def markdown(
     methods: Sequence[str],
     datasets: Sequence[str],
     published: Mapping[str, Any] | None = None,
+    marks: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
     """A table, a row per method and a column per data set; published rows below, with their own kind of spread.
 
-    A cell of fewer splits than the title's says how many.
+    A cell of fewer splits than the title's says how many; ``marks``, by data set and method, are put behind cells.
     """
     digits = _DIGITS[metric]
     summary = summarize(records, metric)
@@ -127,7 +128,11 @@ def markdown(
     for method in methods:
         cells = [summary.get(dataset, {}).get(method) for dataset in datasets]
         if any(cells):
-            lines.append(f"| {method} | {' | '.join(_text(c, digits, full) for c in cells)} |")
+            texts = [
+                _text(c, digits, full) + ((marks or {}).get((dataset, method), "") if c else "")
+                for c, dataset in zip(cells, datasets, strict=True)
+            ]
+            lines.append(f"| {method} | {' | '.join(texts)} |")
     for column in (published or {"columns": []})["columns"]:
         entries = [column.get(metric, {}).get(dataset) for dataset in datasets]
         if any(entries):
