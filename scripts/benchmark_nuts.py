@@ -114,7 +114,8 @@ class Ours:
         self.clock, self.chains = clock(args["clock"], args["device"]), args["num_chains"]
         x, y = (torch.from_numpy(part) for part in data(case))
         self.problem = prepare(torch_program(case), x, y, points="held", device=args["device"])
-        self.z = self.problem.density.sample_prior(self.chains, seed=1)
+        seed = args.get("seed", 0)
+        self.z = self.problem.density.sample_prior(self.chains, seed=1 + seed)
         gradient, _ = batched_gradient(self.problem.density.log_joint, self.z)
         slots = max(args["num_draws"], args["num_warmup"])
         dim, depth = self.problem.density.dim, args.get("max_tree_depth", 10)
@@ -122,7 +123,7 @@ class Ours:
         per_call = chains_per_call(gradient, self.z)
         compile = args.get("compile", True)
         self.run = Run(
-            machine, seed=0, num_warmup=args["num_warmup"], chains_per_call=per_call, compile=compile
+            machine, seed=seed, num_warmup=args["num_warmup"], chains_per_call=per_call, compile=compile
         )
         with torch.no_grad():
             self.run.begin(self.z)

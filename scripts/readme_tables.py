@@ -27,8 +27,15 @@ from pyrobnn.studies.uci import RULES, compare_with_published, fits, read_publis
 from pyrobnn.studies.uci.tables import markdown
 
 HERE = Path(__file__).parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
 DOCS = HERE.parent / "docs"
 PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md", DOCS / "references.md", DOCS / "paper.md"]
+#: of a cell: mark → what it says
+STALE = {
+    " †": "† measured with earlier settings than today's",
+    " ‡": "‡ measured with today's settings and earlier code (any line that the method's numbers may depend on)",
+}
 #: checks whose values fall where something is wrong; cases of which a rank correlation is told
 FALLING, FEWEST = ("ess_function", "bfmi", "log_likelihood_rows"), 20
 MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -39,28 +46,34 @@ def uci_table(metric: str, published: bool) -> str:
     records = uci_records()
     datasets = sorted({record["dataset"] for record in records})
     columns = read_published(HERE / "published_uci.json") if published else None
-    table = markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns)
-    rules = uci_rules()
-    stale = sorted({record["method"] for record in records if record["rule"] != rules[record["method"]]})
-    if not stale:
-        return table
-    for method in stale:
-        table = table.replace(f"\n| {method} |", f"\n| {method} † |")
-    return f"{table}\n\n† measured with earlier settings than today's"
+    marks = uci_marks(records)
+    table = markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns, marks)
+    told = [text for mark, text in STALE.items() if mark in marks.values()]
+    return "\n\n".join([table, *told])
 
 
-def uci_rules() -> dict[str, str]:
-    """What a record of today's settings of each method is marked with."""
-    return {method: fits.rule_id(method) for method in [fits.FLOOR, *RULES]}
+def uci_marks(records: list[dict]) -> dict[tuple[str, str], str]:
+    """What is put behind a cell, by data set and method, where it is of another day."""
+    marks = {}
+    for record in records:
+        method, cell = record["method"], (record["dataset"], record["method"])
+        if record["rule"] != fits.rule_id(method):
+            marks[cell] = " †"
+        elif record.get("code") != fits.code_of(method):
+            marks.setdefault(cell, " ‡")
+    return marks
 
 
 def uci_records() -> list[dict]:
-    """Results of today's settings; of a method that has none, those of the settings it was last measured with."""
-    rules, records = uci_rules(), read_records(HERE / "results" / "uci.jsonl")
-    measured = {(record["method"], record["rule"]) for record in records}
-    last = {record["method"]: record["rule"] for record in records}
-    shown = {m: rule if (m, rule) in measured else last.get(m) for m, rule in rules.items()}
-    return [record for record in records if shown.get(record["method"]) == record["rule"]]
+    """Results of today's settings; of a method and data set without any, those of the settings last measured with."""
+    # of repeated work the last
+    records = list({fits.key(r): r for r in read_records(HERE / "results" / "uci.jsonl")}.values())
+    shown: dict[tuple[str, str], str] = {}
+    for record in records:
+        cell = record["dataset"], record["method"]
+        if shown.get(cell) != fits.rule_id(record["method"]):
+            shown[cell] = record["rule"]
+    return [record for record in records if shown[record["dataset"], record["method"]] == record["rule"]]
 
 
 def uci_targets() -> str:
@@ -182,48 +195,9 @@ def _script(name: str) -> ModuleType:
     return module
 
 
-def scale_table() -> str:
-    """Memory and throughput."""
-    return _script("benchmark_scale").table(read_records(HERE / "results" / "scale.jsonl"))
-
-
 def references_table() -> str:
     """The stored reference posteriors."""
     return _script("make_references").table()
-
-
-def tables_table() -> str:
-    """Airfoil and bicycle hire beside the published numbers."""
-    spec = importlib.util.spec_from_file_location("benchmark_tables", HERE / "benchmark_tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.table(read_records(HERE / "results" / "tables.jsonl"))
-
-
-def conformal_table() -> str:
-    """What conformal sets hold and how wide they are, beside the model's own intervals."""
-    spec = importlib.util.spec_from_file_location("benchmark_conformal", HERE / "benchmark_conformal.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.table(read_records(HERE / "results" / "conformal.jsonl"))
-
-
-def shift_tables() -> dict[str, Callable[[], str]]:
-    """Classes, corrupted and unseen inputs, and what lies in a gap of the data: on real tables and on the study's."""
-
-    def of(script: str, records: str, function: str) -> Callable[[], str]:
-        path = HERE / "results" / f"{records}.jsonl"
-        return lambda: getattr(_script(script), function)(read_records(path))
-
-    return {
-        "classification": of("benchmark_classification", "classification", "table"),
-        "shift": of("benchmark_classification", "classification", "shift_table"),
-        "gap": of("benchmark_gap", "gap", "table"),
-        "clusters-priors": of("benchmark_clusters", "clusters", "prior_table"),
-        "clusters-chains": of("benchmark_clusters", "clusters", "chain_table"),
-        "clusters-gaps": of("benchmark_clusters", "clusters", "gap_table"),
-        "clusters-methods": of("benchmark_clusters", "clusters", "method_table"),
-    }
 
 
 def nuts_table() -> str:
@@ -410,8 +384,14 @@ def gpu_report(record: dict) -> str:
     return "\n".join(lines)
 
 
+def _of(script: str, records: str, function: str = "table") -> Callable[[], str]:
+    """A table that a study's own script makes of its records."""
+    return lambda: getattr(_script(script), function)(read_records(HERE / "results" / f"{records}.jsonl"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu_table,
+    "history": _of("benchmark_history", "history"),
     "uci-log-density": lambda: uci_table("log_density", published=True),
     "uci-rmse": lambda: uci_table("rmse", published=True),
     "uci-crps": lambda: uci_table("crps", published=False),
@@ -423,8 +403,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdict-checks": check_table,
     "verdict-distance": distance_table,
     "references": references_table,
-    "scale": scale_table,
-    "tables": tables_table,
+    "scale": _of("benchmark_scale", "scale"),
+    "tables": _of("benchmark_tables", "tables"),
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,
     "warmup": warmup_table,
@@ -432,8 +412,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "mams": mams_table,
     "svi": svi_table,
     "laplace": laplace_table,
-    "conformal": conformal_table,
-    **shift_tables(),
+    "conformal": _of("benchmark_conformal", "conformal"),
+    "classification": _of("benchmark_classification", "classification"),
+    "shift": _of("benchmark_classification", "classification", "shift_table"),
+    "gap": _of("benchmark_gap", "gap"),
+    "clusters-priors": _of("benchmark_clusters", "clusters", "prior_table"),
+    "clusters-chains": _of("benchmark_clusters", "clusters", "chain_table"),
+    "clusters-gaps": _of("benchmark_clusters", "clusters", "gap_table"),
+    "clusters-methods": _of("benchmark_clusters", "clusters", "method_table"),
 }
 
 
