@@ -21,7 +21,8 @@ from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, whole
 from pyrobnn.inference.fitting.watch import Retold
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.optim.point import descend, polish, start_values
+from pyrobnn.inference.optim.descent import descend
+from pyrobnn.inference.optim.point import polish, start_values
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 

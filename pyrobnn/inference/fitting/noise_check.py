@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import pyro
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import NET
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.problem import Problem
 
 #: numbers in the Jacobian, and the side of the matrix that is decomposed, beyond which there is no check
 MAX_JACOBIAN, MAX_SIDE = 2**27, 3000
@@ -138,7 +141,9 @@ def _rows(
     """Derivatives (datum, head, weight) of what ``heads`` makes of the outputs; a weight counts in prior widths."""
     model = problem.bnn
     shapes = [values[name].shape for name in names]
-    spread = torch.cat([_variance(model.priors[name], values[name]).reshape(-1).sqrt() for name in names])
+    spread = torch.cat(
+        [prior_variance(model.priors[name], values[name]).reshape(-1).sqrt() for name in names]
+    )
     flat = torch.cat([values[name].reshape(-1) for name in names])
 
     def of_weights(point: Tensor) -> Tensor:
@@ -205,22 +210,26 @@ def _optimism(rows: Tensor, residuals: Tensor) -> float:
 
 def _moved(rows: Tensor, slope: Tensor) -> Tensor:
     """:math:`((I - H_n)^{-1} - I) g_n` (datum, head) of the gradients ``slope``, from rows (datum, head, weight)."""
+    return torch.linalg.solve(left_to_others(rows), slope.unsqueeze(-1)).squeeze(-1) - slope
+
+
+def left_to_others(rows: Tensor, share: float = 1.0) -> Tensor:
+    """:math:`I - H_n` (datum, head, head), from rows (datum, head, weight) that are a ``share`` of all like them."""
     num_data, width, num_weights = rows.shape
     flat, eye = rows.flatten(0, 1), torch.eye(width).to(rows)
     if len(flat) <= num_weights:
-        factor = torch.linalg.cholesky(flat @ flat.T + torch.eye(len(flat)).to(rows))
+        factor = torch.linalg.cholesky(flat @ flat.T + share * torch.eye(len(flat)).to(rows))
         whole = torch.cholesky_inverse(factor).reshape(num_data, width, num_data, width)
-        rest = torch.einsum("nanb->nab", whole)  # I - H_n
+        rest = (1 - share) * eye + share**2 * torch.einsum("nanb->nab", whole)
     else:
-        factor = torch.linalg.cholesky(flat.T @ flat + torch.eye(num_weights).to(rows))
+        factor = torch.linalg.cholesky(flat.T @ flat / share + torch.eye(num_weights).to(rows))
         basis = torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(num_data, width, -1)
         rest = eye - basis @ basis.mT
     # what float64 does not tell from one leaves that much of the datum to the others
-    rest = rest + torch.finfo(rest.dtype).eps * eye
-    return torch.linalg.solve(rest, slope.unsqueeze(-1)).squeeze(-1) - slope
+    return rest + torch.finfo(rest.dtype).eps * eye
 
 
-def _variance(prior: torch.distributions.Distribution, value: Tensor) -> Tensor:
+def prior_variance(prior: torch.distributions.Distribution, value: Tensor) -> Tensor:
     """The prior's variance; of heavy tails, and of a family that doesn't tell it, the square of the weight itself."""
     try:
         variance = prior.variance.to(value).expand(value.shape)

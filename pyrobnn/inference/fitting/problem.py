@@ -19,6 +19,7 @@ from pyrobnn.data import Dataset
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.left_out import left_out_notes
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.program import check_gaps, what_program_says
 from pyrobnn.inference.optim.unfinished import stopped_short
@@ -227,9 +228,7 @@ def make_posterior(
         **meta,
         **({"stopped": "interrupt"} if interrupted else {}),
     }
-    for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=4)
-    return Posterior(
+    posterior = Posterior(
         problem.model,
         draws,
         stats,
@@ -240,6 +239,11 @@ def make_posterior(
         history=dict(history or {}),
         meta=record,
     )
+    found = [] if interrupted else left_out_notes(problem, posterior)
+    record["warnings"] += found
+    for note in [*notes, *found]:
+        warnings.warn(note, UserWarning, stacklevel=4)
+    return posterior
 
 
 def _weighed(

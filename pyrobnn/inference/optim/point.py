@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import check_count
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN, NET
@@ -19,10 +20,6 @@ from pyrobnn.posterior import Posterior
 Loss = Callable[..., Tensor]
 #: L-BFGS steps whose gain says how far from the mode a search ended
 _FURTHER = 10
-
-
-class _Outside(Exception):
-    """A step of L-BFGS ended where there is no finite density."""
 
 
 def check_point_options(method: Any) -> None:
@@ -151,44 +148,6 @@ def polish(
 ) -> tuple[Tensor, float]:
     """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)``, by :func:`descend`."""
     return descend(torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian)), theta, num_steps)
-
-
-def descend(
-    slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int
-) -> tuple[Tensor, float]:
-    """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
-
-    A step across the edge of a bounded prior's support, where there is no finite density, ends it at the best point
-    inside.
-
-    Returns:
-        The better of start and end, and the norm of the gradient there.
-    """
-    point = theta.detach().clone()
-    optimizer = torch.optim.LBFGS(
-        [point], max_iter=num_steps, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
-    )
-
-    before = slope(theta)
-    inside = [(before[1], point.clone())]
-
-    def closure() -> Tensor:
-        point.grad, value = slope(point)
-        # the line search would interpolate between numbers that are none
-        if not bool(value.isfinite() & point.grad.isfinite().all()):
-            raise _Outside
-        if value < inside[0][0]:
-            inside[0] = value, point.clone()
-        return value
-
-    try:
-        if num_steps:
-            optimizer.step(closure)
-    except _Outside:
-        point = inside[0][1]
-    after = slope(point)
-    best, (gradient, _) = (point, after) if float(after[1]) <= float(before[1]) else (theta, before)
-    return best.detach(), float(gradient.norm())
 
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
