@@ -96,6 +96,15 @@ def test_copied_rows_are_told_unless_the_inputs_are_categories():
     regressor(SHORT).fit(kinds, kinds[:, 0] + generator.integers(0, 2, 60))
 
 
+def test_a_constant_column_is_told_by_its_name(table):
+    x, y = table
+    with pytest.warns(UserWarning, match=r"the feature 'x1' is constant and tells nothing"):
+        regressor(SHORT).fit(np.column_stack([x.to_numpy()[:, 0], np.ones(60)]), y)
+    named = x.assign(kind="one", year=2020)
+    with pytest.warns(UserWarning, match=r"the feature 'kind=one', 'year' is constant"):
+        regressor(SHORT).fit(named, y)
+
+
 def test_a_fit_is_repeated_by_its_random_state_in_any_order_of_the_rows(table):
     x, y = table
     first = regressor(SHORT).fit(x, y).predict(x)

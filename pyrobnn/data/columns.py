@@ -208,6 +208,14 @@ class Columns:
         return cls(tuple(map(column, settings["columns"])), settings["missing"])
 
 
+def constant_features(x: np.ndarray, names: Sequence[str]) -> list[str]:
+    """A sentence about the columns of ``x`` (n, feature) that have one value in all of several rows, or none."""
+    if len(x) < 2:
+        return []
+    constant = [str(name) for name, values in zip(names, x.T) if np.ptp(values) == 0]
+    return [f"the feature {', '.join(map(repr, constant))} is constant and tells nothing"] if constant else []
+
+
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
     """Refuse a table with missing values, naming columns, rows and the remedy.
 

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from pyrobnn.data.cells import DATE, FEW_VALUES, dated, numbers, truths
-from pyrobnn.data.columns import Columns, Missing, refuse_gaps
+from pyrobnn.data.columns import Columns, Missing, constant_features, refuse_gaps
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.files import check_names, read_frame
 
@@ -252,11 +252,8 @@ def _classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ..
 
 def _doubts(dataset: Dataset) -> list[str]:
     """Columns that are legal and probably not meant, in sentences."""
-    told = []
     x, y, rows = dataset.x.numpy(), dataset.y.numpy().reshape(-1), dataset.num_data
-    constant = [name for name, values in zip(dataset.feature_names, x.T) if np.ptp(values) == 0]
-    if constant and rows > 1:
-        told.append(f"the feature {', '.join(map(repr, constant))} is constant and tells nothing")
+    told = constant_features(x, dataset.feature_names)
     for name, values in zip(dataset.feature_names, x.T):
         ordered = np.sort(values)
         if rows >= _FEWEST_COUNTED and ordered[0] % 1 == 0 and bool((np.diff(ordered) == 1).all()):

@@ -38,7 +38,7 @@ from pyrobnn.estimators.auto import (
 )
 from pyrobnn.estimators.averaged_noise import by_expectation
 from pyrobnn.estimators.prior_width import by_width, tries_widths
-from pyrobnn.estimators.weights import as_rows, fit_weighted, tell_copies, weighted_units
+from pyrobnn.estimators.weights import as_rows, fit_weighted, tell_doubts, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.likelihoods.base import SCALE
@@ -94,8 +94,8 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         seed = self._seed()
         self._weighted = weights is not None
-        if weights is None:
-            tell_copies(x, y)
+        names = getattr(self, "feature_names_in_", None) if self.columns_ is None else self.columns_.inputs
+        tell_doubts(x, y, names, weighted=self._weighted)
         x, y, fractions = _canonical(x, y, weights)
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)

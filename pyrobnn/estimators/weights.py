@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.data import Standardizer
+from pyrobnn.data.columns import constant_features
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import DATA, Likelihood
 from pyrobnn.model import BNN
@@ -27,12 +28,18 @@ MOST_REPEATS = 10
 COPIES = 0.1
 
 
-def tell_copies(x: np.ndarray, y: np.ndarray) -> None:
-    """Warn where more than a tenth of the rows, one of whose inputs is a measured number, are copies of others.
+def tell_doubts(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, weighted: bool) -> None:
+    """Warn of constant columns, and where more than a tenth of the rows, with a measured number, are copies of others.
 
     Args:
         x, y: (n, feature) and (n,) or (n, out).
+        names: of the columns; None where they have none.
+        weighted: whether rows have weights; then copies are not looked for.
     """
+    for text in constant_features(x, [f"x{i}" for i in range(x.shape[1])] if names is None else names):
+        warnings.warn(text, UserWarning, stacklevel=4)
+    if weighted:
+        return
     distinct = np.unique(np.column_stack([x, y]), axis=0)
     copies, measured = len(x) - len(distinct), max(len(np.unique(column)) for column in x.T)
     if copies > COPIES * len(x) and 2 * measured > len(distinct):
