@@ -143,6 +143,17 @@ def test_every_check_has_a_page_made_from_its_code(extension):
     assert re.search(r"\| sd x 0\.5 \| \d+ \| \d+% \|", virial) and "healthy posteriors" in virial
 
 
+def test_the_pages_tell_what_a_check_misses_and_draw_every_measured_one(extension, tmp_path):
+    check_pages, check_rates = extension("check_pages"), extension("check_rates")
+    copies = check_pages.markdown(check_pages.pages()["copied_chains"])
+    missed = re.findall(r"^\| (one chain with noise as all) \| \d+ \| 0% \|", copies, re.MULTILINE)
+    assert missed, "a fault that it is there to see, and does not, is not told"
+    check_rates.draw(tmp_path)
+    for ground in ("light", "dark"):
+        drawn = (tmp_path / f"rates-{ground}.svg").read_text(encoding="utf-8")
+        assert [name for name in check_rates.rates() if f">{name}<" not in drawn] == []
+
+
 def test_the_examples_of_the_checks_run(extension, capsys):
     page = extension("check_pages").pages()["rhat_function"]
     f = np.random.default_rng(0).normal(size=(4, 200, 3, 1))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import Any
 
+import check_rates
+
 from pyrobnn.diagnostics import integrity, judge
 
-RECORDS = Path(__file__).parents[2] / "scripts" / "results" / "verdicts.jsonl"
-SPEAKS = ("warn", "fail")
 #: checks that `EXAMINATIONS` does not list: made instead of all others where the tree holds no usable draws
 INSTEAD = (integrity.hopeless,)
 
@@ -180,63 +177,6 @@ def _value(node: ast.expr | None, scope: Scope) -> Any:
         return None
 
 
-# --- what the study measured
-
-
-@cache
-def records() -> list[dict[str, Any]]:
-    """The cases of the study of verdicts: healthy posteriors, and planted faults."""
-    return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
-
-
-def rates(name: str) -> str:
-    """The measured false alarms and power of one check, as Markdown."""
-    judged = [row for row in records() if name in row["checks"]]
-    healthy = [row for row in judged if row["healthy"]]
-    if not judged or all(row["checks"][name][0] == "info" for row in judged):
-        cases = f" It was made in {len(judged)} cases of the study, always as information." if judged else ""
-        return f"Not measured: no case of the [study](../results.md) makes this check decide.{cases}\n"
-    if healthy:
-        told = {status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS}
-        warns, fails = (f"{_share(told[status], len(healthy))}" for status in SPEAKS)
-        line = (
-            f"**False alarms**: of {len(healthy)} healthy posteriors it warns of {warns} and fails {fails}.\n"
-        )
-    else:  # such a check appears only where it speaks
-        every = sum(row["healthy"] for row in records())
-        line = f"**False alarms**: of {every} healthy posteriors it speaks of {_share(0, every)}.\n"
-    return "\n".join([line, *_power(name)])
-
-
-def _share(count: int, of: int) -> str:
-    """A rate; of none, with the largest that would still give none in one study of twenty."""
-    return f"{count / of:.1%}" if count else f"none (95 % bound {1 - 0.05 ** (1 / of):.1%})"
-
-
-def _power(name: str) -> list[str]:
-    """A table of the planted faults that the check sees."""
-    kinds = Counter(row["kind"] for row in records() if not row["healthy"])
-    rows = []
-    for kind, cases in kinds.items():
-        seen = [
-            row["checks"][name]
-            for row in records()
-            if row["kind"] == kind and row["checks"].get(name, ("",))[0] in SPEAKS
-        ]
-        if seen:
-            values = [value for _, value in seen if value is not None]
-            shown = f"{median(values):.3g}" if values else ""
-            rows.append((len(seen) / cases, f"| {kind} | {cases} | {len(seen) / cases:.0%} | {shown} |"))
-    if not rows:
-        return ["**Power**: no planted fault of the study is of the kind that it looks for.\n"]
-    head = [
-        "**Power**, by planted fault:\n",
-        "| fault | cases | seen | median value where seen |",
-        "|---|---|---|---|",
-    ]
-    return [*head, *(line for _, line in sorted(rows, key=lambda row: -row[0])), ""]
-
-
 # --- Markdown
 
 
@@ -254,7 +194,7 @@ def markdown(page: Page) -> str:
     parts += ["An ellipsis stands for what is computed from the draws.\n"]
     parts += ["## What to do\n"]
     parts += [f"- {text}" for text in page.actions] or ["Nothing: it is information."]
-    parts += ["", "## How often it is wrong\n", rates(page.name)]
+    parts += ["", "## How often it is wrong\n", check_rates.told(page.name)]
     parts += ["## Look at it\n", "```python", *_example(page.name), "```\n"]
     return "\n".join(parts)
 
@@ -297,10 +237,20 @@ def index(found: dict[str, Page]) -> str:
         "for check in (*verdict.failed, *verdict.warned):",
         "    print(check.name, check.evidence, check.action)",
         "```\n",
-        "| check | what it sees |",
-        "|---|---|",
+        "## How often they are wrong\n",
+        "For each check that was measured: the share of healthy posteriors on which it speaks, and the share that "
+        "it sees of the faults it is there to see; bars are 95 % intervals.\n",
         *(
-            f"| [`{page.name}`]({page.name}.md) | {' '.join(page.sees).replace('|', '∣')} |"
+            f"```{{image}} rates-{ground}.svg\n:alt: False alarms and power of each check\n:class: only-{ground}\n```\n"
+            for ground in check_rates.INKS
+        ),
+        "## All checks\n",
+        "False alarms and power with the number of cases; where nothing stands, the study has no such case.\n",
+        "| check | what it sees | false alarms | power |",
+        "|---|---|---|---|",
+        *(
+            f"| [`{page.name}`]({page.name}.md) | {' '.join(page.sees).replace('|', '∣')} | "
+            f"{' | '.join(check_rates.columns(page.name))} |"
             for page in found.values()
         ),
         "",
@@ -318,6 +268,7 @@ def write(folder: Path) -> None:
     """Write the index and every page."""
     found = pages()
     folder.mkdir(parents=True, exist_ok=True)
+    check_rates.draw(folder)
     (folder / "index.md").write_text(index(found), encoding="utf-8")
     for page in found.values():
         (folder / f"{page.name}.md").write_text(markdown(page), encoding="utf-8")
