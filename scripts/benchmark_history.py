@@ -121,7 +121,7 @@ def accept(options: argparse.Namespace, history: list[dict]) -> int:
         return 2
     history[-1]["accepted"] = {**history[-1].get("accepted", {}), name: why}
     text = "".join(json.dumps(record, allow_nan=False, sort_keys=True) + "\n" for record in history)
-    Path(options.results).write_text(text)
+    Path(options.results).write_text(text, encoding="utf-8")
     print(f"{NUMBERS[name].label}: compared from commit {history[-1]['commit']} on")
     return 0
 
@@ -162,7 +162,9 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
         models = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
+            line.partition(":")[2].strip()
+            for line in info.read_text(encoding="utf-8").splitlines()
+            if "model name" in line
         ]
         name = models[0] if models else name
     return f"{name}, {os.cpu_count()} cores"

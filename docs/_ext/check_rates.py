@@ -42,7 +42,9 @@ def _faults() -> dict[str, Any]:
 
 def _is_for(name: str, row: dict[str, Any]) -> bool:
     """Whether a check is there to see the fault of a case."""
-    return name in (row["for"] if "for" in row else _faults()[row["kind"]].checks)
+    if "for" in row:
+        return name in row["for"]
+    return row["kind"] in _faults() and name in _faults()[row["kind"]].checks
 
 
 def told(name: str) -> str:

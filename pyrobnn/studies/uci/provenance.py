@@ -62,7 +62,7 @@ def _reached(roots: Iterable[str]) -> set[Path]:
 def imported(file: Path) -> frozenset[Path]:
     """Files of the package that a file imports, at its top or in a function."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
