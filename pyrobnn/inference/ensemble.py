@@ -16,7 +16,12 @@ from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
-from pyrobnn.inference.optim.point import check_point_options, optimize_points, point_posterior
+from pyrobnn.inference.optim.point import (
+    check_point_options,
+    objective_of,
+    optimize_points,
+    point_posterior,
+)
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -122,22 +127,22 @@ class DeepEnsemble(Method):
                 f"'num_draws' must be num_members={self.num_members}, got {num_draws}: set num_members"
             )
         problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=self.num_members)
-        density = problem.density.subsampled()
         if not problem.is_bnn:
-            check_batched(density, "DeepEnsemble")
+            check_batched(problem.density, "DeepEnsemble")
+        start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, seed)])
+        density, num_rows = objective_of(self, problem, start)
         # each member draws a subsample of its own
         randomness = "error" if density.stochastic is None else "different"
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
             prior, likelihood = density.log_parts(theta, *batch)
-            return -(likelihood + prior if self.objective == "map" else likelihood) / problem.num_rows
+            return -(likelihood + prior if self.objective == "map" else likelihood) / num_rows[0]
 
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
             in_dims = (0, *(None for _ in batch))
             return torch.func.vmap(loss, in_dims=in_dims, randomness=randomness)(thetas, *batch)
 
         with seeded(seed, problem.device):
-            start = torch.stack([density.initial(*member) for member in self._starts(problem, seed)])
             result = optimize_points(
                 self, problem, losses, start, seed=seed, callbacks=callbacks, progress=progress
             )

@@ -10,6 +10,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.float64 import log_joint_float64
 from pyrobnn.inference.fitting.problem import Problem
@@ -37,15 +38,21 @@ class _Counted(Messenger):
 
 
 def padded_log_joint(problem: Problem, z: Tensor) -> Callable[[Tensor], Tensor]:
-    """The log joint density of a net over more rows than there are, copies of the last one with weight zero.
+    """The log joint of :func:`padded_density`."""
+    return padded_density(problem, z).log_joint
 
-    Its graph is that of every number of rows with the same :func:`bucket`. It is the density's own where the data are
-    large, of a program, whose rows are not ours to add to, and where the two differ at the first points of ``z``
-    (chain, dim) by more than rounding in float64, as for a net that looks at all rows at once.
+
+def padded_density(problem: Problem, z: Tensor) -> Density:
+    """The density of a net over more rows than there are, copies of the last one with weight zero.
+
+    Its graph is that of every number of rows with the same :func:`bucket`. It is the density itself where the data are
+    large or come from a loader, of a program, whose rows are not ours to add to, and where the log joints of the two
+    differ at the first points of ``z`` (chain, dim) by more than rounding in float64, as for a net that looks at all
+    rows at once.
     """
     density = problem.density
-    if not problem.is_bnn or problem.x.numel() > _MOST:
-        return density.log_joint
+    if not problem.is_bnn or problem.loader is not None or problem.x.numel() > _MOST:
+        return density
     num, rows = problem.num_rows, bucket(problem.num_rows)
     weights = (torch.arange(rows, device=problem.device) < num).to(density.dtype)
     whole = scaled_program(problem.bnn, rows, None)
@@ -64,4 +71,4 @@ def padded_log_joint(problem: Problem, z: Tensor) -> Callable[[Tensor], Tensor]:
         same = all(torch.allclose(more(point), exact(point), rtol=_ROUNDING) for point in z[:2].double())
     except (RuntimeError, ValueError, IndexError):  # of layers and plates that know the number of rows
         same = False
-    return padded.log_joint if same else density.log_joint
+    return padded if same else density

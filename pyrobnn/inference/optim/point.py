@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.checks import check_count
+from pyrobnn.density import Density
 from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
@@ -100,13 +102,25 @@ def find_point(
 
     A program that subsamples is handed over as the density that draws a subsample at every call.
     """
-    noisy = problem.density.subsampled()
+    start = problem.density.initial(start_values(problem.model, init), seed)
+    noisy, num_rows = objective_of(method, problem, start)
 
     def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-        return -target(noisy, theta, *batch) / problem.num_rows
+        return -target(noisy, theta, *batch) / num_rows[0]
 
-    start = problem.density.initial(start_values(problem.model, init), seed)
     return optimize_points(method, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress)
+
+
+def objective_of(method: Any, problem: Problem, start: Tensor) -> tuple[Density, Tensor]:
+    """The density that ``method`` maximises from ``start`` (…, dim), and the number of rows, twice, (2,).
+
+    A step that is compiled and sees all data is the same graph for the next number of rows.
+    """
+    whole = method.compile and method.batch_size is None
+    density = padded_density(problem, start.reshape(-1, problem.density.dim)) if whole else problem.density
+    # a constant of one element would be a literal of the compiled code
+    num_rows = torch.full((2,), problem.num_rows, dtype=torch.float64, device=problem.device)
+    return density.subsampled(), num_rows
 
 
 def optimize_points(

@@ -15,6 +15,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.noise_check import noise_notes
+from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.watch import Continued, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -63,6 +64,9 @@ def build_elbo(
         family = MeanField(loc, config.init_scale, config.max_scale)
     estimator: Estimator | None = "flipout" if config.flipout else None
     estimator = "local_reparameterization" if config.local_reparameterization else estimator
+    # an estimator's noise is drawn row by row: with other rows it is another
+    if config.compile and estimator is None and _num_batches(problem, config.batch_size) == 1:
+        density = padded_density(problem, start[None])
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
 
@@ -197,7 +201,7 @@ class GuideFit:
         elif not problem.is_bnn:
             yield from ((weight,) for weight in weights)
         elif self.num_batches == 1:
-            yield from ((weight, problem.x, problem.y) for weight in weights)
+            yield from ((weight, *self.elbo.density.args) for weight in weights)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
             for rows, weight in zip(walk, weights, strict=False):
