@@ -116,7 +116,7 @@ class Found(NamedTuple):
     values: dict[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weighed:
     """A fitted guide with its draws; where it was evaluated, their log p and log q, its ELBO ± ``error``, a note."""
 
