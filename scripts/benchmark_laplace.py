@@ -1,10 +1,12 @@
 """Laplace against laplace-torch: fit, tuned prior precision, closed-form prediction; seconds and peak memory.
 
     python scripts/benchmark_laplace.py [--cases small large classes] [--structures full kron diag last_layer]
-        [--reference-python PATH]  [--out FILE.json]
+        [--reference-python PATH]  [--agreement]  [--out FILE.json]
 
 Every measurement runs in a process of its own, with the same network and weights, so that peak memory is its own.
 laplace-torch runs in ``--reference-python``, by default this one; cases where it is not installed are left out.
+``--agreement`` measures no time, only the mean predictive variance at one fixed prior precision, 1, which both
+libraries must agree on; it joins what the record has of the case.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def problem(case: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Ten
     return net, x[:num_data], y[:num_data], x[num_data:]
 
 
-def measure_pyrobnn(case: str, structure: str, clock: Clock) -> dict[str, float]:
+def measure_pyrobnn(case: str, structure: str, clock: Clock, agreement: bool) -> dict[str, float]:
     import pyro.distributions as dist
 
     import pyrobnn as pb
@@ -77,6 +79,12 @@ def measure_pyrobnn(case: str, structure: str, clock: Clock) -> dict[str, float]
     started = clock()
     posterior = Laplace(**options).fit(model, x, y, init=net, num_draws=1)
     seconds["fit"] = clock() - started
+
+    def mean_variance():
+        return float(posterior.network.output_moments(x_test)[1].diagonal(dim1=1, dim2=2).mean())
+
+    if agreement:
+        return {"fixed_variance": mean_variance()}
     started = clock()
     posterior = Laplace(**options, tune="marginal_likelihood").fit(model, x, y, init=net, num_draws=1)
     seconds["fit_and_tune"] = clock() - started
@@ -85,13 +93,15 @@ def measure_pyrobnn(case: str, structure: str, clock: Clock) -> dict[str, float]
         return posterior.network.probs(x_test) if classes else posterior.network.output_moments(x_test)
 
     seconds["predict"] = best_of(predict, clock)
-    _, cov = posterior.network.output_moments(x_test)
-    var = float(cov.diagonal(dim1=1, dim2=2).mean())
     factor = posterior.meta["tuned"]["prior_precision_factor"]["all"]
-    return seconds | {"memory_mb": peak() - base, "prior_precision": factor, "mean_variance": var}
+    return seconds | {
+        "memory_mb": peak() - base,
+        "prior_precision": factor,
+        "mean_variance": mean_variance(),
+    }
 
 
-def measure_laplace_torch(case: str, structure: str, clock: Clock) -> dict[str, float]:
+def measure_laplace_torch(case: str, structure: str, clock: Clock, agreement: bool) -> dict[str, float]:
     from laplace import Laplace
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -110,16 +120,21 @@ def measure_laplace_torch(case: str, structure: str, clock: Clock) -> dict[str, 
     )
     fitted.fit(loader)
     seconds["fit"] = clock() - started
+
+    def mean_variance():
+        _, cov = fitted._glm_predictive_distribution(x_test)
+        return float(cov.reshape(len(x_test), cov.shape[1], -1).diagonal(dim1=1, dim2=2).mean())
+
+    if agreement:
+        return {"fixed_variance": mean_variance()}
     fitted.optimize_prior_precision(method="marglik", pred_type="glm")
     seconds["fit_and_tune"] = clock() - started
     options = {"link_approx": "probit"} if classes else {}
     seconds["predict"] = best_of(lambda: fitted(x_test, pred_type="glm", **options), clock)
-    _, cov = fitted._glm_predictive_distribution(x_test)
-    var = float(cov.reshape(len(x_test), cov.shape[1], -1).diagonal(dim1=1, dim2=2).mean())
     return seconds | {
         "memory_mb": peak() - base,
         "prior_precision": float(fitted.prior_precision.mean()),
-        "mean_variance": var,
+        "mean_variance": mean_variance(),
     }
 
 
@@ -140,14 +155,15 @@ def peak() -> float:
 
 
 def run_one(
-    python: str, library: str, case: str, structure: str, clock: str, timeout: float
+    python: str, library: str, case: str, structure: str, args: argparse.Namespace
 ) -> dict[str, float] | None:
     """One measurement in a process of its own; None where it fails or takes too long."""
-    command = [python, __file__, "--one", library, case, structure, "--clock", clock]
+    command = [python, __file__, "--one", library, case, structure, "--clock", args.clock]
+    command += ["--agreement"] * args.agreement
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout, check=False)
     except subprocess.TimeoutExpired:
-        return {"timeout": timeout}
+        return {"timeout": args.timeout}
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         print(f"{library} {case} {structure}: {reason}", file=sys.stderr)
@@ -158,7 +174,15 @@ def run_one(
 def row(case: str, structure: str, ours: dict | None, theirs: dict | None) -> str:
     """One line of the table: seconds of both and their ratio."""
     cells = [f"{case:8s} {structure:11s}"]
-    for name in ("fit", "fit_and_tune", "predict", "memory_mb", "prior_precision", "mean_variance"):
+    for name in (
+        "fit",
+        "fit_and_tune",
+        "predict",
+        "memory_mb",
+        "prior_precision",
+        "mean_variance",
+        "fixed_variance",
+    ):
         pair = [None if one is None else one.get(name) for one in (ours, theirs)]
         texts = ["-" if value is None else f"{value:.3g}" for value in pair]
         ratio = f" ({pair[1] / pair[0]:.1f}x)" if None not in pair and pair[0] else ""
@@ -174,6 +198,9 @@ def main() -> None:
     parser.add_argument("--reference-python", default=sys.executable)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one measurement")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument(
+        "--agreement", action="store_true", help="no times: the variance at one prior precision"
+    )
     parser.add_argument("--out", type=Path, help="JSON file that the measurements join")
     parser.add_argument("--one", nargs=3, metavar=("LIBRARY", "CASE", "STRUCTURE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -181,7 +208,7 @@ def main() -> None:
         library, case, structure = args.one
         warnings.simplefilter("ignore")
         measure = measure_pyrobnn if library == "pyrobnn" else measure_laplace_torch
-        print(json.dumps(measure(case, structure, CLOCKS[args.clock])))
+        print(json.dumps(measure(case, structure, CLOCKS[args.clock], args.agreement)))
         return
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
     print("seconds and MB: pyrobnn | laplace-torch (their time / ours)")
@@ -191,9 +218,15 @@ def main() -> None:
                 continue  # 50,890 weights: 20 GB, refused by both
             pythons = {"pyrobnn": sys.executable, "laplace-torch": args.reference_python}
             both = {
-                library: run_one(pythons[library], library, case, structure, args.clock, args.timeout)
+                library: run_one(pythons[library], library, case, structure, args)
                 for library in args.libraries
             }
+            if args.agreement:
+                before = results.get(f"{case}/{structure}", {})
+                both = {
+                    library: (before.get(library) or {}) | (found or {}) for library, found in both.items()
+                }
+                both = before | both
             results[f"{case}/{structure}"] = both
             print(row(case, structure, both.get("pyrobnn"), both.get("laplace-torch")), flush=True)
             if args.out:
