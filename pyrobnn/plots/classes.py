@@ -116,6 +116,7 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
                         )
                 ax.set_yticks([])
                 ax.set_ylabel(name)
+                ax.set_ylim(top=1.45 * ax.get_ylim()[1])  # the legend lies above the bars
                 ax.legend(loc="upper right")
             pair[1].set_xlabel("entropy (nats)")
         return figure
