@@ -262,12 +262,16 @@ def metric_table() -> str:
     ]
     key = "ess per 1000 gradients"
     for case, forms in sorted(found.items()):
-        diag, low, auto = (list(forms.get(form, {}).values()) for form in ("diag", "low_rank", "auto"))
+        shared = sorted(set.intersection(*map(set, forms.values())))
+        diag, low, auto = (
+            [forms[form][seed] for seed in shared] if form in forms else []
+            for form in ("diag", "low_rank", "auto")
+        )
         others = [rows for rows in (low, auto) if rows]
         if not (diag and others):
             continue
         base = median(row[key] for row in diag)
-        cells = [str(min(len(rows) for rows in (diag, *others))), f"{base:.3g}"]
+        cells = [str(len(shared)), f"{base:.3g}"]
         cells += [f"{median(row[key] for row in rows) / base:.2f}" if rows else "" for rows in (low, auto)]
         for rows in (diag, low):
             judged = [row["right"] for row in rows if "right" in row]

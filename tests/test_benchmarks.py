@@ -590,6 +590,17 @@ def test_tables_are_written_between_their_markers(tmp_path):
     assert tables.main([str(readme)]) == 0 and tables.main([str(readme), "--check"]) == 0
 
 
+def test_mass_matrices_are_compared_at_the_seeds_that_all_of_them_have(tmp_path, monkeypatch):
+    tables = script("readme_tables")
+    monkeypatch.setattr(tables, "HERE", tmp_path)
+    (tmp_path / "results").mkdir()
+    for form, rates in {"diag": [10.0, 30.0, 50.0], "auto": [20.0]}.items():
+        for seed, rate in enumerate(rates):
+            row = {"case": "net", "mass_matrix": form, "seed": seed, "warmup gradients": 8.0 + seed}
+            append_record(tmp_path / "results" / "metric.jsonl", row | {"ess per 1000 gradients": rate})
+    assert tables.metric_table().splitlines()[2] == "| net | 1 | 10 |  | 2.00 |  |  | 1.00 |"
+
+
 def test_the_doubt_in_the_gap_is_a_mean_over_data_sets_with_its_error():
     tables = script("benchmark_clusters")
     case = {"data": "two_clusters", "noise": "inferred", "part": "gaps"}
