@@ -303,6 +303,35 @@ def mams_table() -> str:
     return "\n".join(lines)
 
 
+def length_table() -> str:
+    """Effective draws per gradient of HMC whose warm-up finds the length of its paths, beside those of NUTS."""
+    found: dict[str, dict[str, list[dict]]] = {}
+    for row in read_records(HERE / "results" / "length.jsonl"):
+        found.setdefault(row["case"], {}).setdefault(row["sampler"], []).append(row)
+    lines = [
+        "| case | slowest value | seeds | NUTS: effective draws per 1000 gradients | HMC / NUTS | of squares "
+        "| with the warm-up's gradients | leapfrogs a draw, NUTS | HMC | largest R-hat, NUTS | HMC |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case, runs in found.items():
+        if len(runs) < 2:
+            continue
+        nuts, hmc = runs["nuts"], runs["hmc"]
+        for where in nuts[0]["ess"]:
+
+            def rate(rows: list[dict], key: str, warmup: bool = False, where: str = where) -> float:
+                costs = (row["gradients"] + warmup * row["warmup gradients"] for row in rows)
+                return 1000 * fmean(row[key][where] / cost for row, cost in zip(rows, costs, strict=True))
+
+            cells = [case, where, str(min(len(nuts), len(hmc))), f"{rate(nuts, 'ess'):.3g}"]
+            for asked in (("ess",), ("ess of squares",), ("ess", True)):
+                cells.append(f"{rate(hmc, *asked) / rate(nuts, *asked):.2f}")
+            cells += [f"{fmean(row['leapfrogs'] for row in rows):.0f}" for rows in (nuts, hmc)]
+            cells += [f"{max(row['rhat'][where] for row in rows):.3f}" for rows in (nuts, hmc)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def svi_table() -> str:
     """Cost of a step."""
     latest = {row["case"]: row for row in read_records(HERE / "results" / "svi.jsonl")}
@@ -414,6 +443,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "warmup": warmup_table,
     "metric": metric_table,
     "mams": mams_table,
+    "length": length_table,
     "svi": svi_table,
     "laplace": laplace_table,
     "conformal": _of("benchmark_conformal", "conformal"),
