@@ -113,3 +113,19 @@ def test_healthy_posteriors_raise_no_alarm():
         method = pb.Laplace(map=pb.MAP(num_steps=500, compile=False), importance=False, compile=False)
         alarms += bool(told(method, model, x, y, num_draws=200)[1])
     assert alarms <= 1
+
+
+@pytest.mark.parametrize("apart", [3.0, 0.3])
+def test_probabilities_that_are_too_modest_are_told(apart):
+    """60 rows of five classes that can be told apart, or can't: judged by 300 new ones."""
+    generator = torch.Generator().manual_seed(1)
+    centres, y = apart * torch.randn(5, 6, generator=generator), torch.arange(360) % 5
+    x = centres[y] + torch.randn(360, 6, generator=generator)
+    model = pb.BNN(pb.networks.mlp(6, (8,), 5, seed=0), pb.priors.FanInNormal(), pb.likelihoods.Categorical())
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        posterior = SHORT.fit(model, x[:60], y[:60], num_draws=100)
+    probs = posterior.predict(x[60:]).probs
+    modest = float((probs.argmax(-1) == y[60:]).double().mean() - probs.amax(-1).mean())
+    notes = [note for note in posterior.meta["warnings"] if "too modest" in note]
+    assert (modest > left_out.MODEST) == bool(notes) == (apart == 3.0), modest

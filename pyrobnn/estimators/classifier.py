@@ -31,8 +31,9 @@ class BNNClassifier(ClassifierMixin, Estimator):
     predicts the frequencies of the classes, and ``method_reason_`` says so.
 
     Caveat: few rows of classes that can be told apart leave it too modest: the Gaussian knows of no direction in which
-    weights only grow. With more than 20,000 rows one width for all layers is tuned, once, at the mode of the declared
-    prior: compare with the frequencies of the classes where the inputs may say nothing.
+    weights only grow. The fit says so where it would know training labels that are left out far better. With more than
+    20,000 rows one width for all layers is tuned, once, at the mode of the declared prior: compare with the frequencies
+    of the classes where the inputs may say nothing.
 
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 

@@ -29,6 +29,8 @@ TWICE, ERRORS = 2.0, 1.64
 FEW, MOST, MOST_SCALARS = 50, 1000, 2**24
 #: draws, evenly spaced, that stand for all; iterations of each search that sees other noise
 DRAWS, STEPS = 100, 100
+#: by how much the most probable class may be less probable than it is right
+MODEST = 0.1
 #: the least of a value's information that is thought to be its own
 OWN = 0.02
 _CURE = (
@@ -76,8 +78,10 @@ def left_out_notes(problem: Problem, posterior: Posterior) -> list[str]:
     References: A scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation
     (Rad & Maleki, 2020); On measuring and correcting the effects of data mining and model selection (Ye, 1998).
     """
-    if not problem.is_bnn or posterior.meta["kind"] == "point" or posterior.bnn.likelihood.classes:
+    if not problem.is_bnn or posterior.meta["kind"] == "point":
         return []
+    if posterior.bnn.likelihood.classes:
+        return _modest(problem, posterior)
     likelihood, reason = posterior.bnn.likelihood, _unchecked(problem, posterior)
     unknown = not likelihood.normal and type(likelihood).fisher_root is Likelihood.fisher_root
     if reason is None and unknown:
@@ -95,6 +99,29 @@ def left_out_notes(problem: Problem, posterior: Posterior) -> list[str]:
     posterior.meta["left_out"] = said
     narrow = most < 1 - TWICE * (1 - LEVEL)
     return [f"{said}: they are too narrow for new ones: {_CURE}"] if narrow else []
+
+
+def _modest(problem: Problem, posterior: Posterior) -> list[str]:
+    """A note if a Gaussian of logits knows left-out labels far better than it says: they only grow where data agree."""
+    likelihood = posterior.bnn.likelihood
+    if posterior.network is None or not likelihood.labels or _unchecked(problem, posterior) is not None:
+        return []
+    try:
+        draws = _spread_of(problem, posterior)
+        rest = left_to_others(_rows(posterior.bnn, draws), draws.share)
+        probs = likelihood.probs(_unseen(posterior, draws, rest), draws.params).mean(0)
+    except (RuntimeError, NotImplementedError):
+        return []
+    sure, label = probs.max(-1)
+    right, num = float((label == draws.y).double().mean()), len(label)
+    least = right - ERRORS * math.sqrt(right * (1 - right) / num) - float(sure.mean())
+    if least < MODEST:
+        return []
+    return [
+        f"the probabilities are too modest: of {num:,} training labels that are left out of the fit, by approximation, "
+        f"{right:.0%} are known, and the most probable class has {float(sure.mean()):.0%}: classes that can be told "
+        "apart want weights that no Gaussian reaches; use NUTS or an ensemble where the probabilities matter"
+    ]
 
 
 def _checked(problem: Problem, posterior: Posterior) -> tuple[float, float, int]:
@@ -161,7 +188,9 @@ def _spread_of(problem: Problem, posterior: Posterior) -> _Draws:
     known = (*likelihood.priors, *likelihood.points)
     params = {name: value.double() for name, value in draws.items() if name in known}
     own = {name: value.mean(0) for name, value in params.items()}
-    return _Draws(x, y.double(), f, centre, params, own, mean, len(x) / problem.num_rows)
+    return _Draws(
+        x, y.double() if y.is_floating_point() else y, f, centre, params, own, mean, len(x) / problem.num_rows
+    )
 
 
 def _root(model: BNN, draws: _Draws) -> Tensor:
@@ -196,6 +225,18 @@ def _prior_scale(model: BNN, draws: _Draws, names: list[str]) -> Tensor:
 
 def _held(posterior: Posterior, draws: _Draws, rest: Tensor) -> float:
     """Share of the values that their left-out intervals hold; of a value that is known in part, that part."""
+    with pyro.validation_enabled(False):
+        unseen = _unseen(posterior, draws, rest)
+        below, upto = posterior.bnn.likelihood.cdf(unseen, draws.y, draws.params)
+    low, high = below.mean(0), upto.mean(0)
+    edge = (1 - LEVEL) / 2
+    inside = (high.clamp_max(1 - edge) - low.clamp_min(edge)).clamp_min(0.0)
+    sure = ((low >= edge) & (low <= 1 - edge)).double()
+    return float(torch.where(high - low > 1e-12, inside / (high - low), sure).nan_to_num().mean())
+
+
+def _unseen(posterior: Posterior, draws: _Draws, rest: Tensor) -> Tensor:
+    """Outputs (draw, row, width) of each row as if it had been left out."""
     likelihood, root = posterior.bnn.likelihood, _root(posterior.bnn, draws)
     inverse = torch.linalg.pinv(root)
     with pyro.validation_enabled(False):
@@ -205,12 +246,7 @@ def _held(posterior: Posterior, draws: _Draws, rest: Tensor) -> float:
         values, vectors = torch.linalg.eigh(rest)
         wider = inverse.mT @ vectors @ torch.diag_embed(values.rsqrt()) @ vectors.mT @ root.mT
         deviation = torch.einsum("nvw,snw->snv", wider, draws.f - draws.centre)
-        below, upto = likelihood.cdf(draws.centre - shift + deviation, draws.y, draws.params)
-    low, high = below.mean(0), upto.mean(0)
-    edge = (1 - LEVEL) / 2
-    inside = (high.clamp_max(1 - edge) - low.clamp_min(edge)).clamp_min(0.0)
-    sure = ((low >= edge) & (low <= 1 - edge)).double()
-    return float(torch.where(high - low > 1e-12, inside / (high - low), sure).nan_to_num().mean())
+    return draws.centre - shift + deviation
 
 
 def _raised(rest: Tensor, factor: float) -> Tensor:
