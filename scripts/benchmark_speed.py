@@ -6,8 +6,9 @@
     python scripts/benchmark_speed.py --sections nuts svi       # some
     python scripts/benchmark_speed.py --peers-python PATH       # NumPyro and laplace-torch from another environment
 
-Each section is a script of its own with more options: benchmark_history, _nuts, _growth, _svi, _laplace. A section that
-finished on this machine with this code is not run again but with ``--again``.
+Each section is a script of its own with more options: benchmark_history, _nuts, _growth, _svi, _laplace, _peers. A
+section that finished on this machine with this code is not run again but with ``--again``. ``peers`` makes an
+environment for each library, gigabytes in all, and runs where it is named.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ SECTIONS = {
     "growth": ("benchmark_growth.py", "--numpyro-python", "--results", "growth.jsonl"),
     "svi": ("benchmark_svi.py", "--numpyro-python", "--results", "svi.jsonl"),
     "laplace": ("benchmark_laplace.py", "--reference-python", "--out", "laplace.json"),
+    "peers": ("benchmark_peers.py", None, "--results", "peers.jsonl"),
 }
+#: a section that makes environments of gigabytes runs where it is named
+ON_REQUEST = ("peers",)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +79,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    usual = [name for name in SECTIONS if name not in ON_REQUEST]
+    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=usual)
     parser.add_argument(
         "--check", action="store_true", help="fail where a number is worse than at earlier commits"
     )

@@ -425,6 +425,7 @@ def _of(script: str, records: str, function: str = "table") -> Callable[[], str]
 TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu_table,
     "history": _of("benchmark_history", "history"),
+    "peers": _of("benchmark_peers", "peers"),
     "uci-log-density": lambda: uci_table("log_density", published=True),
     "uci-rmse": lambda: uci_table("rmse", published=True),
     "uci-crps": lambda: uci_table("crps", published=False),

@@ -285,6 +285,8 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     assert "about" in capsys.readouterr().out
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
     assert capsys.readouterr().out.count("the same number") == 3
+    assert benchmark.main([*common, "--methods", "linear", "--stale"]) == 0
+    assert "nothing to run" in capsys.readouterr().out
     append_record(results, {**read_records(results)[0], "rule": "of another day"})
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
     assert "1 records of earlier settings are stale, and not checked: linear" in capsys.readouterr().out
@@ -295,6 +297,13 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
         append_record(results, record)
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 1
     assert "(-0.060 nats a point)" in capsys.readouterr().out
+    results.unlink()
+    for record in rest:
+        append_record(results, record)
+    append_record(results, {**first, "code": "of another day"})
+    assert benchmark.main([*common, "--methods", "linear"]) == 0 and len(read_records(results)) == 3
+    assert benchmark.main([*common, "--methods", "linear", "--stale"]) == 0
+    assert [record["split"] for record in read_records(results)[3:]] == [first["split"]]
 
 
 def test_stale_cells_show_as_stale_and_the_last_of_repeated_work_counts(tmp_path, monkeypatch):
