@@ -112,7 +112,9 @@ def environment(package: str, folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
     # of torch's builds the one that is here: the newest one on the registry may bring gigabytes of CUDA
     pins = place / "torch.txt"
-    pins.write_text("".join(f"{name}=={metadata.version(name)}\n" for name in ("torch", "torchvision")))
+    pins.write_text(
+        "".join(f"{name}=={metadata.version(name)}\n" for name in ("torch", "torchvision")), encoding="utf-8"
+    )
     command = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(pins), package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

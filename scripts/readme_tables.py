@@ -30,7 +30,13 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 DOCS = HERE.parent / "docs"
-PAGES = [HERE.parent / "README.md", HERE / "results" / "README.md", DOCS / "references.md", DOCS / "paper.md"]
+PAGES = [
+    HERE.parent / "README.md",
+    HERE / "results" / "README.md",
+    DOCS / "install.md",
+    DOCS / "references.md",
+    DOCS / "paper.md",
+]
 #: of a cell: mark → what it says
 STALE = {
     " †": "† measured with earlier settings than today's",
@@ -90,6 +96,18 @@ def uci_targets() -> str:
         if t not in floor or not t.met
     ]
     return "\n".join(["| data | claim | holds | numbers |", "|---|---|---|---|", *rows])
+
+
+def install_table() -> str:
+    """Where the wheel was installed and used, the last run of each Python with each choice of versions."""
+    records = {(r["python"], r["asked"]): r for r in read_records(HERE / "results" / "install.jsonl")}
+    tried = ("compare", "report", "predict", "estimator")
+    lines = [f"| Python | versions | torch | NumPy | ArviZ | {' | '.join(tried)} | GB |", "|---" * 10 + "|"]
+    for (python, asked), record in sorted(records.items()):
+        has, used = record["versions"], " | ".join(record["used"][name] for name in tried)
+        found = f"{has['torch']} | {has['numpy']} | {has['arviz-base']}"
+        lines.append(f"| {python} | {asked} | {found} | {used} | {record['megabytes'] / 1000:.1f} |")
+    return "\n".join(lines)
 
 
 def verdict_rows() -> list[dict]:
@@ -424,6 +442,7 @@ def _of(script: str, records: str, function: str = "table") -> Callable[[], str]
 
 TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu_table,
+    "install": install_table,
     "history": _of("benchmark_history", "history"),
     "peers": _of("benchmark_peers", "peers"),
     "uci-log-density": lambda: uci_table("log_density", published=True),

@@ -104,9 +104,8 @@ def code_of(method: str, rules: Mapping[str, Rule] = RULES) -> str:
         fitted = [rules[method].method, rules[method].validate_with, rules[method].init]
     roots = {f"pyrobnn.{part}" for part in parts}
     roots |= {type(each).__module__ for each in fitted if each is not None}
-    own = (
-        Path(__file__).with_name("rules.py").read_text(encoding="utf-8")
-    )  # not what it imports, which is every method
+    # not what it imports, which is every method
+    own = Path(__file__).with_name("rules.py").read_text(encoding="utf-8")
     return hashlib.sha256((code(*sorted(roots)) + own).encode()).hexdigest()[:8]
 
 
