@@ -50,6 +50,8 @@ EFFORT = {
     "gap_1": Effort(num_draws=2500),
     "gap_5": Effort(num_draws=1250, num_particles=4000, smc_runs=1),
     "iris_5": Effort(num_draws=1250),
+    "gap_50": Effort(target_accept=0.95),
+    "gap_3x50": Effort(num_particles=800, smc_runs=2),
     "polynomial_hetero_10": Effort(target_accept=0.95),
     "diabetes_hetero_5": Effort(target_accept=0.95),
 }

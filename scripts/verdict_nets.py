@@ -269,7 +269,16 @@ FAR, WIDTH, MOVES = ("wasserstein",), ("sd_ratio",), ("function_moves",)
 #: regression, noise that varies, two classes and more. Left out are nets of which a verdict rightly tells that they
 #: cannot follow their data (`gap_1`), and those whose exact posterior is far less sure of its classes than it is right,
 #: `digits_10` by 0.49, `wine_10` by 0.27 and `breast_cancer_5` by 0.18: a fault of their priors
-NETS = ("gap_5", "diabetes_10", "polynomial_hetero_10", "diabetes_hetero_5", "moons_2x10", "iris_5")
+NETS = (
+    "gap_5",
+    "gap_50",
+    "gap_3x50",
+    "diabetes_10",
+    "polynomial_hetero_10",
+    "diabetes_hetero_5",
+    "moons_2x10",
+    "iris_5",
+)
 UNSURE = ("wine_10", "breast_cancer_5", "digits_10")
 FAULTS = {
     "net: weights' sd x 0.3": NetFault(spread(0.3), checks=VIRIAL, beside=WIDTH),

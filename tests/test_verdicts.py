@@ -31,7 +31,7 @@ from models import toy, toy_model
 from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
-from pyrobnn.diagnostics import Evidence, diagnose, loo, thresholds
+from pyrobnn.diagnostics import Evidence, diagnose, loo
 from pyrobnn.diagnostics.calibration import _uniform_check
 from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
 from pyrobnn.diagnostics.convergence import check_ess, check_rhat
@@ -474,7 +474,7 @@ def test_draws_of_no_smooth_distribution_are_taken_for_clumps(name):
         for _ in range(5):
             found = SMOOTH[name](rng, (chains, draws, 5))
             number = num_places(list(found.transpose(2, 0, 1)))
-            assert number is None or number >= thresholds.ESS_PASS
+            assert number is None
 
 
 def test_held_out_rows_that_were_trained_on_and_rounded_are_told():

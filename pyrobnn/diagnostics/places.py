@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.verdict import Check, grade
+from pyrobnn.diagnostics.verdict import Check
 
 #: draws that are looked at, directions in which, and the share of a direction's sd that one more must have
 _MOST_DRAWS, _DIRECTIONS, _LEAST_SD = 1000, 4, 0.03
@@ -23,13 +23,13 @@ _RISE, _SIGMAS = 0.25, 4.0
 def check_places(evidence: Evidence) -> Check | None:
     """A warning or failure where draws of different chains lie in clumps, as those of few draws with some noise do."""
     number = num_places(list(quantities(evidence).values()))
-    if number is None or (status := grade(-number, -thresholds.ESS_PASS, -thresholds.ESS_FAIL)) == "pass":
+    if number is None:
         return None
     return Check(
         "clumped_draws",
-        status,
+        "fail" if number < thresholds.ESS_FAIL else "warn",
         number,
-        f"no clumps, or ≥ {thresholds.ESS_PASS:.0f} of them; < {thresholds.ESS_FAIL:.0f} fails",
+        f"no clumps; < {thresholds.ESS_FAIL:.0f} of them fails",
         thresholds.DIMENSION_SOURCE,
         f"The draws of different chains lie in about {number:.0f} clumps: they are close to one another or far apart, "
         "with a gap between.",

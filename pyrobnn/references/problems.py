@@ -127,6 +127,14 @@ PROBLEMS = {
         "five tanh units on the gap, noise known",
         lambda: gap(480), 240, (5,), _fixed, prior_scale=2.0, standard_y=False,
     ),
+    "gap_50": Problem(
+        "fifty tanh units on the gap, noise inferred",
+        lambda: gap(480), 60, (50,), _inferred, prior_scale=2.0, standard_y=False,
+    ),
+    "gap_3x50": Problem(
+        "three layers of fifty tanh units on the gap, noise known",
+        lambda: gap(480), 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False,
+    ),
     "polynomial_hetero_10": Problem(
         "ten tanh units on a cubic whose noise varies, with a head for the noise",
         lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2,
