@@ -105,6 +105,12 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     assert required - names - by_name == set(), "required and not imported"
 
 
+def test_setuptools_can_read_every_section_of_the_configuration():
+    """It replaces what follows a per cent sign, in pytest's section too, where no test meets it."""
+    parser = setup_cfg()
+    assert all(dict(parser.items(section)) for section in parser.sections())
+
+
 def test_the_package_carries_its_types():
     assert (ROOT / "pyrobnn/py.typed").is_file()  # without it, type checkers take everything for Any
 
