@@ -26,7 +26,8 @@ ESTIMATORS = (None, "local_reparameterization", "flipout")
 
 def _elbo(model, x, y, **options):
     problem = prepare(model, x, y, points="free")
-    elbo, theta = build_elbo(SVI(init_scale=0.2, **options), problem, None, 0)
+    # not compiled: the data are not padded, and batches of any size may follow
+    elbo, theta = build_elbo(SVI(init_scale=0.2, compile=False, **options), problem, None, 0)
     return elbo, theta
 
 

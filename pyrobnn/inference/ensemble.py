@@ -128,7 +128,7 @@ class DeepEnsemble(Method):
             )
         problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=self.num_members)
         if not problem.is_bnn:
-            check_batched(problem.density, "DeepEnsemble")
+            check_batched(problem.density.subsampled(), "DeepEnsemble")
         start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, seed)])
         density, num_rows = objective_of(self, problem, start)
         # each member draws a subsample of its own
