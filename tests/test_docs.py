@@ -35,9 +35,10 @@ SLOW = {
     "other-trees",
     "pyro-program",
     "save-and-resume",
+    "skpro",
     "trackers",
 }
-OPTIONAL = {"mlflow", "numpyro", "pymc", "tensorboard", "wandb"}
+OPTIONAL = {"mlflow", "numpyro", "pymc", "skpro", "tensorboard", "wandb"}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")

@@ -95,7 +95,7 @@ def imported():
 def test_what_is_imported_is_required_and_what_is_required_is_imported():
     parser = setup_cfg()
     required = {canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])}
-    optional = {"distributed": "cluster"}  # of an extra; the import says how to get it
+    optional = {"distributed": "cluster", "skpro": "skpro"}  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     present = {"IPython"}  # asked for inside of a notebook alone
     by_name = {"h5netcdf", "h5py"}  # xarray loads its engine by name
