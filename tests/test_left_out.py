@@ -88,6 +88,12 @@ class Nameless(pb.likelihoods.Poisson):
     fisher_root = pb.likelihoods.Likelihood.fisher_root
 
 
+class Spreading(pb.likelihoods.StudentT):
+    """Another, whose spread is found with the weights."""
+
+    fisher_root = pb.likelihoods.Likelihood.fisher_root
+
+
 def test_what_cannot_be_checked_is_told():
     model, x, y = linear(Nameless(), num=60, inputs=2)
     method = pb.DeepEnsemble(num_members=2, num_steps=20, compile=False)
@@ -97,6 +103,17 @@ def test_what_cannot_be_checked_is_told():
     ]
     posterior, notes = told(method, *linear(num=20, inputs=2))
     assert not notes and "20 rows are too few" in posterior.meta["left_out"]
+    # a point: its intervals, and where nothing tells whether the spread follows the data, that
+    model, x, y = linear(Spreading(scale="learned"), num=60, inputs=50)
+    point = pb.MAP(num_steps=20, polish_steps=0, compile=False)
+    posterior, notes = told(point, model, x, y)
+    assert not notes and "not checked: a point has no draws" in posterior.meta["left_out"]
+    found = [
+        note for note in posterior.meta["warnings"] if "was not checked: Spreading has no fisher" in note
+    ]
+    assert len(found) == 1 and found[0].startswith("the noise is found with 50 weights from 60 values")
+    posterior, _ = told(point, *linear(Spreading(scale="learned"), num=60, inputs=5))
+    assert not any("not checked" in note for note in posterior.meta["warnings"])
 
 
 @pytest.mark.slow
@@ -128,4 +145,5 @@ def test_probabilities_that_are_too_modest_are_told(apart):
     probs = posterior.predict(x[60:]).probs
     modest = float((probs.argmax(-1) == y[60:]).double().mean() - probs.amax(-1).mean())
     notes = [note for note in posterior.meta["warnings"] if "too modest" in note]
+    assert posterior.meta["left_out"].startswith("of 60 training labels that are left out")
     assert (modest > left_out.MODEST) == bool(notes) == (apart == 3.0), modest

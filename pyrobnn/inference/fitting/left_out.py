@@ -10,7 +10,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.fitting.noise_check import left_to_others, prior_variance
+from pyrobnn.inference.fitting.noise_check import left_to_others, no_root, prior_variance
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN, NET
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyrobnn.inference.fitting.problem import Problem
 
 #: what a note begins with, and what of a posterior it is about
-SAID = "90 % intervals"
+SAID, PROBABILITIES = "90 % intervals", "class probabilities"
 LEVEL = 0.9
 #: how many times as many values as it should an interval misses before it is told, beyond so many standard errors
 TWICE, ERRORS = 2.0, 1.64
@@ -78,14 +78,16 @@ def left_out_notes(problem: Problem, posterior: Posterior) -> list[str]:
     References: A scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation
     (Rad & Maleki, 2020); On measuring and correcting the effects of data mining and model selection (Ye, 1998).
     """
-    if not problem.is_bnn or posterior.meta["kind"] == "point":
+    if not problem.is_bnn:
+        return []
+    if posterior.meta["kind"] == "point":
+        what = PROBABILITIES if posterior.bnn.likelihood.classes else SAID
+        posterior.meta["left_out"] = f"{what} were not checked: a point has no draws"
         return []
     if posterior.bnn.likelihood.classes:
         return _modest(problem, posterior)
-    likelihood, reason = posterior.bnn.likelihood, _unchecked(problem, posterior)
-    unknown = not likelihood.normal and type(likelihood).fisher_root is Likelihood.fisher_root
-    if reason is None and unknown:
-        reason = f"{type(likelihood).__name__} has no fisher_root, which tells what each row says"
+    unknown = no_root(posterior.bnn.likelihood)
+    reason = _unchecked(problem, posterior) or unknown
     if reason is None:
         try:
             held, most, num = _checked(problem, posterior)
@@ -103,24 +105,31 @@ def left_out_notes(problem: Problem, posterior: Posterior) -> list[str]:
 
 def _modest(problem: Problem, posterior: Posterior) -> list[str]:
     """A note if a Gaussian of logits knows left-out labels far better than it says: they only grow where data agree."""
-    likelihood = posterior.bnn.likelihood
-    if posterior.network is None or not likelihood.labels or _unchecked(problem, posterior) is not None:
+    likelihood, reason = posterior.bnn.likelihood, _unchecked(problem, posterior)
+    if posterior.network is None or not likelihood.labels:
+        reason = "only those that a linearised Laplace gives to single labels are"
+    if reason is not None:
+        posterior.meta["left_out"] = f"{PROBABILITIES} were not checked: {reason}"
         return []
     try:
         draws = _spread_of(problem, posterior)
         rest = left_to_others(_rows(posterior.bnn, draws), draws.share)
         probs = likelihood.probs(_unseen(posterior, draws, rest), draws.params).mean(0)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        posterior.meta["left_out"] = f"{PROBABILITIES} were not checked: {str(error).partition(chr(10))[0]}"
         return []
     sure, label = probs.max(-1)
     right, num = float((label == draws.y).double().mean()), len(label)
     least = right - ERRORS * math.sqrt(right * (1 - right) / num) - float(sure.mean())
+    said = posterior.meta["left_out"] = (
+        f"of {num:,} training labels that are left out of the fit, by approximation, {right:.0%} are known, and the "
+        f"most probable class has {float(sure.mean()):.0%}"
+    )
     if least < MODEST:
         return []
     return [
-        f"the probabilities are too modest: of {num:,} training labels that are left out of the fit, by approximation, "
-        f"{right:.0%} are known, and the most probable class has {float(sure.mean()):.0%}: classes that can be told "
-        "apart want weights that no Gaussian reaches; use NUTS or an ensemble where the probabilities matter"
+        f"the probabilities are too modest: {said}: classes that can be told apart want weights that no Gaussian "
+        "reaches; use NUTS or an ensemble where the probabilities matter"
     ]
 
 

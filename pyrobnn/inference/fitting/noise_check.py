@@ -55,7 +55,8 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
 
     Args:
         problem: what was fitted; no note unless it is a BNN whose noise (a scale, a concentration, a shape) is
-            optimised, under a prior or not, or comes from the net, and the likelihood's Fisher information is known.
+            optimised, under a prior or not, or comes from the net. Of a likelihood whose Fisher information is not
+            known, and of too many weights, the note is that nothing was checked.
         values: site → value of the fitted weights and noise; without a noise that has a distribution of its own.
 
     Reference: Bayesian Interpolation (MacKay, 1992).
@@ -81,8 +82,11 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
             f"data point by point was not checked, that many are too many; if in doubt, {_CURE}"
         ]
     values = {name: value.detach() for name, value in values.items()}
-    if not likelihood.normal and type(likelihood).fisher_root is Likelihood.fisher_root:
-        return []
+    if no_root(likelihood):
+        return [
+            f"the noise is found with {num_weights} weights from {num_values} values: whether the weights follow the "
+            f"data point by point was not checked: {no_root(likelihood)}; if in doubt, {_SMALLER}"
+        ]
     if not likelihood.normal:
         return _told(_left_out(problem, values, names), "spread", _SMALLER)
     rows, residuals = _linearised(problem, values, names)
@@ -95,6 +99,13 @@ def noise_notes(problem: Problem, values: Mapping[str, Tensor]) -> list[str]:
             f"of points already seen and far too small for new ones: {_CURE}"
         ]
     return _told(_optimism(rows, residuals), "net's noise", _CURE) if likelihood.heads == 2 else []
+
+
+def no_root(likelihood: Likelihood) -> str | None:
+    """Why the leverage of a row is not known under this likelihood; None where it is."""
+    if likelihood.normal or type(likelihood).fisher_root is not Likelihood.fisher_root:
+        return None
+    return f"{type(likelihood).__name__} has no fisher_root, which tells what each row says"
 
 
 def _told(lost: float, noise: str, cure: str) -> list[str]:
