@@ -20,7 +20,6 @@ from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from tyxe.priors import IIDPrior
 
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, tries_noises
@@ -369,11 +368,3 @@ def test_mapies_conformal_regressors_take_it(table):
     cross = regression.CrossConformalRegressor(regressor(SHORT), cv=3, random_state=0)
     assert cross.fit_conformalize(x, y).predict_interval(x)[1].shape == (60, 2, 1)
     np.random.set_state(state)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # a kink is no mode of a normal, and the fit says so
-def test_a_prior_that_is_not_normal_is_kept_as_wide_as_it_is():
-    x = np.random.default_rng(0).normal(size=(40, 2))
-    prior = IIDPrior(dist.Laplace(0.0, 1.0))
-    model = pb.BNNClassifier(hidden=(3,), prior=prior, random_state=0, compile=False)
-    assert model.fit(x, x[:, 0] > 0).method_.tune is None and "not normal" in model.method_reason_

@@ -126,8 +126,15 @@ def test_vectors_of_another_width_are_refused_when_the_model_is_built():
         pb.BNN(toy_net(), PRIORS["OfAnotherWidth"](), pb.likelihoods.HomoskedasticGaussian(0.2))
 
 
-def test_elements_that_depend_on_each_other_are_refused_before_the_search(monkeypatch):
+@pytest.mark.parametrize(
+    ("prior", "tune", "why"),
+    [
+        ("MixtureOfDiagNormals", None, "elements depend on each other: use curvature='hessian'"),
+        ("Laplace", "marginal_likelihood", "'net.0.weight' is a Laplace: leave it None"),
+    ],
+)
+def test_a_prior_that_laplace_cannot_take_is_refused_before_the_search(prior, tune, why, monkeypatch):
     monkeypatch.setattr(pb.MAP, "fit", lambda *args, **options: pytest.fail("it searches"))
-    model = pb.BNN(toy_net(), PRIORS["MixtureOfDiagNormals"](), pb.likelihoods.HomoskedasticGaussian(0.2))
-    with pytest.raises(pb.Refused, match="elements depend on each other: use curvature='hessian'"):
-        pb.Laplace().fit(model, X, Y)
+    model = pb.BNN(toy_net(), PRIORS[prior](), pb.likelihoods.HomoskedasticGaussian(0.2))
+    with pytest.raises(pb.Refused, match=why):
+        pb.Laplace(tune=tune).fit(model, X, Y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributions import Normal
 from pyrobnn.inference.curvature.prior import elementwise
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.method import METHODS
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.svi import SVI
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood, StudentT
@@ -46,6 +47,7 @@ def choose(
     *,
     weighted: bool = False,
     normal: bool = True,
+    joint: bool = False,
     compile: bool = True,
 ) -> tuple[Any, str]:
     """A configured method, and why it.
@@ -56,6 +58,7 @@ def choose(
         width: of the net's output.
         weighted: whether rows have weights that are no whole numbers.
         normal: whether the weights have normal priors, whose width can be tuned.
+        joint: whether the elements of a weight depend on each other under its prior, which no diagonal holds.
         compile: the method's option.
 
     Returns:
@@ -63,10 +66,14 @@ def choose(
     """
     size = f"{num_data:,} rows, {num_weights:,} weights"
     whole = num_data <= MOST_WHOLE
-    if weighted:
-        size += ", each row with a weight of its own"
+    if weighted or joint:
+        size += (
+            ", each row with a weight of its own"
+            if weighted
+            else ", a prior of weights that depend on each other"
+        )
         if num_data <= MOST_SAMPLED:
-            return NUTS(compile=compile), f"{size}: NUTS, which samples the weighted posterior itself"
+            return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
         svi = SVI(
             local_reparameterization=True,
             batch_size=None if whole else BATCH,
@@ -79,8 +86,7 @@ def choose(
     search = MAP(compile=compile) if whole else MAP(num_steps=STEPS, batch_size=BATCH, compile=compile)
     tune: Literal["marginal_likelihood"] | None = "marginal_likelihood" if normal else None
     method = Laplace(structure="full" if full else "kron", tune=tune, map=search, importance=whole)
-    width_of = "width tuned by the marginal likelihood" if normal else "width as declared: it is not normal"
-    words = [f"Laplace's approximation, linearised, its prior's {width_of}"]
+    words = [f"Laplace's approximation, linearised, {_width(normal)}"]
     if not full:
         words.append("its precision one Kronecker product per layer, for a full one would be too large")
     if not whole:
@@ -92,10 +98,37 @@ def choose(
     return method, f"{size}: {'; '.join(words)}"
 
 
-def normal_priors(model: BNN) -> bool:
-    """Whether every weight of the net has a normal prior."""
-    priors = (prior for name, prior in model.priors.items() if name.startswith(NET))
-    return all(isinstance(elementwise(prior), Normal) for prior in priors)
+def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str, Any]]:
+    """The method of that name with its settings of a full run, why it, and the options of its ``fit``.
+
+    Args:
+        normal, compile: as of :func:`choose`.
+    """
+    known = METHODS[name]
+    settings = dict(known.full)
+    words = f"{known.cls.__name__}, as it was asked for by name"
+    options = {"num_draws": settings.pop("num_draws")} if "num_draws" in settings else {}
+    if "tune" in settings:
+        words += f", {_width(normal)}"
+        if not normal:
+            del settings["tune"]
+    if not compile:
+        settings["compile"] = False
+    return known.cls(**settings), words, options
+
+
+def _width(normal: bool) -> str:
+    how = "tuned by the marginal likelihood" if normal else "as declared: it is not normal"
+    return f"its prior's width {how}"
+
+
+def families(model: BNN) -> dict[str, bool]:
+    """Of the priors of the net's weights, what :func:`choose` asks: ``normal`` and ``joint``."""
+    priors = [elementwise(prior) for name, prior in model.priors.items() if name.startswith(NET)]
+    return {
+        "normal": all(isinstance(prior, Normal) for prior in priors),
+        "joint": any(prior.event_shape for prior in priors),
+    }
 
 
 def tries_noises(method: Any, likelihood: Likelihood, num_data: int, num_weights: int) -> bool:
@@ -144,7 +177,8 @@ def by_evidence(
 
     Weights and noise that are maximised together fit the noise where there are few rows per weight: it comes out too
     small, and the intervals too narrow. The evidence of the weights given the noise has a maximum. The noise
-    goes down from what a Bayesian linear regression leaves until the evidence has fallen twice in a row.
+    goes down from what a Bayesian linear regression leaves until the evidence has fallen twice in a row, and up from
+    there where that was the best and the prior, which is not tuned, may be too narrow for any line.
 
     Args:
         method: with a ``log_evidence``.
@@ -157,16 +191,22 @@ def by_evidence(
     """
     linear = left_by_a_line(model_of(torch.ones(y.shape[1], dtype=y.dtype)), x, y)
     fits: list[tuple[float, float, Posterior]] = []
-    for share in SHARES:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept are told below
-            posterior = method.fit(model_of(share * linear), x, y, **options)
-        evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
-        if log_prior is not None:
-            evidence += float(log_prior(share * linear))
-        fits.append((evidence, share, posterior))
-        if len(fits) > 2 and max(fits[-2][0], evidence) < max(each[0] for each in fits):
-            break
+
+    def follow(shares: Iterable[float]) -> None:
+        for share in shares:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept are told below
+                posterior = method.fit(model_of(share * linear), x, y, **options)
+            evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
+            if log_prior is not None:
+                evidence += float(log_prior(share * linear))
+            fits.append((evidence, share, posterior))
+            if len(fits) > 2 and max(fits[-2][0], evidence) < max(each[0] for each in fits):
+                break
+
+    follow(SHARES)
+    if method.tune is None and max(fits, key=lambda each: each[:2])[1] == 1:
+        follow(1 / share for share in SHARES[1:])
     _, share, posterior = max(fits, key=lambda each: each[:2])
     for note in posterior.meta["warnings"]:
         warnings.warn(note, UserWarning, stacklevel=4)

@@ -61,11 +61,12 @@ def by_expectation(
 
     Weights of the mean and of the noise that are maximised together fit the noise where there are few rows per weight.
     Here a search for the mode and Laplace's approximation around it take turns: each search knows how uncertain the
-    Gaussian before it left the mean and the noise of each row, and has the prior's width that suited it. The first is
+    Gaussian before it left the mean and the noise of each row, and has the prior's width that suited it, where this is
+    tuned. The first is
     told that the noise is what a linear model leaves, so that it goes down from there.
 
     Args:
-        method: Laplace, linearised and tuned.
+        method: Laplace, linearised, and tuned where the priors are normal.
         model: with a :class:`pyrobnn.likelihoods.HeteroskedasticGaussian`.
         x, y: (N, feature) and (N, out), in the units of the data.
         start: standard deviation (out,) of what a linear model leaves, in the units in which the net computes.
@@ -92,7 +93,8 @@ def by_expectation(
                 rounds, inside[0], torch.cat([inside[1], held], 1), init=mode, num_draws=1, **common
             )
         rounds = found.bnn
-        factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
+        if method.tune is not None:
+            factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
         log_scale, held = _averaged(found, *inside)
         moved = float((log_scale - seen[-1]).abs().mean())
         seen.append(log_scale)
@@ -109,9 +111,9 @@ def by_expectation(
         )
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=4)
-    tuned = posterior.meta["tuned"]
-    tuned["prior_precision_factor"]["all"] *= factor
-    posterior = replace(posterior, meta=posterior.meta | {"warnings": notes, "tuned": tuned})
+    if method.tune is not None:
+        posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor
+    posterior = replace(posterior, meta=posterior.meta | {"warnings": notes})
     return (
         posterior,
         f"mean and noise found in {len(seen) - 1} rounds, each with the other's uncertainty averaged out",

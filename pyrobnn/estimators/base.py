@@ -31,8 +31,9 @@ from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import (
     by_evidence,
     choose,
+    families,
     left_by_a_line,
-    normal_priors,
+    named,
     tries_noises,
     with_scale,
 )
@@ -236,6 +237,7 @@ class Estimator(BaseEstimator):
     def _method(self, model: BNN, width: int, weighted: bool) -> tuple[Any, str, dict[str, Any]]:
         """The method, why it, and the options of its ``fit``."""
         options = {} if self.num_draws is None else {"num_draws": self.num_draws}
+        facts = families(model)
         if not isinstance(self.method, str):
             if isinstance(self.method, type) or not isinstance(self.method, Method):
                 raise TypeError(
@@ -246,16 +248,9 @@ class Estimator(BaseEstimator):
         check_choice("method", self.method, ("auto", *METHODS))
         if self.method == "auto":
             size = len(self._x), model.num_weights, width
-            normal = normal_priors(model)
-            chosen = choose(*size, weighted=weighted, normal=normal, compile=self.compile)
-            return *chosen, options
-        known = METHODS[self.method]
-        settings = dict(known.full)
-        if "num_draws" in settings:
-            options = {"num_draws": settings.pop("num_draws")} | options
-        if not self.compile:
-            settings["compile"] = False
-        return known.cls(**settings), f"{known.cls.__name__}, as it was asked for by name", options
+            return *choose(*size, weighted=weighted, **facts, compile=self.compile), options
+        method, why, own = named(self.method, normal=facts["normal"], compile=self.compile)
+        return method, why, own | options
 
     # -- prediction -------------------------------------------------------------------------------------------------
 

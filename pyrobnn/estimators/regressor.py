@@ -30,7 +30,9 @@ class BNNRegressor(RegressorMixin, Estimator):
             runs it; a method (``pb.Laplace(...)``) is taken as it is.
         hidden: widths of the hidden layers, and ``activation`` between them; such a net computes in float64.
         net: an ``nn.Module``, or a function (num_inputs, num_outputs) → module, instead of the two.
-        prior: of the weights, in standard units; default ``pb.priors.FanInNormal()``.
+        prior: of the weights, in standard units; default ``pb.priors.FanInNormal()``. Of normal priors ``"auto"`` and
+            ``"laplace"`` find the width by the marginal likelihood, and say so in ``method_reason_``; others stay as
+            they are declared, and so do all for a method that is given.
         likelihood: one of ``pb.likelihoods`` for numbers (``StudentT``, ``Poisson``, ``Weibull``, …), in standard
             units, instead of ``noise``; an exposure is a column of X.
         noise: its standard deviation: ``"inferred"`` (per output, under a HalfNormal(1) prior in standard units),

@@ -29,7 +29,7 @@ from pyrobnn.inference.curvature.mode import (
     subset_sites,
 )
 from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
-from pyrobnn.inference.curvature.prior import check_elementwise
+from pyrobnn.inference.curvature.prior import check_elementwise, check_normal
 from pyrobnn.inference.curvature.remarks import record, report_frozen
 from pyrobnn.inference.fitting.batches import in_parts, survey
 from pyrobnn.inference.fitting.float32 import full_float32
@@ -254,7 +254,10 @@ class Laplace(Method):
             refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
         if self.curvature == "ggn":
-            check_elementwise({name: problem.bnn.priors[name] for name in names if name.startswith(NET)})
+            weights = {name: problem.bnn.priors[name] for name in names if name.startswith(NET)}
+            check_elementwise(weights)
+            if self.tune is not None:
+                check_normal(weights)
         check_memory(self, problem, names)
         return names
 

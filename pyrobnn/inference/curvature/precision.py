@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -85,14 +85,12 @@ def ggn_precision(
         remarks.append("the prior precision varies over a layer's outputs: Kronecker factors use its average")
     tuned, held_out = Tuned(torch.ones(1, dtype=torch.float64), 1.0), None
     if method.tune is not None:
-        if prior.mean is None:
-            raise Refused("'tune' scales normal priors: leave it None for the other prior families")
         if method.tune == "cross_validation":
             held_out = hold_out(method, search, centre, given, seed, remarks)
             tau = torch.tensor([held_out.factor], dtype=torch.float64, device=prior.prec.device)
             tuned = Tuned(tau, 1.0, held_out.at_bound)
         else:
-            deviation = (centre.mode[jacobian.index] - prior.mean).square() * prior.prec
+            deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
             tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
         if held_out is not None and tuned.at_bound:
             remarks.append(

@@ -91,6 +91,19 @@ def check_elementwise(priors: Mapping[str, Distribution]) -> None:
             )
 
 
+def check_normal(priors: Mapping[str, Distribution]) -> None:
+    """The priors (by site) whose width can be tuned.
+
+    Raises:
+        Refused: one that is not normal.
+    """
+    for name, prior in priors.items():
+        if not isinstance(base := elementwise(prior), Normal):
+            raise Refused(
+                f"'tune' scales normal priors, and that of {name!r} is a {type(base).__name__}: leave it None"
+            )
+
+
 def elementwise(prior: Distribution) -> Distribution:
     """The distribution of one element."""
     while isinstance(prior, Independent):
