@@ -57,6 +57,15 @@ class Untraceable(RuntimeError):
     """A function whose control flow depends on the values of tensors."""
 
 
+class NoCompiler(RuntimeError):
+    """A machine without a C++ compiler."""
+
+    def __init__(self) -> None:
+        remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
+        remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
+        super().__init__(f"there is no C++ compiler: {remedy}")
+
+
 def _private(module: str, name: str | None = None) -> Any:
     """A module that torch does not promise to keep, or something in it; ImportError or AttributeError if it is gone."""
     found = importlib.import_module(module)
@@ -94,9 +103,13 @@ def machine_code(
 
     Raises:
         Untraceable: if the function cannot be traced.
+        NoCompiler: where there is none, before inductor spends seconds on a graph.
         Exception: of inductor, if there is no way.
     """
     failures: list[Exception] = []
+    if _lacks_compiler(inputs):
+        _graph(fn, inputs)
+        raise NoCompiler
     if tested():
         try:
             return _with_passes(fn, inputs)
@@ -105,10 +118,7 @@ def machine_code(
     else:
         _say_untested()
     for attempt in (_directly, functools.partial(_directly, on_disk=False), _publicly):
-        try:
-            graph = traced(fn, inputs)
-        except Exception as error:  # whatever a user's program may raise under tracing
-            raise Untraceable(first_line(error)) from error
+        graph = _graph(fn, inputs)
         try:
             call = attempt(graph, inputs)
         except _MOVED as error:
@@ -118,6 +128,27 @@ def machine_code(
             _log.warning("the compiled function is slower than it might be: %s", first_line(failures[0]))
         return call, functools.partial(traced, fn, inputs)
     raise failures[-1]
+
+
+def _graph(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
+    """The traced graph, or Untraceable."""
+    try:
+        return traced(fn, inputs)
+    except Exception as error:  # whatever a user's program may raise under tracing
+        raise Untraceable(first_line(error)) from error
+
+
+def _lacks_compiler(inputs: list[Tensor]) -> bool:
+    """Whether machine code for the CPU cannot be made; False where torch does not say."""
+    if any(each.device.type != "cpu" for each in inputs):
+        return False
+    try:
+        _private("torch._inductor.cpp_builder", "get_cpp_compiler")()
+    except _MOVED:
+        return False
+    except Exception:  # of a type of its own by platform
+        return True
+    return False
 
 
 def first_line(error: Exception) -> str:
