@@ -102,6 +102,18 @@ def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(t
     assert fitted.posterior_.meta["tuned"]["prior_precision_factor"].keys() == {"net.0", "net.2"}
 
 
+def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeypatch):
+    search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
+    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    monkeypatch.setattr("pyrobnn.estimators.base.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr("pyrobnn.estimators.prior_width.MOST_TRIED", 60)
+    generator = np.random.default_rng(1)
+    x, y = generator.normal(size=(120, 5)), generator.uniform(size=120) < 0.5
+    fitted = pb.BNNClassifier(hidden=(6,), random_state=0, num_draws=200).fit(x, y)
+    assert "of 60 of 120 rows" in fitted.method_reason_ and fitted.posterior_.meta["num_data"] == 120
+    assert abs(fitted.predict_proba(x)[:, 1] - y.mean()).max() < 0.06  # nothing is known of the labels
+
+
 def followed(noise) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
     """300 rows and 500 new ones for 691 weights."""
     x, y = (torch.tensor(part, dtype=torch.float32) for part in rows(800, 1, noise=0.5))

@@ -124,7 +124,7 @@ class Estimator(BaseEstimator):
                 log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
                 self.posterior_, chosen = by_evidence(self.method_, model_of, *data, options, log_prior)
             self.method_reason_ += f"; {chosen}"
-        elif fractions is None and self.method == "auto" and tries_widths(self.method_, model, len(self._x)):
+        elif fractions is None and self.method == "auto" and tries_widths(self.method_, model):
             self.posterior_, chosen = by_width(self.method_, model, self._x, self._y, options)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None:

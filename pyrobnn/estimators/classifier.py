@@ -26,14 +26,12 @@ class BNNClassifier(ClassifierMixin, Estimator):
     Args: as of :class:`pyrobnn.BNNRegressor`, without ``noise``; ``net`` gives one logit per class. ``likelihood``
         may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order; the net then gives one number.
 
-    Where ``method="auto"`` takes Laplace's approximation and has up to 20,000 rows, it finds the prior's widths, one
-    for each layer, by the evidence, and the mode anew for each of them: where the inputs say nothing of the class it
-    predicts the frequencies of the classes, and ``method_reason_`` says so.
+    Where ``method="auto"`` takes Laplace's approximation it finds the prior's widths, one for each layer, by the
+    evidence (of 20,000 rows where there are more), and the mode anew for each of them: where the inputs say nothing of
+    the class it predicts the frequencies of the classes, and ``method_reason_`` says so.
 
     Caveat: few rows of classes that can be told apart leave it too modest: the Gaussian knows of no direction in which
-    weights only grow. The fit says so where it would know training labels that are left out far better. With more than
-    20,000 rows one width for all layers is tuned, once, at the mode of the declared prior: compare with the frequencies
-    of the classes where the inputs may say nothing.
+    weights only grow. The fit says so where it would know training labels that are left out far better.
 
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 
