@@ -291,7 +291,7 @@ FAULTS = {
     "net: function 3 sd away": NetFault(shifted(3.0), checks=(*SCORE, *MOVES), beside=FAR),
     "net: a chain of the prior": NetFault(prior_chain, checks=RHAT, beside=FAR),
     "net: the prior": NetFault(prior_alone, checks=("virial", "score"), beside=FAR),
-    "net: half of the functions dropped": NetFault(upper_half, checks=MOVES, beside=FAR),
+    "net: half of the functions dropped": NetFault(upper_half, checks=("range_moves",), beside=FAR),
     "net: targets permuted": NetFault(data=permuted, checks=(*SCORE, *MOVES)),
     "net: the next class, or the other sign": NetFault(data=next_class, checks=(*SCORE, *MOVES)),
     "net: the posterior of other rows": NetFault(others=True, checks=(*VIRIAL, *SCORE, *MOVES)),

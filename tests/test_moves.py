@@ -10,7 +10,7 @@ from models import normal_prior, toy_net
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import Evidence, diagnose
-from pyrobnn.diagnostics.moves import check_moves
+from pyrobnn.diagnostics.moves import check_moves, check_range
 from pyrobnn.groups import MOVED
 from pyrobnn.posterior import Posterior, moves
 
@@ -102,6 +102,22 @@ def test_chains_of_another_shape_are_told_by_their_log_density(shape):
     verdict = diagnose(Posterior(model, draws, meta=meta).to_datatree(x, y))
     assert (find(verdict, "density_moves").status == "pass") == (shape == "normal"), verdict.to_json()
     assert (verdict.status == "pass") == (shape == "normal")  # all three passed before
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_chains_that_lack_half_of_the_functions_leave_their_range(half):
+    """Each draw left is right, and there are twice as many: only that none lies below the median of one place tells."""
+    model, x, y, (mean, covariance) = CASES[2]
+    normal = torch.randn(2000, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weights = mean + normal @ torch.linalg.cholesky(covariance).T
+    place = weights @ torch.tensor([1.5, -1.0, 1.0], dtype=torch.float64)
+    weights = weights[place > place.median()] if half else weights[:1000]
+    found = of_draws(model, weights)
+    draws = {name: value[:, :1000].reshape(4, 250, *value.shape[2:]) for name, value in found.draws.items()}
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian"}
+    check = check_range(Evidence(Posterior(model, draws, meta=meta).to_datatree(x, y)))
+    assert (check.status == "pass") != half, check.evidence
+    assert (check.value > 0.1) == half
 
 
 def test_a_mean_field_fit_of_correlated_weights_is_judged_by_what_it_predicts():

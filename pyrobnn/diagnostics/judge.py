@@ -61,7 +61,7 @@ from pyrobnn.diagnostics.model_checks import (
     check_spread,
     check_temperature,
 )
-from pyrobnn.diagnostics.moves import check_density, check_moves
+from pyrobnn.diagnostics.moves import check_density, check_moves, check_range
 from pyrobnn.diagnostics.patterns import check_pattern
 from pyrobnn.diagnostics.places import check_places
 from pyrobnn.diagnostics.points import same_data
@@ -182,6 +182,7 @@ EXAMINATIONS = (
     Examination(check_khat_subspace, independent, about="both"),
     Examination(check_correction, independent, about="predictions"),
     Examination(check_moves, draws, about="predictions"),
+    Examination(check_range, chains, about="predictions"),
     Examination(check_chains, chains),
     Examination(check_length, chains),
     Examination(check_checked, chains, about="function"),

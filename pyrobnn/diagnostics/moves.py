@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import stats
 
 from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import MOST, by_kind
 from pyrobnn.diagnostics.verdict import Check, Status, grade, worse
@@ -98,6 +100,49 @@ def check_density(evidence: Evidence) -> Check | None:
         ""
         if status == "pass"
         else f"The draws have another shape than the posterior (in tails or peaks). {_OF_CHAINS}",
+    )
+
+
+def check_range(evidence: Evidence) -> Check | None:
+    """Whether moved draws of chains stay where the function of all draws is: none can leave the range of right ones.
+
+    Of draws that lack what lies beyond an edge, as one half of the functions, many cross it at once; of n right draws
+    two in n + 1 lie outside of the others.
+    """
+    after, acceptance, before = (
+        evidence.draws(MOVED, "after"), evidence.values(MOVED, "acceptance"), evidence.f
+    )  # fmt: skip
+    if after is None or acceptance is None or before is None or after.shape[2:] != before.shape[2:]:
+        return None
+    if evidence.likelihood == "categorical" and after.shape[-1] > 1:
+        before, after = (f - f.mean(axis=-1, keepdims=True) for f in (before, after))
+    if acceptance < _LEAST_ACCEPTED or not (np.isfinite(before).all() and np.isfinite(after).all()):
+        return None
+    columns = before.reshape(*before.shape[:2], -1)
+    ess = np.minimum(np.nan_to_num(mean_ess(columns), nan=1.0), columns.shape[0] * columns.shape[1])
+    low, high = columns.min((0, 1)), columns.max((0, 1))
+    moved = after.reshape(-1, columns.shape[2])
+    outside = ((moved < low) | (moved > high)).sum(axis=0)
+    p = stats.poisson.sf(outside - 1, 2.0 * len(moved) / (ess + 1.0)) * len(ess)
+    worst = int(np.argmin(p))
+    share, p_least = float(outside[worst]) / len(moved), min(1.0, float(p[worst]))
+    status: Status = (
+        "fail"
+        if p_least < thresholds.STEIN_RATE_FAIL and share > thresholds.RANGE_FAIL
+        else "warn"
+        if p_least < thresholds.STEIN_RATE_WARN and share > thresholds.RANGE_WARN
+        else "pass"
+    )
+    return Check(
+        "range_moves",
+        status,
+        share,
+        f"p ≥ {thresholds.STEIN_RATE_WARN} (Bonferroni) or ≤ {thresholds.RANGE_WARN:.0%} outside; p < "
+        f"{thresholds.STEIN_RATE_FAIL} with more than {thresholds.RANGE_FAIL:.0%} fails",
+        thresholds.MOVES_SOURCE,
+        f"At the probe where most do, {share:.1%} of the draws leave the range of f over all draws (p = {p_least:.2g}) "
+        "when Hamiltonian Monte Carlo goes on from them.",
+        "" if status == "pass" else f"The draws lack a part of the posterior. {_OF_CHAINS}",
     )
 
 

@@ -109,6 +109,9 @@ DENSITY_SPREAD_WARN = 0.2
 DENSITY_SPREAD_FAIL = 0.5
 DENSITY_SIGMAS_WARN = 3.5
 DENSITY_SIGMAS_FAIL = 5.0
+#: share of the moved draws that may leave the range of all draws: this library's convention
+RANGE_WARN = 0.05
+RANGE_FAIL = 0.15
 MOVES_SOURCE = "MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901"
 
 PSENSE_WARN = 0.05
