@@ -62,7 +62,7 @@ from pyrobnn.diagnostics.model_checks import (
     check_temperature,
 )
 from pyrobnn.diagnostics.moves import check_density, check_moves, check_range
-from pyrobnn.diagnostics.patterns import check_pattern
+from pyrobnn.diagnostics.patterns import check_order, check_pattern
 from pyrobnn.diagnostics.places import check_places
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
@@ -210,6 +210,7 @@ EXAMINATIONS = (
     Examination(check_training_pit, about="predictions"),
     Examination(check_regions, about="predictions"),
     Examination(check_pattern, about="predictions"),
+    Examination(check_order, about="predictions"),
     Examination(check_ece, about="predictions"),
     Examination(check_temperature),
     Examination(check_prior_sensitivity),

@@ -14,18 +14,12 @@ from pyrobnn.diagnostics.verdict import Check, Status
 
 _MIN_DATA = 40
 _NUM_REGIONS = 4
-_OF_ORDER = (
-    "Rows that stand beside one another depend on one another (a time series, groups, a drift), but count as "
-    "independent: the function is less certain than it is said to be. Give time or the group as an input, and hold out "
-    "whole stretches of rows."
-)
 
 
 def check_pattern(evidence: Evidence) -> Check | None:
-    """Whether the *signed* PIT depends on an input or the order of the rows: outcomes too high here and too low there.
+    """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
 
-    By region and between neighbours, along each input and the order of the rows, which tells of rows that depend on one
-    another; the size of an error alone (`check_regions`) sees neither.
+    By region, and between neighbours along each input; the size of an error alone (`check_regions`) sees neither.
     """
     if is_classification(evidence) or evidence.likelihood in CLASSES:
         return None
@@ -34,6 +28,7 @@ def check_pattern(evidence: Evidence) -> Check | None:
         for u, covariates in regions_of(evidence)
         if len(u) >= _MIN_DATA
         for name, values in covariates.items()
+        if name != ORDER
         for each in _patterns(u, name, values)
     ]
     if not found:
@@ -57,10 +52,52 @@ def check_pattern(evidence: Evidence) -> Check | None:
         f"{seen} (p = {p:.2g}).",
         ""
         if status == "pass"
-        else _OF_ORDER
-        if name == ORDER
         else f"The mean function misses how y depends on {name}, and the noise covers for it: use a more flexible "
         "network or a wider prior.",
+    )
+
+
+def check_order(evidence: Evidence) -> Check | None:
+    """Whether rows that stand beside one another depend on one another: a time series, groups, or a drift.
+
+    By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
+    and held-out data together; not of rows that are sorted by their outcomes.
+    """
+    if is_classification(evidence) or evidence.likelihood in CLASSES:
+        return None
+    sets = [
+        _patterns(u, ORDER, covariates[ORDER])
+        for u, covariates in regions_of(evidence)
+        if len(u) >= _MIN_DATA and ORDER in covariates
+    ]
+    kinds = [list(found) for found in zip(*sets)]  # stretches and neighbours, of each output
+    if not kinds:
+        return None
+    together = [
+        float(stats.combine_pvalues([max(each[0], 1e-300) for each in kind]).pvalue) for kind in kinds
+    ]
+    first = int(np.argmin(together))
+    p, worst = min(1.0, together[first] * len(together)), max(kinds[first], key=lambda each: each[1])
+    status: Status = (
+        "fail"
+        if p < thresholds.PIT_FAIL and worst[1] > thresholds.PATTERN_FAIL
+        else "warn"
+        if p < thresholds.PIT_WARN and worst[1] > thresholds.PATTERN_WARN
+        else "pass"
+    )
+    return Check(
+        "row_order",
+        status,
+        worst[1],
+        f"p ≥ {thresholds.PIT_WARN} (Bonferroni) or an effect ≤ {thresholds.PATTERN_WARN}; p < "
+        f"{thresholds.PIT_FAIL} with an effect > {thresholds.PATTERN_FAIL} fails",
+        thresholds.PIT_SOURCE,
+        f"{worst[2]} (p = {p:.2g}).",
+        ""
+        if status == "pass"
+        else "Rows that stand beside one another depend on one another (a time series, groups, a drift), but count as "
+        "independent: the function is less certain than it is said to be. Give time or the group as an input, and hold "
+        "out whole stretches of rows.",
     )
 
 
