@@ -12,6 +12,7 @@ import trees as factory
 import xarray as xr
 from helpers import seeded
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from models import normal_prior
 
 import pyrobnn as pb
@@ -101,6 +102,22 @@ def test_gap_ratio_is_the_ratio_of_the_two_sds() -> None:
     gap = widest_gap(tree)
     assert (gap.low, gap.high) == (-1.0, 1.0)
     assert gap.ratio == pytest.approx(8.0)
+
+
+def test_the_words_about_the_gap_lie_over_no_axes() -> None:
+    tree = factory.regression_1d()
+    tree["constant_data"]["x"] = xr.DataArray(np.linspace(-3, 3, 80)[:, None] ** 3, dims=("obs", "feature"))
+    x = tree["constant_data"]["x"]
+    tree["constant_data"]["x"] = xr.where(x >= 0, x + 20, x)
+    assert widest_gap(tree) is not None
+    figure = plots.predictive_bands(tree)
+    figure.draw_without_rendering()
+    words = [
+        text for text in figure.findobj(Text) if "epistemic sd" in text.get_text() and text.axes is not None
+    ]
+    words = [text for text in words if "gap" in text.get_text() or text.get_text().startswith("no ")]
+    assert len(words) == 1
+    assert not any(words[0].get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
 
 
 def test_evenly_spread_data_have_no_gap() -> None:

@@ -138,7 +138,8 @@ def _bands(
         for ax in (main, strip):
             ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0)
         shown = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
-        main.text(0.98, 0.97, shown, transform=main.transAxes, ha="right", va="top", fontsize=8)
+        # between the two axes, where nothing is drawn
+        strip.set_title(shown, loc="right", fontsize=8, fontweight="normal", pad=3)
     main.set_ylabel(_outcome(evidence, output))
     strip.set(xlabel=feature_names(evidence, 1)[0], ylabel="sd")
 
