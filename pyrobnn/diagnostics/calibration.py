@@ -16,7 +16,7 @@ from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.names import feature_names
 from pyrobnn.diagnostics.points import CLASSES, FEWEST_DRAWS, is_classification, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error, score
-from pyrobnn.diagnostics.verdict import Check, Status
+from pyrobnn.diagnostics.verdict import Check, Status, grade_tested
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 
 _MIN_DATA = 20
@@ -161,9 +161,8 @@ def _uniform_check(
     u = values.ravel()
     distance = float(stats.kstest(u, "uniform").statistic)
     p = _p_uniform(u, distance, dependence)
-    fails = p < thresholds.PIT_FAIL and distance > thresholds.PIT_DISTANCE_FAIL
-    warns = p < thresholds.PIT_WARN and distance > thresholds.PIT_DISTANCE_WARN
-    status: Status = "fail" if fails else "warn" if warns else "pass"
+    limits = thresholds.PIT_DISTANCE_WARN, thresholds.PIT_DISTANCE_FAIL
+    status = grade_tested(p, distance, thresholds.PIT_RATES, limits)
     outer = float(((u < 0.05) | (u > 0.95)).mean())
     # intervals that are too wide for most and yet too narrow for the last per cent: noise with heavy tails
     extreme = float(((u < 0.005) | (u > 0.995)).mean())
@@ -283,12 +282,8 @@ def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) 
     covered = [coverage for _, coverage in regions]
     low, high = int(np.argmin(covered)), int(np.argmax(covered))
     gap = covered[high] - covered[low]
-    status: Status = (
-        "fail"
-        if p < thresholds.PIT_FAIL and gap > thresholds.REGION_GAP_FAIL
-        else "warn"
-        if p < thresholds.PIT_WARN and gap > thresholds.REGION_GAP_WARN
-        else "pass"
+    status = grade_tested(
+        p, gap, thresholds.PIT_RATES, (thresholds.REGION_GAP_WARN, thresholds.REGION_GAP_FAIL)
     )
     ends = [f"{regions[i][0].min():.4g} ≤ {name} ≤ {regions[i][0].max():.4g}" for i in (low, high)]
     seen = (

@@ -9,7 +9,7 @@ from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import MOST, by_kind
-from pyrobnn.diagnostics.verdict import Check, Status, grade, worse
+from pyrobnn.diagnostics.verdict import Check, Status, grade, grade_tested, worse
 from pyrobnn.groups import MOVED
 
 #: acceptance below which the draws have hardly moved, and the standard errors that are taken off every effect
@@ -126,12 +126,8 @@ def check_range(evidence: Evidence) -> Check | None:
     p = stats.poisson.sf(outside - 1, 2.0 * len(moved) / (ess + 1.0)) * len(ess)
     worst = int(np.argmin(p))
     share, p_least = float(outside[worst]) / len(moved), min(1.0, float(p[worst]))
-    status: Status = (
-        "fail"
-        if p_least < thresholds.STEIN_RATE_FAIL and share > thresholds.RANGE_FAIL
-        else "warn"
-        if p_least < thresholds.STEIN_RATE_WARN and share > thresholds.RANGE_WARN
-        else "pass"
+    status = grade_tested(
+        p_least, share, thresholds.STEIN_RATES, (thresholds.RANGE_WARN, thresholds.RANGE_FAIL)
     )
     return Check(
         "range_moves",

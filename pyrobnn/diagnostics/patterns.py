@@ -10,7 +10,7 @@ from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.calibration import ORDER, regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import CLASSES, is_classification
-from pyrobnn.diagnostics.verdict import Check, Status
+from pyrobnn.diagnostics.verdict import Check, grade_tested
 
 _MIN_DATA = 40
 _NUM_REGIONS = 4
@@ -35,13 +35,7 @@ def check_pattern(evidence: Evidence) -> Check | None:
         return None
     p, effect, seen, name = min(found, key=lambda each: each[0])
     p = min(1.0, p * len(found))
-    status: Status = (
-        "fail"
-        if p < thresholds.PIT_FAIL and effect > thresholds.PATTERN_FAIL
-        else "warn"
-        if p < thresholds.PIT_WARN and effect > thresholds.PATTERN_WARN
-        else "pass"
-    )
+    status = grade_tested(p, effect, thresholds.PIT_RATES, (thresholds.PATTERN_WARN, thresholds.PATTERN_FAIL))
     return Check(
         "pattern",
         status,
@@ -78,12 +72,8 @@ def check_order(evidence: Evidence) -> Check | None:
     ]
     first = int(np.argmin(together))
     p, worst = min(1.0, together[first] * len(together)), max(kinds[first], key=lambda each: each[1])
-    status: Status = (
-        "fail"
-        if p < thresholds.PIT_FAIL and worst[1] > thresholds.PATTERN_FAIL
-        else "warn"
-        if p < thresholds.PIT_WARN and worst[1] > thresholds.PATTERN_WARN
-        else "pass"
+    status = grade_tested(
+        p, worst[1], thresholds.PIT_RATES, (thresholds.PATTERN_WARN, thresholds.PATTERN_FAIL)
     )
     return Check(
         "row_order",

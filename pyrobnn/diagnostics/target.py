@@ -8,7 +8,7 @@ from scipy import stats
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.verdict import Check, Status
+from pyrobnn.diagnostics.verdict import Check, Status, grade_tested
 from pyrobnn.groups import STEIN
 
 _FEWEST_EFFECTIVE = 4.0
@@ -95,13 +95,7 @@ def _worst(p: np.ndarray, gap: np.ndarray, least: float) -> int:
 
 
 def _status(evidence: Evidence, p: float, gap: float, warns: float, fails: float) -> Status:
-    status: Status = (
-        "fail"
-        if p < thresholds.STEIN_RATE_FAIL and gap > fails
-        else "warn"
-        if p < thresholds.STEIN_RATE_WARN and gap > warns
-        else "pass"
-    )
+    status = grade_tested(p, gap, thresholds.STEIN_RATES, (warns, fails))
     if status == "pass" or not (evidence.is_iid and evidence.has_hidden_units):
         return status
     # a density made to be near the posterior of a net misses it in single weights, rightly for all that its functions

@@ -73,6 +73,7 @@ LOO_SUBSAMPLE_SIZE = 1_000
 #: rates of false alarms, and the sizes below which an effect is too small to matter: this library's convention
 PIT_WARN = 2e-3
 PIT_FAIL = 1e-4
+PIT_RATES = PIT_WARN, PIT_FAIL
 PIT_DISTANCE_WARN = 0.05
 PIT_DISTANCE_FAIL = 0.1
 PIT_SOURCE = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
@@ -97,6 +98,7 @@ STEIN_SOURCE = (
 #: rates of false alarms; log of the variance's factor, and sd of the gradient, that matter: this library's convention
 STEIN_RATE_WARN = 1e-3
 STEIN_RATE_FAIL = 1e-5
+STEIN_RATES = STEIN_RATE_WARN, STEIN_RATE_FAIL
 VIRIAL_WARN = 0.15
 VIRIAL_FAIL = 0.4
 SCORE_WARN = 0.3

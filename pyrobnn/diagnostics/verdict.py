@@ -206,6 +206,12 @@ def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Sta
     return "pass" if value <= good else "fail" if value > bad else "warn"
 
 
+def grade_tested(p: float, effect: float, rates: tuple[float, float], limits: tuple[float, float]) -> Status:
+    """The status of an effect that counts where it is no chance: below a rate and above a limit, to warn, to fail."""
+    warns, fails = (p < rate and effect > limit for rate, limit in zip(rates, limits, strict=True))
+    return "fail" if fails else "warn" if warns else "pass"
+
+
 def worse(*grades: Status) -> Status:
     """The worst of some grades."""
     return "fail" if "fail" in grades else "warn" if "warn" in grades else "pass"
