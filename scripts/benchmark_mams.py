@@ -16,26 +16,15 @@ Reference: Metropolis Adjusted Microcanonical Hamiltonian Monte Carlo (Robnik, C
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import math
-import warnings
-from pathlib import Path
 
 import torch
-from benchmark_metric import NUM_CHAINS, PROGRAMS, made_up
-from benchmark_nuts import CASES, data, torch_program
+from benchmark_nuts import CASES
+from sampler_cases import Records, parser, problem, runs, slowest, told, values
 
 from pyrobnn.compile import compiled
 from pyrobnn.gradient import batched_gradient
-from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.hooks import slowest_ess
-from pyrobnn.inference.hmc.machine import STATS, Machine
-from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.hmc.run import Run
-from pyrobnn.inference.hmc.starts import starts
-from pyrobnn.inference.nuts import DEFAULT_WARMUP, MOST_WARMUP
-from pyrobnn.studies.uci import append_record, read_records
+from pyrobnn.inference.hmc.machine import STATS
 
 #: shares of NUTS' mean trajectory
 LENGTHS = (0.1, 0.2, 0.4, 0.8)
@@ -44,37 +33,9 @@ ACCEPTANCE = 0.9
 
 def per_gradient(held, positions, gradients):
     """Bulk ESS of the slowest value per 1000 gradients, by where the function is looked at."""
-    if not held.is_bnn:
-        return {"sites": round(1000 * slowest_ess(held, positions) / gradients, 4)}
-    draws = held.density.constrain(positions)
-    wide = 3 * torch.randn(16, *held.x.shape[1:], generator=torch.Generator().manual_seed(1))
-    rows = held.x[torch.linspace(0, len(held.x) - 1, 16).long()]
     return {
-        where: round(1000 * slowest_ess(dataclasses.replace(held, x=x), draws) / gradients, 4)
-        for where, x in (("at the data", rows), ("wide", wide))
+        where: round(1000 * slowest(value) / gradients, 4) for where, value in values(held, positions).items()
     }
-
-
-def by_nuts(held, seed, num_draws, trajectory=None):
-    """Positions (chain, draw, dim), gradients of the draws, and leapfrogs and arc length of a mean trajectory."""
-    z, _ = starts(held, None, seed, NUM_CHAINS, not held.is_bnn)
-    gradient, batched = batched_gradient(held.density.log_joint, z)
-    slots = max(num_draws, MOST_WARMUP)
-    run = Run(
-        Machine(gradient, NUM_CHAINS, held.density.dim, slots, z.dtype, z.device, trajectory=trajectory),
-        seed=seed,
-        num_warmup=DEFAULT_WARMUP,
-        most=MOST_WARMUP,
-        names=None if held.is_bnn else held.density.site_of,
-        mass_matrix=form_of("diag", held.is_bnn),
-        compile=batched,
-    )
-    with torch.no_grad():
-        run.begin(z)
-        drawn = run.sample(num_draws)
-    stats = {key: drawn.stats[..., i] for i, key in enumerate(STATS)}
-    length = float((stats["step_size"] * stats["n_steps"]).mean()) * math.sqrt(held.density.dim)
-    return drawn.positions, float(stats["n_steps"].sum()), float(stats["n_steps"].mean()), length
 
 
 def leapfrog(gradient, dim):
@@ -146,49 +107,32 @@ def by_mams(held, z, scale, length, num_draws, seed, step=None):
     return torch.stack(kept, 1), gradients, accepted
 
 
-def problem(name):
-    """What is fitted."""
-    own = {program.__name__: program for program in PROGRAMS}
-    if name in own:
-        return prepare(own[name], *made_up(own[name]), points="held")
-    return prepare(
-        torch_program(CASES[name]), *(torch.from_numpy(part) for part in data(CASES[name])), points="held"
-    )
-
-
 def main():
     """Print the rows; write what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", nargs="+", default=[*CASES, "logistic"], help="some of them alone")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--draws", type=int, default=500, help="of each chain of NUTS")
-    parser.add_argument("--results", type=Path, help="append the rows here, one JSON object a line")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    known = read_records(options.results) if options.results and options.results.exists() else []
-    done = {(row["case"], row["seed"]) for row in known}
+    options = parser(__doc__, [*CASES, "logistic"], seeds=2).parse_args()
+    records = Records(options.results)
     for name in options.cases:
-        held, step = problem(name), None
-        for seed in [seed for seed in range(options.seeds) if (name, seed) not in done]:
-            positions, gradients, leapfrogs, arc = by_nuts(held, seed, options.draws)
-            nuts = per_gradient(held, positions, gradients)
-            z, scale = positions[:, -1].contiguous(), positions.flatten(0, 1).std(0)
+        (held, _), step = problem(name), None
+        seeds = records.missing(options.seeds, case=name)
+        for seed, drawn in runs(held, seeds, options.draws, "diag"):
+            gradients, stats = told(drawn)["gradients"], dict(zip(STATS, drawn.stats.movedim(-1, 0)))
+            leapfrogs = float(stats["n_steps"].mean())
+            arc = float((stats["step_size"] * stats["n_steps"]).mean()) * math.sqrt(held.density.dim)
+            z, scale = drawn.positions[:, -1].contiguous(), drawn.positions.flatten(0, 1).std(0)
             if step is None:
                 gradient, _ = batched_gradient(held.density.log_joint, z)
                 example = (z, torch.randn_like(z), torch.randn_like(z), scale, torch.tensor(0.1))
                 step = compiled(leapfrog(gradient, z.shape[1]), *example)
+            nuts = per_gradient(held, drawn.positions, gradients)
             record = {"case": name, "seed": seed, "nuts": nuts, "mams": {}, "hmc": {}}
             for share in LENGTHS:
                 with torch.no_grad():
                     moved, cost, _ = by_mams(held, z, scale, share * arc, options.draws, seed, step)
                 record["mams"][share] = per_gradient(held, moved, cost)
-                moved, cost, *_ = by_nuts(held, seed, options.draws, max(1, round(share * leapfrogs)))
-                record["hmc"][share] = per_gradient(held, moved, cost)
-                print(name, seed, nuts, share, record["mams"][share], record["hmc"][share], flush=True)
-            if options.results:
-                append_record(options.results, record)
+                fixed = max(1, round(share * leapfrogs))
+                (_, paths), *_ = runs(held, [seed], options.draws, "diag", trajectory=fixed)
+                record["hmc"][share] = per_gradient(held, paths.positions, told(paths)["gradients"])
+            records.add(record)
 
 
 if __name__ == "__main__":
