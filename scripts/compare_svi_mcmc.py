@@ -11,19 +11,28 @@ doubt opens in the widest gap to OUT/gaps.png and .svg; several seeds give means
 holds of the same settings and data is not fitted again, and NUTS goes on from its checkpoint: after Ctrl-C or a kill,
 give the same command. A study file is one of ``pyrobnn compare --config`` in which ``data`` and ``noise`` may be
 lists; any option of ``pyrobnn compare`` is taken, also one of a method (``--svi.num_steps 20000``). ``--quick`` takes
-the first data and noise where none are named.
+the first data and noise where none are named, moves no knob and shortens the fits: two minutes.
 
-By the seconds of its single fits (``scripts/results``) the whole is half an hour of an idle machine. NUTS has two
-minutes of each comparison: enough for two clusters with one noise. Where the noise varies it takes about six, so give
-``--nuts.max_seconds 600`` there. What has not converged says so in its verdict.
+The knobs of SVI are moved on ``study_two_clusters``, with both models of the noise; ``--every-knob`` moves them on all
+data, ``--methods`` runs the methods it names wherever it is given. NUTS has two minutes of each comparison: enough for
+two clusters with one noise. Where the noise varies it takes about six, so give ``--nuts.max_seconds 600`` there. What
+has not converged says so in its verdict. How long the study takes is said before it starts (``--forecast``: that
+alone), what is left after each comparison, and the seconds and CPU seconds it took at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import os
+import shlex
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +41,12 @@ import yaml
 from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
+from pyrobnn.callbacks import duration
+from pyrobnn.cli.compare import study_of
+from pyrobnn.cli.config import Config, read
 from pyrobnn.cli.file import read_config, write_config
-from pyrobnn.posterior.storage import read
+from pyrobnn.posterior import storage
+from pyrobnn.studies.forecast import Forecast
 
 STUDY = """
 data: [study_two_cubic_clusters, study_two_clusters, study_four_clusters, study_four_cubic_clusters]
@@ -41,17 +54,22 @@ noise: [inferred, heteroskedastic]
 prior_scale: 3.0
 methods:
   svi: {}
-  svi-full-rank: {method: svi, guide: full_rank}
-  svi-local: {method: svi, local_reparameterization: true}
-  svi-kl-warmup: {method: svi, kl_weight: {class_path: Linear, init_args: {warmup: 0.1, full: 0.5}}}
-  svi-batches: {method: svi, batch_size: 64}
-  svi-wide-start: {method: svi, init_scale: 0.5}
   nuts: {until: converged, max_tree_depth: 12, max_seconds: 120}
   laplace: {}
   ensemble: {}
   map: {}
   mle: {}
+knobs:
+  svi-full-rank: {method: svi, guide: full_rank}
+  svi-local: {method: svi, local_reparameterization: true}
+  svi-kl-warmup: {method: svi, kl_weight: {class_path: Linear, init_args: {warmup: 0.1, full: 0.5}}}
+  svi-batches: {method: svi, batch_size: 64}
+  svi-wide-start: {method: svi, init_scale: 0.5}
 """
+#: where the knobs are moved
+KNOBS_AT = "study_two_clusters"
+#: CPU seconds that compiling, judging and drawing took, of a method and of a comparison; compiling NUTS is in its bound
+BESIDE_METHOD, BESIDE = 7.0, 14.0
 COLUMNS = {
     "log_prob": "log density",
     "rmse": "RMSE",
@@ -67,41 +85,126 @@ FIGURES = {"bands": plots.predictive_bands, "loss": plots.loss}
 
 def main(argv: Sequence[str]) -> int:
     """Run every comparison of the study; exit status as of ``pyrobnn compare``, the worst of all."""
+    begun = _spent()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--data", nargs="+", help="sets of data")
     parser.add_argument("--noise", nargs="+", help="models of the noise")
     parser.add_argument("--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits")
+    parser.add_argument("--methods", nargs="+", metavar="M", help="of the study, or as of pyrobnn compare")
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="a study [the one in this script]")
     parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--every-knob", action="store_true", help=f"on all data, not on {KNOBS_AT} alone")
+    parser.add_argument("--forecast", action="store_true", help="say how long it will take, and stop")
     asked, rest = parser.parse_known_args(argv)
+    rest += ["--methods", *asked.methods] if asked.methods else []
     try:
         study = _study(asked.config)
         study = _shortened(study) if asked.quick else study
-        cells = _cells(study, asked)
+        runs = {_folder(asked.out, cell): _run(study, cell, asked, rest) for cell in _cells(study, asked)}
+        print(_forecast(list(runs.values())), flush=True)
+        if asked.forecast:
+            return 0
         asked.out.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         print(f"compare_svi_mcmc: {error}", file=sys.stderr)
         return cli.USAGE_ERROR
     status, rows = 0, []
-    for cell in cells:
-        folder = asked.out / "-".join([Path(cell["data"]).stem, *(str(v) for v in list(cell.values())[1:])])
+    for count, (folder, run) in enumerate(runs.items(), 1):
+        named = ", ".join(f"{name} {value}" for name, value in run.cell.items())
+        print(f"\n== {named}: {folder}", flush=True)
         file = asked.out / f"{folder.name}.yaml"
-        file.write_text(write_config(study | cell), encoding="utf-8")
-        print(f"\n== {', '.join(f'{name} {value}' for name, value in cell.items())}: {folder}", flush=True)
-        found = cli.main(["compare", "--config", str(file), "--out", str(folder), "--resume", *rest])
+        file.write_text(write_config(run.study), encoding="utf-8")
+        words = ["--config", str(file), "--out", str(folder), "--resume", *rest]
+        command = shlex.join(["python", "scripts/compare_svi_mcmc.py", *argv])
+        found = cli.main(["compare", *words], command=command, left_out=run.left_out)
         if found == cli.USAGE_ERROR:
             return found
         status = max(status, found)
-        rows += _rows(cell, folder)
+        rows += _rows(run.cell, folder)
         if found == cli.INTERRUPTED:
             break
         _draw(folder)
+        print(_so_far(begun, count, list(runs.values())), flush=True)
     if rows:
         _tell(pd.DataFrame(rows), asked.out)
     return status
+
+
+@dataclass(frozen=True)
+class Run:
+    """One comparison: data and noise (and seed), its study file, the words that it leaves out, what it fits."""
+
+    cell: dict[str, Any]
+    study: dict[str, Any]
+    left_out: dict[str, str]
+    config: Config
+
+
+def _run(study: Mapping[str, Any], cell: dict[str, Any], asked: argparse.Namespace, rest: list[str]) -> Run:
+    """What is fitted in one comparison, every option of it checked."""
+    plain, left_out = _planned(study, cell, asked)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "study.yaml"
+        file.write_text(write_config(plain), encoding="utf-8")
+        return Run(cell, plain, left_out, read(["--config", str(file), *rest], "compare"))
+
+
+def _planned(
+    study: Mapping[str, Any], cell: Mapping[str, Any], asked: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The study file of one comparison, with the knobs where they are moved or named; what is left out, and why."""
+    plain = {name: value for name, value in study.items() if name != "knobs"} | cell
+    knobs = study.get("knobs", {})
+    if not knobs:
+        return plain, {}
+    if asked.methods or asked.every_knob or (cell["data"] == KNOBS_AT and not asked.quick):
+        return plain | {"methods": plain["methods"] | knobs}, {}
+    where = "a quick run moves none" if asked.quick else f"they are moved on {KNOBS_AT} alone"
+    why = f"knobs of SVI: {where}; --every-knob moves them here, --methods names some"
+    return plain, {", ".join(knobs): why}
+
+
+def _beside(run: Run) -> float:
+    """CPU seconds of compiling, judging and drawing."""
+    return BESIDE + BESIDE_METHOD * len(run.config.methods)
+
+
+def _forecast(runs: Sequence[Run]) -> str:
+    """How long the fits will take, by one measured gradient each, and the rest; NUTS at its bound where it has one."""
+    waiting = fitting = 0.0
+    for run in runs:
+        with contextlib.redirect_stdout(io.StringIO()):  # the comparison itself will say it
+            study = study_of(run.config)
+        for label, seconds in Forecast(study, run.config.study.device).seconds(run.config.methods).items():
+            bound = getattr(run.config.methods[label][0], "max_seconds", None)
+            waiting, fitting = (waiting + bound, fitting) if bound else (waiting, fitting + seconds)
+    beside = sum(map(_beside, runs))
+    total = duration(waiting + fitting + beside)
+    return (
+        f"{len(runs)} comparison{'s' * (len(runs) > 1)}: at most about {total} of an idle machine, of which "
+        f"{duration(waiting)} are NUTS, should it never converge before its bound, {duration(fitting)} other fits, and "
+        f"{duration(beside)} compiling, judging and drawing (less on two cores: they overlap)"
+    )
+
+
+def _so_far(begun: tuple[float, float], count: int, runs: Sequence[Run]) -> str:
+    """What the comparisons took up to now, and what the others will, as long as one of these in proportion."""
+    wall, cpu = (now - then for now, then in zip(_spent(), begun, strict=True))
+    said = f"{count} of {len(runs)} comparisons: {wall:.0f} s, {cpu:.0f} CPU s"
+    done, rest = (sum(map(_beside, part)) for part in (runs[:count], runs[count:]))
+    return f"{said}; about {duration(wall * rest / done)} left" if rest else said
+
+
+def _spent() -> tuple[float, float]:
+    """Seconds on the clock, and on the CPU of this process and of those that it has started and waited for."""
+    return time.perf_counter(), sum(os.times()[:4])
+
+
+def _folder(out: Path, cell: Mapping[str, Any]) -> Path:
+    return out / "-".join([Path(cell["data"]).stem, *(str(value) for value in list(cell.values())[1:])])
 
 
 def _tell(table: pd.DataFrame, out: Path) -> None:
@@ -163,7 +266,7 @@ def _study(path: Path | None) -> dict[str, Any]:
 def _shortened(study: Mapping[str, Any]) -> dict[str, Any]:
     """A study of two minutes: short fits, and NUTS waits for convergence no longer than that leaves."""
     methods = {
-        label: options | ({"max_seconds": 40} if options.get("until") else {})
+        label: options | ({"max_seconds": 45} if options.get("until") else {})
         for label, options in study["methods"].items()
     }
     return dict(study) | {"quick": True, "methods": methods}
@@ -196,7 +299,7 @@ def _rows(cell: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
 def _draw(folder: Path) -> None:
     """The figures of one comparison, for the page and for print."""
     labels = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["methods"]
-    trees = {label: read(folder / f"{label}.nc") for label in labels}
+    trees = {label: storage.read(folder / f"{label}.nc") for label in labels}
     for name, draw in FIGURES.items():
         figure = draw(trees)
         figure.savefig(folder / f"{name}.png", dpi=200)

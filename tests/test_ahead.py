@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,14 @@ def test_a_fit_that_only_compiles_ends_before_its_first_step(study, compilations
 
 def test_of_two_processes_each_method_is_compiled_by_one(study, compilations, monkeypatch):
     monkeypatch.setattr(ahead.subprocess, "Popen", _Idle)
-    methods = {"broken": (object(), {}), "map": (pb.MAP(), {}), "svi": (pb.SVI(), {"num_draws": 3})}
+    broken = types.SimpleNamespace(compile=True)
+    methods = {"broken": (broken, {}), "map": (pb.MAP(), {}), "svi": (pb.SVI(), {"num_draws": 3})}
+    methods["mle"] = (pb.MLE(num_steps=2, compile=False), {})
     with ahead.Ahead(study, methods, seed=0) as others:
         others.wait("svi")  # this process is there first
         ahead.main(others._path)
         assert len(compilations) == 1  # of MAP: the broken one is left to its fit
+        assert not (others._path / "mle").exists()  # which compiles nothing: to run it would be in vain
         for name in ("map", "broken", "unknown"):
             others.wait(name)
     assert not others._path.exists()

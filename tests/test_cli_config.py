@@ -279,17 +279,53 @@ def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch,
     table = pd.read_csv(out / "table.csv")
     assert list(table["method"]) == ["wide"] * 2 and list(table["seed"]) == [0, 1]
     assert table["in gap"].notna().all() and table["in gap"].nunique() == 2
-    assert re.search(r"gap inferred +wide 0 of 2 .* ± ", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert re.search(r"gap inferred +wide 0 of 2 .* ± ", printed)
+    assert re.search(r"^2 comparisons: at most about .* of an idle machine", printed)
+    assert re.search(r"\n1 of 2 comparisons: \d+ s, \d+ CPU s; about .* left\n", printed)
+    assert re.search(r"\n2 of 2 comparisons: \d+ s, \d+ CPU s\n", printed)
     files = {each.name for each in (out / "gap-inferred-0").iterdir()}
     assert {"report.html", "bands.png", "bands.svg", "wide.nc"} <= files
     assert {"gaps.png", "gaps.svg"} <= {each.name for each in out.iterdir()}
     monkeypatch.setattr(compare, "_fitted", None)  # nothing is fitted again
     assert script["main"](options) == 0
     assert script["main"]([*options, "--wide.num_step", "3"]) == 2
-    study, every = (
-        script["_study"](Path(path)),
-        argparse.Namespace(data=None, noise=None, seeds=None, quick=False),
-    )
-    assert len(script["_cells"](study, every)) == 4 and len(script["_study"](None)["methods"]) == 11
-    quick = script["_shortened"](script["_study"](None))["methods"]
-    assert quick["nuts"]["max_seconds"] == 40 and "compile" not in quick["svi-local"]
+
+
+def test_the_study_moves_its_knobs_on_two_clusters_or_where_it_is_told():
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    names = {"data": None, "noise": None, "seeds": None, "methods": None}
+    study, asked = script["_study"](None), argparse.Namespace(**names, quick=False, every_knob=False)
+    cells = script["_cells"](study, asked)
+    knobs = set(study["knobs"])
+    plain, left_out = script["_planned"](study, cells[0], asked)
+    assert len(cells) == 8 and not knobs & set(plain["methods"])
+    assert [set(names.split(", ")) for names in left_out] == [knobs]
+    for cell in cells:
+        plain, left_out = script["_planned"](study, cell, asked)
+        assert (knobs <= set(plain["methods"])) == (cell["data"] == "study_two_clusters") == (not left_out)
+    asked.every_knob = True
+    assert knobs <= set(script["_planned"](study, cells[0], asked)[0]["methods"])
+    asked.every_knob, asked.quick = False, True
+    plain, left_out = script["_planned"](script["_shortened"](study), cells[2], asked)
+    assert not knobs & set(plain["methods"]) and plain["methods"]["nuts"]["max_seconds"] == 45
+    assert "--every-knob" in next(iter(left_out.values()))
+
+
+@pytest.mark.slow
+def test_a_page_says_that_its_run_was_short_and_what_a_script_left_out(tmp_path, capsys):
+    words = ["compare", "--data", "gap", "--hidden", "3", "--methods", "mle", "--no-compile", "--no-progress"]
+    out = tmp_path / "run"
+    left_out = {"svi": "a quick run moves no knob"}
+    words += ["--quick", "--mle.num_steps", "3", "--out", str(out)]
+    assert cli.main(words, command="python study.py", left_out=left_out) == 0
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["left_out"] == left_out
+    assert summary["facts"]["command"] == "python study.py"
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "quick: fewer steps and draws than in full" in page and "a quick run moves no knob" in page
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    assert script["main"](["--quick", "--forecast", "--out", str(tmp_path / "none")]) == 0
+    said = capsys.readouterr().out
+    assert "\n1 comparison: at most about" in said and "45 s are NUTS" in said
+    assert not (tmp_path / "none").exists()

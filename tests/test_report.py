@@ -69,6 +69,13 @@ def html(one_dimensional: dict[str, xr.DataTree], tmp_path_factory: pytest.TempP
     return path.read_text(encoding="utf-8")
 
 
+def test_a_short_run_says_so_above_every_number() -> None:
+    tree = factory.regression_1d()
+    assert "run" not in facts({"it": Evidence(tree)})
+    tree.attrs["config"] = json.dumps({"quick": True, "methods": {}})
+    assert "500 rows at most" in facts({"it": Evidence(tree)})["run"]
+
+
 def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
     page = Page(html)
     for tag in ("link", "script", "iframe", "object", "embed", "base", "img"):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pyrobnn import __version__
 from pyrobnn.cli.say import OneLineParser, one_line, printable, say
@@ -29,8 +30,13 @@ EXIT_STATUS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; exit status 0 done, 1 a method or verdict failed, 2 bad input, 130 stopped."""
+def main(argv: Sequence[str] | None = None, **told: Any) -> int:
+    """Run the command line; exit status 0 done, 1 a method or verdict failed, 2 bad input, 130 stopped.
+
+    Args:
+        argv: its words; None for those of the process.
+        told: arguments of the command's ``run``, from a script that is made of commands.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     with printable():
         try:
@@ -39,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 say(STORED_HELP[asked.command].read_text(encoding="utf-8").rstrip("\n"))
                 raise SystemExit(0)  # as argparse ends where it shows help
             module = import_module(f"pyrobnn.cli.{asked.command}")
-            return int(module.run(words[1:], shlex.join(["pyrobnn", *words])))
+            return int(module.run(words[1:], **{"command": shlex.join(["pyrobnn", *words])} | told))
         except (ValueError, TypeError, OSError, ImportError, argparse.ArgumentError) as error:
             say(f"pyrobnn: {one_line(error)}", sys.stderr)
             return USAGE_ERROR

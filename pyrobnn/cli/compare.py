@@ -22,18 +22,24 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def run(argv: Sequence[str], command: str) -> int:
-    """Fit, judge, write; exit status 0, 1 where a method was left out, 130 where Ctrl-C stopped it."""
+def run(argv: Sequence[str], command: str, left_out: Mapping[str, str] | None = None) -> int:
+    """Fit, judge, write; exit status 0, 1 where a method was left out, 130 where Ctrl-C stopped it.
+
+    Args:
+        argv: the words behind the command.
+        command: the command line, for the page.
+        left_out: what the page is to say is left out on purpose, and why: no reason for a status of 1.
+    """
     config = read(argv, "compare")
     if config.study.print_config:
         say(write_config(config.plain).rstrip("\n"))
         return 0
     out = Path(config.study.out)
     labels = {label: label for label in config.methods}
-    trees, left_out, stopped = fit_all(study_of(config), config, labels, out, command)
+    trees, failed, stopped = fit_all(study_of(config), config, labels, out, command)
     if stopped:
-        missing = (label for label in labels if label not in (*trees, *left_out))
-        left_out |= dict.fromkeys(missing, "stopped before it was done")
+        missing = (label for label in labels if label not in (*trees, *failed))
+        failed |= dict.fromkeys(missing, "stopped before it was done")
         say(
             f"\nstopped: {len(trees)} of {len(labels)} methods are finished or cut short, and kept; the same command "
             "with --resume goes on",
@@ -44,14 +50,14 @@ def run(argv: Sequence[str], command: str) -> int:
 
         (out / "config.yaml").write_text(write_config(config.plain), encoding="utf-8")
         try:
-            write(trees, out / "report.html", out / "summary.json", left_out)
+            write(trees, out / "report.html", out / "summary.json", {**(left_out or {}), **failed})
         except KeyboardInterrupt:
             files = " ".join(str(out / f"{name}.nc") for name in trees)
             say(f"\nstopped; the draws are kept, judge them with: pyrobnn report {files}", sys.stderr)
             return INTERRUPTED
     if stopped:
         return INTERRUPTED
-    return 1 if left_out else 0
+    return 1 if failed else 0
 
 
 def study_of(config: Config) -> Study:

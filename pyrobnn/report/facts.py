@@ -26,6 +26,7 @@ def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
         "program": lambda each: _model(each, "program"),
         "prior": lambda each: _model(each, "prior"),
         "likelihood": lambda each: _model(each, "likelihood") or each.likelihood,
+        "run": _run,
         "command": lambda each: each.text("command"),
         "seed": lambda each: each.text("seed"),
     }
@@ -107,6 +108,13 @@ def _shares(evidence: Evidence, y: np.ndarray) -> str:
     each = [f"{name} ({count / len(labels):.0%})" for name, count in zip(names, counts, strict=True)]
     shown = ", ".join(each[:_MOST_NAMES]) + (", …" if len(each) > _MOST_NAMES else "")
     return ": ".join(filter(None, (evidence.text("target"), shown)))
+
+
+def _run(evidence: Evidence) -> str:
+    """That it was a short one."""
+    written = evidence.json("config")
+    quick = isinstance(written, dict) and written.get("quick") is True
+    return "quick: fewer steps and draws than in full, 500 rows at most" if quick else ""
 
 
 def _model(evidence: Evidence, part: str) -> str:

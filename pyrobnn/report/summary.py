@@ -29,7 +29,7 @@ def write_summary(
 ) -> Path:
     """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
 
-    Keys: ``facts`` (data, inputs, target, net, prior, likelihood, command, seed, in words), ``config`` (what
+    Keys: ``facts`` (data, inputs, target, net, prior, likelihood, run, command, seed, in words), ``config`` (what
     ``pyrobnn compare --config`` makes the same numbers from; null for other trees), ``recommended`` (null where
     the runs are of different data), ``conclusion`` (two sentences), ``reference``, ``not_finite`` (how many numbers of
     the table are null because they came out NaN or infinite), ``left_out`` (method → why it has no draws), ``methods``:

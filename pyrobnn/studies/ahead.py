@@ -33,7 +33,8 @@ class Ahead:
 
     Args:
         study: data and model.
-        methods: name → configuration and arguments of ``fit``, in the order in which they will be asked for.
+        methods: name → configuration and arguments of ``fit``, in the order in which they will be asked for; those
+            that compile nothing are left to their fits.
         seed: as the fits will get it.
     """
 
@@ -41,9 +42,10 @@ class Ahead:
         self._folder = tempfile.TemporaryDirectory(prefix="pyrobnn-ahead-")
         self._path = Path(self._folder.name)
         data = {"x": study.train.x, "y": study.train.y, "seed": seed}
-        jobs = (torch.get_num_threads(), study.model, data, dict(methods))
+        compiling = {name: each for name, each in methods.items() if getattr(each[0], "compile", False)}
+        jobs = (torch.get_num_threads(), study.model, data, compiling)
         (self._path / _JOBS).write_bytes(pickle.dumps(jobs))
-        self._names = set(methods)
+        self._names = set(compiling)
         # modules are looked for where this process does: not in the folder it happens to be started in
         places = os.pathsep.join(place for place in sys.path if place)
         self._process = subprocess.Popen(
