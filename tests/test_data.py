@@ -295,6 +295,17 @@ class TestStandardizer:
         torch.testing.assert_close(z.x.double(), expected, rtol=0, atol=1e-4)
         torch.testing.assert_close(z.y.square().mean(), torch.tensor(1.0))
 
+    @pytest.mark.parametrize("size", [1e200, 1e-200])
+    @pytest.mark.parametrize("name", ["x", "y"])
+    def test_values_whose_squares_are_no_numbers_are_refused(self, name, size):
+        """Of inputs of 1e200 a net learned nothing, without a word; targets of 1e300 were predicted as inf."""
+        values = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+        parts = {"x": values, "y": values} | {name: size * values}
+        with pytest.raises(
+            ValueError, match=f"'{name}' has values so .* .column 1.: give them in other units"
+        ):
+            Standardizer.fit(Dataset(parts["x"], parts["y"], "d", "regression"))
+
     def test_a_constant_column_keeps_scale_one(self):
         x = torch.cat([torch.full((7, 1), 0.1), torch.arange(7.0).unsqueeze(-1)], 1)
         standardizer = Standardizer.fit(Dataset(x, x[:, 1:], "d", "regression"))

@@ -189,6 +189,9 @@ class Standardizer:
         x_mean, x_scale: (feature,), or (channel, 1, …) of images.
         y_mean, y_scale: (output,), and (1,) for classes.
 
+    Raises:
+        ValueError: values so large or so small that their squares are no numbers.
+
     Example:
         >>> from pyrobnn.data import diabetes
         >>> standardizer = Standardizer.fit(diabetes())
@@ -201,6 +204,19 @@ class Standardizer:
     x_scale: Tensor
     y_mean: Tensor
     y_scale: Tensor
+
+    def __post_init__(self) -> None:
+        # variances are computed on the way, and of targets they are predicted
+        for name, scale, variance in (
+            ("x", self.x_scale, self.x_scale),
+            ("y", self.y_scale, self.y_scale.square()),
+        ):
+            bad = ~(torch.isfinite(variance) & (variance > 0))
+            if bool(bad.any()):
+                raise ValueError(
+                    f"{name!r} has values so large or so small that their squares are no numbers in {scale.dtype} "
+                    f"(column {int(bad.reshape(-1).int().argmax()) + 1}): give them in other units"
+                )
 
     @classmethod
     def fit(cls, train: Dataset, *, channel_dim: int | None = None) -> Standardizer:
