@@ -34,6 +34,18 @@ def test_text_targets_become_classes_in_sorted_order(tmp_path):
     assert dataset.y.tolist() == [1, 0, 1]
 
 
+def test_labels_that_differ_in_nothing_but_case_are_told():
+    frame = pd.DataFrame(
+        {"city": ["Rome", "rome", "Oslo"] * 4, "y": ["yes", "no", "yes ", "no", "YES", "no"] * 2}
+    )
+    with pytest.warns(UserWarning) as said:
+        data.from_frame(frame, "y", name="t")
+    assert [str(each.message) for each in said] == [
+        "t: of the column 'city' 'Rome' and 'rome' differ in case or spaces only and count as different",
+        "t: of the classes of 'y' 'YES' and 'yes' differ in case or spaces only and count as different",
+    ]
+
+
 def test_numbers_become_classes_on_request(tmp_path):
     path = write(tmp_path, "a,kind\n1,7\n2,3\n3,7\n")
     dataset = data.from_csv(path, "kind", task="classification")
@@ -92,6 +104,15 @@ def test_numbers_become_classes_on_request(tmp_path):
             "y",
             "2 distinct whole numbers of which float64 keeps 1",
         ),
+        (b"\x1f\x8b\x08\x00", "y", "table.csv is compressed by gzip: unpack it first"),
+        ('\n[{"a": 1, "y": 2}]', "y", "table.csv holds JSON: pandas reads it"),
+        ("<!DOCTYPE html>\n<table>", "y", "table.csv holds HTML or XML: pandas reads it"),
+        ("a b y\n1 2 3\n", "y", "its columns, parted by comma, semicolon, tab or bar are a b y"),
+        (
+            "a,y\n" + "".join(f"\u2212{i}.5,{i}\n" for i in range(12)),
+            "y",
+            "'a' holds numbers written such as '\u22120.5': write plain numbers",
+        ),
         ("a,y\n1,caf\xe9\n".encode("latin-1"), "y", "in UTF-8: it holds the byte 0xe9, as files in Latin-1"),
     ],
 )
@@ -107,6 +128,7 @@ def test_a_bad_file_is_explained(tmp_path, text, target, message):
         "a;y\n1;2\n3;4.5\n",
         "a\ty\r\n1\t2\r\n3\t4.5\r\n",
         '\n"a" , "y"\n1 , "2 "\n\n3,4.5\n',
+        "sep=;\na;y\n1;2\n3;4.5\n",
         "a,y\nFalse,2\nTrue,4.5\n",
     ],
 )
@@ -336,6 +358,8 @@ def test_a_file_of_every_kind_gives_the_same_data(tmp_path):
         (["02.02.2024", "13.02.2024", "14.02.2024"], [19755, 19766, 19767]),
         (["02/02/2024", "02/13/2024", "02/14/2024"], [19755, 19766, 19767]),
         (["2024-02-01 12:00", "2024-02-13", None], [19754.5, 19766, None]),
+        (["2024-02-01", "13.02.2024", "2.2.2024"], [19754, 19766, 19755]),  # the first is not 2 January
+        (["2024/02/01", "02/13/2024", "2/2/2024"], [19754, 19766, 19755]),
         (["18:00", None, "6:00:00"], [[0.75, -1, 0], None, [0.25, 1, 0]]),
         ([datetime.time(18), None, datetime.time(6)], [[0.75, -1, 0], None, [0.25, 1, 0]]),
         (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
@@ -366,6 +390,11 @@ def rows(**columns):
             rows(when=["01/02/2024", "02/03/2024"] * 6),
             {},
             "day and month cannot be told apart: write year-month-day",
+        ),
+        (
+            rows(when=["2024-01-31", "02/03/2024"] * 6),
+            {},
+            "such as '02/03/2024', where day and month cannot be told apart",
         ),
         (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is none"),
         (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is none"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
 DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?$")
+_YEAR = r"\s*\d{4}[-/.]"
 #: a time of day; a datetime.time reads so as text
 CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 #: so few different values may be meant as classes, also where they are written with digits
@@ -62,12 +64,13 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
 
 
 def day_first(where: str, name: str, text: pd.Series) -> bool | None:
-    """How dates are written: None where the year comes first.
+    """How dates are written that do not begin with the year: None where all do.
 
     Raises:
         ValueError: it may be either.
     """
-    if text.str.match(r"\s*\d{4}").all():
+    text = text[~text.str.match(_YEAR)]
+    if text.empty:
         return None
     parts = text.str.extract(r"^\s*(\d{1,4})([-/.])(\d{1,2})")
     if (parts[1] == ".").all() or (parts[0].astype(int) > 12).any():
@@ -95,7 +98,13 @@ def days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
         column = column.dt.to_timestamp()
     if not dated(column):
         text = as_text(column)
-        found = pd.to_datetime(text, errors="coerce", dayfirst=bool(day_first), format="mixed", utc=True)
+        first = text.str.match(_YEAR).fillna(False).astype(bool)
+        # with dayfirst pandas takes 2024-01-05 for the first of May
+        found = pd.to_datetime(text.where(first), errors="coerce", format="mixed", utc=True)
+        others = text.where(~first)
+        found = found.fillna(
+            pd.to_datetime(others, errors="coerce", dayfirst=bool(day_first), format="mixed", utc=True)
+        )
         wrong = (found.isna() & text.notna()).to_numpy()
         if wrong.any():
             row = int(wrong.argmax())
@@ -141,7 +150,8 @@ def refuse_units(where: str, name: str, text: pd.Series) -> None:
     Raises:
         ValueError: naming the column and what stands around its numbers.
     """
-    units = text.str.extract(r"^[+-]?([$€£¥]?\s*)\d[\d.,\s']*?(\s*[^\d.,']{0,6})$")
+    # with the signs that word processors write, and the brackets of accountants
+    units = text.str.extract(r"^[-+−–(]?([$€£¥“\"]?\s*)\d[\d.,\s']*?(\s*[^\d.,')]{0,6})\)?$")
     alike = bool(units.notna().all().all()) and len(units.drop_duplicates()) == 1
     if alike and text.nunique() > FEW_VALUES:
         raise ValueError(
@@ -161,3 +171,12 @@ def truths(column: pd.Series) -> bool:
     return column.dtype == object and bool(
         column.dropna().map(lambda cell: isinstance(cell, (bool, np.bool_))).all()
     )
+
+
+def alike(labels: Iterable[str]) -> str | None:
+    """The first labels that differ in nothing but case and spaces, as words; None where there are none."""
+    known: dict[str, str] = {}
+    for label in labels:
+        if (other := known.setdefault(" ".join(label.casefold().split()), label)) != label:
+            return f"{other!r} and {label!r} differ in case or spaces only and count as different"
+    return None

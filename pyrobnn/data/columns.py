@@ -19,6 +19,7 @@ from pyrobnn.checks import check_choice
 from pyrobnn.data.cells import (
     CLOCK,
     DATE,
+    alike,
     as_text,
     clock,
     dated,
@@ -283,6 +284,8 @@ def _categories(where: str, name: str, column: pd.Series, indicator: bool) -> Co
     text = as_text(column).fillna("") if indicator else as_text(column).dropna()
     counts = text.value_counts()
     frequent = sorted(counts.index[:MOST_CATEGORIES])
+    if twins := alike(sorted(counts.index)):
+        warnings.warn(f"{where}: of the column {name!r} {twins}", UserWarning, stacklevel=6)
     if len(counts) > len(frequent):
         rows = int(counts.iloc[MOST_CATEGORIES:].sum())
         warnings.warn(

@@ -18,6 +18,20 @@ BINARY: dict[str, tuple[Callable[..., pd.DataFrame], str]] = {
     ".xlsx": (pd.read_excel, "openpyxl"),
     ".xlsm": (pd.read_excel, "openpyxl"),
 }
+#: how files begin that are no tables of text, and what to do with them
+STARTS = {
+    b"\x1f\x8b": "is compressed by gzip: unpack it first",
+    b"PK\x03\x04": "is a zip archive, as of Excel: name it .xlsx, or unpack it first",
+    b"PAR1": "is a Parquet file: name it .parquet",
+    b"\xd0\xcf\x11\xe0": "is a file of Excel 97: save it as .xlsx",
+    b"%PDF": "is a PDF document: copy its table into a text file",
+    **dict.fromkeys(
+        (b"<!", b"<?", b"<html", b"<table"), "holds HTML or XML: pandas reads it (read_html, read_xml)"
+    ),
+    **dict.fromkeys((b"{", b"[{", b"[["), "holds JSON: pandas reads it (read_json)"),
+}
+#: a first line in which Excel writes the separator
+_TOLD = re.compile(r"sep=(.)\r?\n?")
 #: a number with a comma in it that is no separator of thousands
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+|0,\d+)([eE][+-]?\d+)?")
 _WITH_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
@@ -46,7 +60,8 @@ def read_frame(path: str | Path) -> pd.DataFrame:
         raise ValueError(f"there is no file {str(path)!r}: check the path")
     frame = _binary(path) if path.suffix.lower() in BINARY else _text(path)
     if frame.empty:
-        raise ValueError(f"{path.name} holds no rows of data below its header")
+        sheet = ", on its first sheet" if path.suffix.lower().startswith(".xls") else ""
+        raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
     return _without_index(path.name, frame)
 
 
@@ -85,14 +100,20 @@ def _binary(path: Path) -> pd.DataFrame:
 
 
 def _text(path: Path) -> pd.DataFrame:
+    with path.open("rb") as file:
+        start = file.read(16).removeprefix(b"\xef\xbb\xbf").lstrip()
+    for known, said in STARTS.items():
+        if start.startswith(known):
+            raise ValueError(f"{path.name} {said}")
     try:
-        separator, names = _header(path)
+        separator, names, skip = _header(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
             # without index_col such cells would shift all names by one; spaces would become part of a text
             frame = pd.read_csv(
                 path,
                 sep=separator,
+                skiprows=skip,
                 index_col=False,
                 skipinitialspace=True,
                 encoding="utf-8-sig",
@@ -176,19 +197,22 @@ def _numeric(cells: pd.Series) -> pd.Series:
     return numbers if bool((numbers.isna() == cells.isna()).all()) else cells
 
 
-def _header(path: Path) -> tuple[str, list[str]]:
-    """The separator and the names of the columns; an empty name is "".
+def _header(path: Path) -> tuple[str, list[str], int]:
+    """The separator, the names of the columns (an empty one is "") and the lines before them that name the separator.
 
     Raises:
         ValueError: names that repeat, or a first line of data.
     """
     found = {}
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        for separator in SEPARATORS:
+        told = _TOLD.fullmatch(lines.readline())
+        for separator in SEPARATORS if told is None else (told[1],):
             lines.seek(0)
+            if told is not None:
+                lines.readline()
             rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
             found[separator] = next((row for row in rows if any(cell.strip() for cell in row)), [])
-    separator = max(SEPARATORS, key=lambda each: len(found[each]))
+    separator = max(found, key=lambda each: len(found[each]))
     names = [_plain(name) for name in found[separator]]
     check_names(path.name, names)
     given = [name for name in names if name]
@@ -196,7 +220,7 @@ def _header(path: Path) -> tuple[str, list[str]]:
         raise ValueError(
             f"the first line of {path.name} holds numbers only, {', '.join(given[:3])} …: begin with a line of names"
         )
-    return separator, names
+    return separator, names, 0 if told is None else 1
 
 
 def _plain(name: str) -> str:

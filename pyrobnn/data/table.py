@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pyrobnn.data.cells import DATE, FEW_VALUES, dated, numbers, truths
+from pyrobnn.data.cells import DATE, FEW_VALUES, alike, dated, numbers, truths
 from pyrobnn.data.columns import Columns, Missing, constant_features, refuse_gaps
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.files import check_names, read_frame
@@ -180,7 +180,10 @@ def _chosen(
     """The features that were asked for, and the target."""
     names = list(frame.columns)
     if target not in names:
-        raise ValueError(f"{where} has no column {target!r}: its columns are {', '.join(map(str, names))}")
+        parted = ", parted by comma, semicolon, tab or bar" if len(names) == 1 else ""
+        raise ValueError(
+            f"{where} has no column {target!r}: its columns{parted} are {', '.join(map(str, names))}"
+        )
     for option, given in (("features", features or ()), ("drop", drop)):
         if isinstance(given, str):
             raise TypeError(f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]")
@@ -254,6 +257,8 @@ def _doubts(dataset: Dataset) -> list[str]:
     """Columns that are legal and probably not meant, in sentences."""
     x, y, rows = dataset.x.numpy(), dataset.y.numpy().reshape(-1), dataset.num_data
     told = constant_features(x, dataset.feature_names)
+    if twins := alike(dataset.class_names):
+        told.append(f"of the classes of {dataset.target_name!r} {twins}")
     for name, values in zip(dataset.feature_names, x.T):
         ordered = np.sort(values)
         if rows >= _FEWEST_COUNTED and ordered[0] % 1 == 0 and bool((np.diff(ordered) == 1).all()):
