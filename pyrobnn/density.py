@@ -39,6 +39,7 @@ from pyrobnn.sites.nodes import (
     without_validation,
 )
 from pyrobnn.sites.supply import RADIUS, Supply, all_rows
+from pyrobnn.sites.writes import Writes
 
 Program = Callable[..., Any]
 
@@ -115,7 +116,7 @@ class Density:
         self.program, self.args, self.points = program, args, points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
-        self._all_rows = True
+        self._all_rows, self._writes = True, Writes()
         self.device = device_of({}, leaves_of(args))
         nodes = self._first_trace()
         self.device = device_of(nodes, leaves_of(args))
@@ -321,14 +322,13 @@ class Density:
     ) -> Mapping[str, Node]:
         """The nodes by name of one run of the program, with sites and point parameters at ``values``.
 
-        It takes ``args``, or the density's own data.
-
-        It counts what the density counts: all rows of a plate that draws a subsample, unless :meth:`subsampled`.
+        With ``args`` or its own data; with all rows of a plate that draws a subsample, unless :meth:`subsampled`.
         """
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
-        with without_validation(), pyro.poutine.block(), self._supply(values), rows, there:
+        writes = self._writes.handled(values)
+        with without_validation(), pyro.poutine.block(), self._supply(values), rows, there, writes:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _supply(self, values: Mapping[str, Tensor | Callable[[Any], Tensor]]) -> Supply:

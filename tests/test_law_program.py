@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
 from pyrobnn.density import Density
+from pyrobnn.gradient import batched_gradient
+from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.families import MeanField
 
@@ -546,9 +548,36 @@ def test_programs_that_cannot_be_batched_are_refused_beforehand(method):
 
 def writes_in_place(x, y):
     bias = torch.zeros(2)
-    bias[1] = slope()  # as pyro.distributions.OrderedLogistic does
+    bias[1] = slope()
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(bias[1] * x[:, 0], 0.5), obs=y[:, 0])
+
+
+def autoregressive(x, y):
+    s, mean, total = slope(), y[:, 0].clone(), torch.tensor(0.0)
+    for t in range(1, len(y)):
+        mean[t] = s * y[t - 1, 0]
+        total += s * x[t, 0]
+    pyro.factor("total", -(total**2))
+    pyro.sample("y", dist.Normal(mean, 0.5).to_event(1), obs=y[:, 0])
+
+
+def ordered(x, y):  # Pyro's own distribution fills a tensor
+    s, cuts = slope(), torch.tensor([-0.5, 0.5])
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.OrderedLogistic(s * x[:, 0], cuts), obs=(y[:, 0] > 0).long())
+
+
+@pytest.mark.parametrize("program", [writes_in_place, autoregressive, ordered])
+def test_programs_that_fill_tensors_are_run_at_many_points_at_once(program):
+    density = Density(program, (X, Y))
+    z = torch.tensor([[0.3], [-1.2], [2.0]])
+    single = torch.func.grad_and_value(density.log_joint)
+    gradient, batched = batched_gradient(density.log_joint, z)
+    assert batched
+    for found, expected in zip(gradient(z), zip(*[single(one) for one in z], strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(expected))
+    check_batched(density, "SVI")  # refused it
 
 
 @pytest.mark.parametrize("program", [branching, writes_in_place])
