@@ -613,6 +613,17 @@ def test_the_prior_of_another_librarys_tree_is_shown_and_its_draws_are_not_said_
     assert "none of which could hold its draws against the model" in page
 
 
+@pytest.mark.parametrize("size", [np.float32(1e30), 1e200])
+def test_a_prior_too_vague_for_numbers_is_no_fault_of_the_draws(size):
+    tree = of_another_library()
+    tree["prior_predictive"]["effect"] = (
+        tree["prior_predictive"]["effect"].astype(np.asarray(size).dtype) * size
+    )
+    verdict = judge_all({"run": tree})["run"]
+    said = next(check for check in verdict.checks if check.name == "prior_predictive")
+    assert verdict.status == "pass" and said.status == "info" and "Before data" in said.evidence
+
+
 def test_few_draws_of_classes_have_replicates_enough_for_a_check():
     """Four members of an ensemble had four replicates of the data, and no posterior predictive check."""
     rng = torch.Generator().manual_seed(0)

@@ -551,6 +551,17 @@ def test_leave_one_out_does_not_vanish_in_silence():
     assert diagnose(tree).status == "warn" and "not finite" in find(diagnose(tree), "elpd_loo").evidence
 
 
+def test_data_of_one_term_are_not_left_out():
+    """A program that observes all its data in one event was told that k-hat exceeds its limit at 1 of 1 data."""
+    tree = exact_tree()
+    whole = tree["log_likelihood"]["y"].values.sum(-1, keepdims=True)
+    tree["log_likelihood"] = xr.Dataset({"y": (("chain", "draw", "obs"), whole)})
+    verdict = diagnose(tree)
+    assert verdict.status == "pass" and find(verdict, "loo_khat") is None
+    assert find(verdict, "elpd_loo").status == "info" and "one term" in find(verdict, "elpd_loo").evidence
+    assert "leave-one-out" in verdict.summary
+
+
 # distance from a reference
 
 

@@ -137,7 +137,9 @@ def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 def usable(evidence: Evidence) -> np.ndarray | None:
     """The log-likelihood (chain, draw, obs) if leave-one-out is defined by it."""
     pointwise = evidence.log_likelihood
-    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] == 0:
+    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS:
+        return None
+    if pointwise.shape[2] < 2:  # without its only datum a posterior is the prior
         return None
     if evidence.is_point or not np.isfinite(pointwise).all():
         return None

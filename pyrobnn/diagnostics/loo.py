@@ -40,9 +40,9 @@ def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed:
 
     Returns:
         ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
-        computed: no log-likelihood, fewer than 25 draws, a datum whose likelihood is the same in all of them, no datum
-        that more than one draw and its copies decide, or an approximation without log_q (an ensemble's draws are no
-        posterior draws).
+        computed: no log-likelihood, or one of a single datum, fewer than 25 draws, a datum whose likelihood is the same
+        in all of them, no datum that more than one draw and its copies decide, or an approximation without log_q (an
+        ensemble's draws are no posterior draws).
 
     Raises:
         ValueError: If `num_subsample` is not positive.
@@ -284,6 +284,9 @@ def _not_made(evidence: Evidence) -> Check | None:
         return None
     if usable(evidence) is not None:
         return _without_loo("info", "the importance weights rest on a single draw or its copies")
+    if pointwise.shape[2] == 1:
+        why = "the likelihood is one term for all data together, as that of an observed site with .to_event(); a plate "
+        return _without_loo("info", why + "over the data gives each its own")
     if not np.isfinite(pointwise).all():
         return _without_loo("warn", f"{(~np.isfinite(pointwise)).sum()} log-likelihood values are not finite")
     still = np.flatnonzero(pointwise.max((0, 1)) == pointwise.min((0, 1)))

@@ -224,15 +224,19 @@ def check_prior_predictive(evidence: Evidence) -> Check | None:
     )  # of counts that is another scale
     for name, draws in (("y", made), ("f", f)):
         if draws is not None and np.isfinite(draws).all() and float(np.std(y)) > 0.0:
-            ratio = float(draws.std(axis=(0, 1)).mean() / np.std(y))
+            # a vague prior of a log rate reaches the largest numbers of float32, and their squares those of float64
+            ratio = float(draws.std(axis=(0, 1), dtype=np.float64).mean() / np.std(y))
             what = "replicates of y" if name == "y" else "functions"
+            known = np.isfinite(ratio)
             return Check(
                 "prior_predictive",
                 "info",
-                ratio,
+                ratio if known else None,
                 "",
                 thresholds.LOO_PIT_SOURCE,
-                f"Before data, {what} spread {ratio:.3g} times as far as the observed y.",
+                f"Before data, {what} spread {ratio:.3g} times as far as the observed y."
+                if known
+                else f"Before data, {what} spread further than numbers can say.",
             )
     return None
 
