@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+# fmt: off
 _WRITES = {
-    *"__setitem__ __iadd__ __isub__ __imul__ __itruediv__ add_ sub_ mul_ div_ copy_ fill_ scatter_ scatter_add_".split(),
-    *"index_put_ index_copy_ index_add_ index_fill_ masked_fill_ masked_scatter_".split(),
+    "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "add_", "sub_", "mul_", "div_", "copy_", "fill_",
+    "index_put_", "index_copy_", "index_add_", "index_fill_", "masked_fill_", "masked_scatter_", "scatter_",
+    "scatter_add_",
 }
+# fmt: on
 _MAKERS = {
     *(torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.tensor, torch.clone, Tensor.clone),
     *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
