@@ -57,7 +57,11 @@ class ScaleMixtureNormal(TorchDistribution):
         scale2: float | Tensor,
         batch_shape: Sequence[int] = (),
     ):
-        self.pi, self.scale1, self.scale2 = map(torch.as_tensor, (pi, scale1, scale2))
+        given = map(torch.as_tensor, (pi, scale1, scale2))
+        # draws are made in the scales' dtype, and there are no normal integers
+        self.pi, self.scale1, self.scale2 = (
+            value if value.is_floating_point() else value.to(torch.get_default_dtype()) for value in given
+        )
         super().__init__(torch.Size(batch_shape), torch.Size())
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> ScaleMixtureNormal:

@@ -99,6 +99,16 @@ def test_numbers_with_a_graph_are_cut_from_it(leaf):
     pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
 
 
+@pytest.mark.parametrize("prior", [lambda n: pb.priors.ScaleMixture(0.5, n, n), pb.priors.FanInNormal])
+def test_a_scale_may_be_a_whole_number(prior):
+    whole, real = (
+        pb.BNN(toy_net(), prior(scale), pb.likelihoods.HomoskedasticGaussian(0.1)) for scale in (100, 100.0)
+    )
+    for name, of in whole.priors.items():
+        at = torch.ones(of.shape())
+        torch.testing.assert_close(of.log_prob(at), real.priors[name].log_prob(at))
+
+
 @pytest.mark.parametrize("value", [0.0, 0.003, 0.05, 1.0, 30.0])
 def test_the_mixture_has_finite_second_derivatives(value):
     mixture, at = pb.priors.ScaleMixture().distribution, torch.tensor(value)
