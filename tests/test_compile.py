@@ -36,7 +36,14 @@ def test_compiled_equals_eager_with_gradients():
 
 @pytest.mark.parametrize(
     ("rows", "inner", "columns"),
-    [pytest.param(7, 1, 4, marks=SLOW), pytest.param(7, 3, 1, marks=SLOW), (1, 6, 4), (5, 3, 4)],
+    [
+        pytest.param(7, 1, 4, marks=SLOW),
+        pytest.param(7, 3, 1, marks=SLOW),
+        (1, 6, 4),
+        (5, 3, 4),
+        (9, 12, 11),
+        pytest.param(9, 40, 11, marks=SLOW),
+    ],
 )
 def test_small_batched_products(rows, inner, columns):
     generator = torch.Generator().manual_seed(0)
@@ -54,7 +61,7 @@ def test_small_batched_products(rows, inner, columns):
 )
 def test_activations_of_one_feature_lie_along_the_data(inputs, deep, turned):
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, inputs, generator=generator)
+    x = torch.randn(400, inputs, generator=generator)
     w, v = torch.randn(2, inputs, 12, generator=generator), torch.randn(12, 12, generator=generator)
 
     def loss(w):

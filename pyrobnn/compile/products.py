@@ -16,6 +16,8 @@ _ATEN = torch.ops.aten
 #: the type of the operators in a graph, reached by a public name
 Overload = type(_ATEN.add.Tensor)
 _FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17
+#: a product of so few multiplications takes a library longer to begin than to do, and bars the stack to all the rest
+_TINY, _TINY_FEATURES = 2**15, 16
 #: what leaves the fused loops for a library
 LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
 #: whose outputs lie along the data where that pays
@@ -98,7 +100,7 @@ def _small_bmm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _small_mm(left: Tensor, right: Tensor) -> Tensor:
-    """The same without a batch, and products of few features with the data along memory.
+    """The same without a batch, tiny products, and products of few features with the data along memory.
 
     Under ``vmap`` a linear predictor of one set of inputs is a product (N, features) @ (features, chains), and its
     gradient (features, N) @ (N, chains): a library would store the few chains along memory.
@@ -109,12 +111,15 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
         return product[0]
     if rows * inner * columns > _FEW_MULTIPLICATIONS:
         return NotImplemented
-    if inner <= _FEW_FEATURES:
+    tiny = rows * inner * columns <= _TINY
+    if inner <= (_TINY_FEATURES if tiny else _FEW_FEATURES):
         features = materialize(left.T.contiguous())
         terms = [features[i] * right[i].unsqueeze(1) for i in range(inner)]
         return sum(terms[1:], terms[0]).T
     if rows <= _FEW_FEATURES and right.stride(0) == 1:
         return (materialize(left.contiguous()).unsqueeze(1) * right.T).sum(2)
+    if tiny:
+        return (materialize(left.contiguous()).unsqueeze(2) * materialize(right.contiguous())).sum(1)
     return NotImplemented
 
 
