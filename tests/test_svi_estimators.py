@@ -16,10 +16,12 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.svi import SVI
 from pyrobnn.inference.vi import evidence
 from pyrobnn.inference.vi.elbo import Elbo, gradient_samples
 from pyrobnn.inference.vi.fit import build_elbo
+from pyrobnn.inference.vi.local_noise import LocalNoise
 
 ESTIMATORS = (None, "local_reparameterization", "flipout")
 
@@ -122,21 +124,19 @@ def test_local_noise_on_convolutions(estimator):
 @pytest.mark.parametrize("estimator", ESTIMATORS[1:])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_noise_of_a_convolution_has_the_right_moments(estimator, groups):
-    from pyrobnn.inference.vi.local_noise import LocalNoise
-
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 2, 4, 4, generator=generator)
     mean = torch.randn(4, 2 // groups, 3, 3, generator=generator)
     var, bias, bias_var = torch.full_like(mean, 0.04), torch.ones(4), torch.full((4,), 0.09)
 
-    def draw(_):
-        weight = mean + var.sqrt() * torch.randn_like(mean)
-        offset = bias + bias_var.sqrt() * torch.randn_like(bias)
-        with LocalNoise([(weight, mean, var), (offset, bias, bias_var)], estimator):
+    def draw(key):
+        noise = Noise(key)
+        weight = mean + var.sqrt() * noise.normal(mean)
+        offset = bias + bias_var.sqrt() * noise.normal(bias)
+        with LocalNoise([(weight, mean, var), (offset, bias, bias_var)], estimator, noise):
             return torch.nn.functional.conv2d(x, weight, offset, stride=2, padding=1, groups=groups)
 
-    with seeded(0):
-        h = torch.func.vmap(draw, randomness="different")(torch.zeros(4000))
+    h = torch.func.vmap(draw)(Noise(torch.tensor(0)).split(4000))
     conv = functools.partial(torch.nn.functional.conv2d, stride=2, padding=1, groups=groups)
     assert_mean_within(h[None], conv(x, mean, bias))
     expected = conv(x.square(), var, bias_var)
@@ -150,11 +150,10 @@ def test_noise_of_a_convolution_has_the_right_moments(estimator, groups):
 def test_averaged_mini_batch_gradient_is_the_full_gradient():
     x, y = toy(40)
     elbo, theta = _elbo(toy_model(), x, y)
-    one = torch.ones((), dtype=torch.float64)
+    one, key = torch.ones((), dtype=torch.float64), torch.tensor(5)
 
     def gradient(*batch):
-        with seeded(5):
-            return torch.func.grad(lambda t: elbo(t, one, *batch)[0])(theta)
+        return torch.func.grad(lambda t: elbo(t, one, key, *batch)[0])(theta)
 
     parts = torch.stack([gradient(x[i : i + 10], y[i : i + 10]) for i in range(0, 40, 10)])
     torch.testing.assert_close(parts.mean(0), gradient(x, y), atol=1e-3, rtol=1e-4)
@@ -170,8 +169,8 @@ def test_elbo_is_pyros():
     with seeded(0), torch.no_grad(), pyro.get_param_store().scope():
         theirs = TraceMeanField_ELBO(num_particles=1)
         values = [-theirs.loss(model, guide, x, y) for _ in range(1500)]
-        ours = torch.func.vmap(lambda _: torch.stack(elbo.parts(theta)), randomness="different")(
-            torch.zeros(3000)
+        ours = torch.func.vmap(lambda key: torch.stack(elbo.parts(theta, key)))(
+            Noise(torch.tensor(0)).split(3000)
         )
     theirs = torch.tensor(values, dtype=torch.float64)
     difference = float((ours[:, 0] - ours[:, 1]).mean() - theirs.mean())

@@ -10,7 +10,7 @@ import torch
 from helpers import SIGMAS
 from scipy import stats
 
-from pyrobnn.inference.hmc import rng
+from pyrobnn.inference.fitting import rng
 
 #: one failure rate for the project: that of one two-sided check at SIGMAS
 LEVEL = 2 * stats.norm.sf(SIGMAS)
@@ -150,3 +150,51 @@ def test_no_generator_is_asked_and_none_is_moved():
     before = torch.random.get_rng_state()
     draws("chain", NUMBERS[:10])
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def noise(seed: int = 0) -> rng.Noise:
+    return rng.Noise(torch.tensor(seed))
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_the_normals_of_an_evaluation_are_independent_standard_normals(odd):
+    size, source = SIZE - odd, noise()
+    first, second = (source.normal(torch.empty(size, dtype=torch.float64)) for _ in range(2))
+    next_step = noise(1).normal(first)
+    # odd and even functions of the two: a sine and a cosine of one angle have a radius in common
+    sine, cosine = first[size // 2 + odd :], first[: size // 2]
+    pairs = [(first, second), (first, next_step), (first[:-1], first[1:]), (sine, cosine)]
+    for one in (first, second, next_step):
+        assert stats.kstest(one.numpy(), "norm").pvalue > LEVEL
+        assert stats.binomtest(int((one.abs() > 3).sum()), size, 2 * stats.norm.sf(3)).pvalue > LEVEL
+        for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+            assert abs(float(one.pow(power).mean()) - moment) < SIGMAS * math.sqrt(variance / size)
+    for one, other in pairs:
+        _assert_uncorrelated(one, other)
+        _assert_uncorrelated(one.square(), other.square())
+        _assert_uncorrelated(one.square(), other)
+
+
+def test_steps_calls_signs_and_particles_have_numbers_of_their_own():
+    like = torch.empty(50, 20)
+    steps = torch.stack([noise(step).normal(like).flatten() for step in range(200)])
+    correlation = torch.corrcoef(steps)[~torch.eye(200, dtype=torch.bool)]
+    assert float(correlation.abs().max()) * math.sqrt(like.numel()) < SIGMAS + 1
+    particles = torch.func.vmap(lambda key: rng.Noise(key).normal(like))(noise().split(3))
+    alone = torch.stack([rng.Noise(key).normal(like) for key in noise().split(3)])
+    assert torch.equal(particles, alone)
+    signs = noise().sign(torch.empty(SIZE, dtype=torch.float64))
+    assert bool((signs.abs() == 1).all())
+    assert stats.binomtest(int((signs > 0).sum()), SIZE).pvalue > LEVEL
+    assert not bool((noise().normal(like) == noise(2**40).normal(like)).any())
+
+
+def test_the_numbers_of_an_evaluation_are_those_of_every_machine():
+    """Golden values."""
+    source = noise(7)
+    expected = torch.tensor(
+        [1.2138544409415155, -0.5226611361240041, -0.9366094479577751], dtype=torch.float64
+    )
+    torch.testing.assert_close(source.normal(expected), expected, rtol=1e-14, atol=0)
+    assert source.sign(torch.empty(2)).tolist() == [-1.0, 1.0]
+    torch.testing.assert_close(noise(7).normal(expected.float()), expected.float(), rtol=1e-5, atol=1e-6)

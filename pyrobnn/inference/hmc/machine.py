@@ -27,7 +27,8 @@ from torch import Tensor
 
 from pyrobnn.compile import materialize
 from pyrobnn.gradient import Gradient
-from pyrobnn.inference.hmc import metric, rng
+from pyrobnn.inference.fitting import rng
+from pyrobnn.inference.hmc import metric
 from pyrobnn.inference.hmc.adaptation import dual_average
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")

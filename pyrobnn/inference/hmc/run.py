@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import compiled, first_line
-from pyrobnn.inference.hmc import checkpoint, metric, rng
+from pyrobnn.inference.fitting import rng
+from pyrobnn.inference.hmc import checkpoint, metric
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.capture import Replayed
 from pyrobnn.inference.hmc.draw_file import DrawFile

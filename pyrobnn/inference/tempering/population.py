@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.hmc import rng
+from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.tempering.path import Evaluate, next_beta, share, systematic
 
 #: correlation with where they began below which particles count as moved; growth of their distance in a move below

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.density import Density, Site, _is_identity
+from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.seeding import seeded
@@ -27,9 +28,10 @@ TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
 
 class Elbo:
-    """``elbo(theta, kl_weight, *args) -> (loss, [elbo, kl, log_likelihood, kl_weight])``, everything in nats.
+    """``elbo(theta, kl_weight, key, *args) -> (loss, [elbo, kl, log_likelihood, kl_weight])``, everything in nats.
 
-    The loss is KL weight times KL minus log likelihood; the reported ELBO is always the one of weight one.
+    The loss is KL weight times KL minus log likelihood; the reported ELBO is always the one of weight one. ``key``, an
+    int64 scalar, is what all that is drawn depends on, but for draws of a Pyro guide or program that are not normal.
 
     Args:
         density: the model; ``theta`` is the guide's parameters followed by the free point parameters.
@@ -53,8 +55,9 @@ class Elbo:
         self.density, self.family = density.subsampled(), family
         self.estimator, self.num_particles = estimator, num_particles
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
+        start = torch.zeros((), dtype=torch.int64, device=density.device)
         with seeded(0, density.device), torch.no_grad():
-            gaussian = family.draw(family.initial()).moments is not None
+            gaussian = family.draw(family.initial(), Noise(start)).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
             self.exact_entropy = wanted and gaussian
             self.closed, self.constant = self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
@@ -64,31 +67,31 @@ class Elbo:
         """Whether the KL has no noise: every site's cross entropy is closed, and given no other site's draw."""
         return self.exact_entropy and len(self.constant) == len(self.latent)
 
-    def __call__(self, theta: Tensor, kl_weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        log_likelihood, kl = self.parts(theta, *args)
+    def __call__(self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        log_likelihood, kl = self.parts(theta, key, *args)
         loss = kl_weight * kl - log_likelihood
         tracked = torch.stack([log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)])
         return loss, tracked
 
-    def parts(self, theta: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    def parts(self, theta: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
         if self.num_particles == 1:
-            return self._particle(theta, args)
+            return self._particle(theta, Noise(key), args)
 
-        def one(_: Tensor) -> tuple[Tensor, Tensor]:
-            return self._particle(theta, args)
+        def one(key: Tensor) -> tuple[Tensor, Tensor]:
+            return self._particle(theta, Noise(key), args)
 
-        counter = torch.zeros(self.num_particles, device=theta.device)
-        log_likelihood, kl = torch.func.vmap(one, randomness="different")(counter)
+        keys = Noise(key).split(self.num_particles)
+        log_likelihood, kl = torch.func.vmap(one, randomness="different")(keys)
         return log_likelihood.mean(), kl.mean()
 
-    def _particle(self, theta: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    def _particle(self, theta: Tensor, noise: Noise, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         phi, points = theta[: self.family.size], theta[self.family.size :]
-        draw = self.family.draw(phi)
+        draw = self.family.draw(phi, noise)
         z = torch.cat([draw.z, points])
         values = self.density.constrain(z)
         moments = self._site_moments(draw.moments)
-        with self._noise(values, moments):
+        with self._local_noise(values, moments, noise):
             nodes = self.density.trace(values, args)
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
@@ -117,8 +120,8 @@ class Elbo:
             for site, loc, scale in zip(self.latent, locs, scales)
         }
 
-    def _noise(
-        self, values: Mapping[str, Tensor], moments: Mapping[str, tuple[Tensor, Tensor]]
+    def _local_noise(
+        self, values: Mapping[str, Tensor], moments: Mapping[str, tuple[Tensor, Tensor]], noise: Noise
     ) -> contextlib.AbstractContextManager:
         if self.estimator is None:
             return contextlib.nullcontext()
@@ -129,6 +132,7 @@ class Elbo:
                 if _is_identity(site.transform)
             ],
             self.estimator,
+            noise,
         )
 
     def _closed_sites(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -207,10 +211,10 @@ def gradient_samples(
     """
     one = torch.ones((), dtype=torch.float64, device=theta.device)
 
-    def gradient(_: Tensor) -> Tensor:
-        return torch.func.grad(lambda t: elbo(t, one, *args)[0])(theta)
+    def gradient(key: Tensor) -> Tensor:
+        return torch.func.grad(lambda t: elbo(t, one, key, *args)[0])(theta)
 
     batched = torch.func.vmap(gradient, randomness="different")
-    counters = torch.zeros(num_samples, device=theta.device).split(chunk)
+    keys = Noise(torch.tensor(seed, device=theta.device)).split(num_samples).split(chunk)
     with seeded(seed, theta.device):
-        return torch.cat([batched(counter) for counter in counters])
+        return torch.cat([batched(some) for some in keys])

@@ -35,7 +35,10 @@ def evaluate_elbo(
     most = max(16, min(_MAX_ELBO_DRAWS, budget))
     exact = elbo.exact_kl
     terms: list[Tensor] = []
-    kl = float(elbo.parts(theta)[1]) if exact else 0.0
+    # an exact one depends on no draw
+    kl = (
+        float(elbo.parts(theta, torch.zeros((), dtype=torch.int64, device=theta.device))[1]) if exact else 0.0
+    )
     while sum(map(len, terms)) < most:
         z = layout.unconstrain(approximation.sample(draws_per_block(layout.dim)))
         value = log_likelihoods(problem, layout, z)

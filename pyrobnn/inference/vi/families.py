@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.memory import require
+from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.posterior.approximation import Approximation, FlatApproximation
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -57,8 +58,8 @@ class Family(Protocol):
     def initial(self) -> Tensor:
         """Where the optimisation starts, (size,)."""
 
-    def draw(self, phi: Tensor) -> Draw:
-        """One reparameterised draw from torch's present random state."""
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
+        """One reparameterised draw."""
 
     def approximation(self, phi: Tensor, layout: Density) -> Approximation:
         """The fitted guide as an approximation over the latent sites of ``layout``."""
@@ -93,12 +94,14 @@ class MeanField:
         # a sigmoid and not a clamp: a scale that has reached the cap can still come back
         return loc, self.max_scale * torch.sigmoid(raw)
 
-    def draw(self, phi: Tensor) -> Draw:
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale = self.loc_scale(phi)
-        noise = torch.randn_like(loc)
+        epsilon = noise.normal(loc)
         half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, scale.square(), _entropy(half_log_det, self.dim))
-        return Draw(loc + scale * noise, _log_q(noise, half_log_det), moments, -(noise / scale).detach())
+        return Draw(
+            loc + scale * epsilon, _log_q(epsilon, half_log_det), moments, -(epsilon / scale).detach()
+        )
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale = self.loc_scale(phi)
@@ -155,14 +158,14 @@ class FullRank:
         tril = scale[:, None] * (self._eye + rest[self._source] * self._lower)
         return loc, scale, tril
 
-    def draw(self, phi: Tensor) -> Draw:
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale, tril = self.factor(phi)
-        noise = torch.randn_like(loc)
+        epsilon = noise.normal(loc)
         half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
         fixed = tril.detach()
-        score = -torch.linalg.solve_triangular(fixed.T, noise[:, None], upper=True)[:, 0]
-        return Draw(loc + tril @ noise, _log_q(noise, half_log_det), moments, score)
+        score = -torch.linalg.solve_triangular(fixed.T, epsilon[:, None], upper=True)[:, 0]
+        return Draw(loc + tril @ epsilon, _log_q(epsilon, half_log_det), moments, score)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, _, tril = self.factor(phi)
@@ -201,9 +204,9 @@ class LowRank:
         # in units of the scale, which an optimiser's step of lr would dwarf where weights are well determined
         return loc, scale, scale[:, None] * columns.reshape(self.dim, self.rank) * _COLUMN_STEP
 
-    def draw(self, phi: Tensor) -> Draw:
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale, columns = self.parts(phi)
-        offset = columns @ torch.randn_like(columns[0]) + scale * torch.randn_like(loc)
+        offset = columns @ noise.normal(columns[0]) + scale * noise.normal(loc)
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened, u = columns / scale[:, None], offset / scale
         eye = torch.eye(self.rank, dtype=loc.dtype, device=loc.device)

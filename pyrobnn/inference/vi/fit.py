@@ -188,24 +188,28 @@ class GuideFit:
             compile=config.compile,
         )
 
-    def _objective(self, theta: Tensor, kl_weight: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    def _objective(
+        self, theta: Tensor, kl_weight: Tensor, key: Tensor, *batch: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
-        return self.elbo(theta, kl_weight, *batch)
+        return self.elbo(theta, kl_weight, key, *batch)
 
     def _batches(self) -> Iterator[tuple[Tensor, ...]]:
-        problem, size, weights = self.problem, self.config.batch_size, self.kl_weights.unbind()
+        """KL weight, key of the random numbers and data of every step."""
+        problem, size = self.problem, self.config.batch_size
+        keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
+        steps = zip(self.kl_weights.unbind(), keys.unbind(), strict=True)
         if problem.loader is not None:
-            yield from ((weight, *batch) for weight, batch in zip(weights, problem.batches(), strict=False))
+            yield from ((*step, *batch) for step, batch in zip(steps, problem.batches(), strict=False))
         elif not problem.is_bnn:
-            yield from ((weight,) for weight in weights)
+            yield from steps
         elif self.num_batches == 1:
-            yield from ((weight, *self.elbo.density.args) for weight in weights)
+            yield from ((*step, *self.elbo.density.args) for step in steps)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            for rows, weight in zip(walk, weights, strict=False):
-                yield weight, rows, problem.x, problem.y
+            yield from ((*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False))
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):

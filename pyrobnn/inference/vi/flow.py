@@ -13,6 +13,7 @@ from torch.distributions import constraints
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
+from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 
@@ -82,8 +83,8 @@ class CouplingFlow:
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def draw(self, phi: Tensor) -> Draw:
-        z, log_q = _push(self.state(phi), torch.randn_like(self.loc))
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
+        z, log_q = _push(self.state(phi), noise.normal(self.loc))
         # no score: along the path alone the gradient of a flow has heavy tails, and the fit diverges
         return Draw(z, log_q, None, None)
 

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.inference.fitting.rng import Noise
+
 Estimator = Literal["local_reparameterization", "flipout"]
 #: functions that are linear in weight and bias, and how many trailing dimensions of the input one datum has
 _RANKS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4}
@@ -33,6 +35,7 @@ class LocalNoise(TorchFunctionMode):
     Args:
         weights: sampled weight tensors, each with its mean and variance.
         estimator: which of the two.
+        noise: what is drawn from.
 
     Caveat: a training device. A function drawn with it is not one function: it has fresh weights at every input.
 
@@ -40,9 +43,9 @@ class LocalNoise(TorchFunctionMode):
     <https://arxiv.org/abs/1506.02557>`_; `Flipout (Wen et al., 2018) <https://arxiv.org/abs/1803.04386>`_.
     """
 
-    def __init__(self, weights: list[tuple[Tensor, Tensor, Tensor]], estimator: Estimator):
+    def __init__(self, weights: list[tuple[Tensor, Tensor, Tensor]], estimator: Estimator, noise: Noise):
         super().__init__()
-        self.estimator = estimator
+        self.estimator, self.noise = estimator, noise
         self._kept = weights  # identities are only unique while the tensors live
         self._moments = {id(value): (mean, var) for value, mean, var in weights}
 
@@ -73,18 +76,23 @@ class LocalNoise(TorchFunctionMode):
         h_var = func(x.square(), var, bias_var, **rest)
         # zero padding or a zero input gives a variance of zero, where the root has no gradient
         scale = h_var.clamp_min(torch.finfo(h_var.dtype).tiny ** 0.5).sqrt()
-        return h_mean + scale * torch.randn_like(h_mean)
+        return h_mean + scale * self.noise.normal(h_mean)
 
     def _flip(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
         (mean, _), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
         rank = _RANKS[func]
         h_mean = func(x, mean, bias_mean, **rest)
-        channels_in = _signs(x, rank)
-        noise = func(x * channels_in, weight - mean, None, **rest) * _signs(h_mean, rank)
+        channels_in = self._signs(x, rank)
+        noise = func(x * channels_in, weight - mean, None, **rest) * self._signs(h_mean, rank)
         if bias_var is None:
             return h_mean + noise
-        own = torch.randn_like(_first(h_mean, rank)) * bias_var.sqrt()
+        own = self.noise.normal(_first(h_mean, rank)) * bias_var.sqrt()
         return h_mean + noise + own.reshape(own.shape + (1,) * (rank - 1))
+
+    def _signs(self, like: Tensor, rank: int) -> Tensor:
+        """Random signs per datum and channel, (\\*batch, channels, 1, …)."""
+        signs = self.noise.sign(_first(like, rank))
+        return signs.reshape(signs.shape + (1,) * (rank - 1))
 
 
 def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | None, dict]:
@@ -96,10 +104,3 @@ def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | N
 def _first(h: Tensor, rank: int) -> Tensor:
     """The first position of every channel: shape (\\*batch, channels)."""
     return h if rank == 1 else h.flatten(-(rank - 1))[..., 0]
-
-
-def _signs(like: Tensor, rank: int) -> Tensor:
-    """Random signs per datum and channel, (\\*batch, channels, 1, …)."""
-    one = _first(like, rank)
-    signs = torch.where(torch.rand_like(one) < 0.5, -torch.ones_like(one), torch.ones_like(one))
-    return signs.reshape(signs.shape + (1,) * (rank - 1))

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
+from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
 from pyrobnn.posterior.approximation import state_points
 from pyrobnn.seeding import seeded
@@ -79,8 +80,8 @@ class GuideFamily:
         named = zip(self.params.items(), parts, strict=True)
         return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in named}
 
-    def draw(self, phi: Tensor) -> Draw:
-        nodes, log_q = _run_guide(self.guide, self.unflatten(phi), self.density, {})
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
+        nodes, log_q = _run_guide(self.guide, self.unflatten(phi), self.density, {}, noise.normal)
         parts, jacobian = [], 0.0
         for site in self.latent:
             value = nodes[site.name]["value"]
@@ -189,7 +190,15 @@ class _Given(Messenger):
 
 
 class _FunctionalNoise(TorchFunctionMode):
-    """``torch.empty(...).normal_()``, as torch's distributions draw, cannot be batched by vmap; a fresh tensor can."""
+    """``torch.empty(...).normal_()``, as torch's distributions draw, cannot be batched by vmap; a fresh tensor can.
+
+    Args:
+        normal: makes it, of the shape and type of another.
+    """
+
+    def __init__(self, normal: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.normal = normal
 
     def __torch_function__(
         self,
@@ -199,21 +208,22 @@ class _FunctionalNoise(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is Tensor.normal_ and len(args) == 1 and not kwargs:
-            return torch.randn_like(args[0])
+            return self.normal(args[0])
         return func(*args, **(kwargs or {}))
 
 
 class _Traced(torch.nn.Module):
     """The guide's run and its log density in one module: a flow reads its parameters only when asked for a density."""
 
-    def __init__(self, guide: AutoGuide, density: Density):
+    def __init__(self, guide: AutoGuide, density: Density, normal: Callable[[Tensor], Tensor]):
         super().__init__()
-        self.guide, self.density = guide, density
+        self.guide, self.density, self.normal = guide, density, normal
 
     def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
         quiet = _own_params(), without_validation(), pyro.poutine.block()
         with contextlib.ExitStack() as stack:
-            for context in (*quiet, _Given(values, self.density, self.guide), _FunctionalNoise()):
+            given = _Given(values, self.density, self.guide)
+            for context in (*quiet, given, _FunctionalNoise(self.normal)):
                 stack.enter_context(context)
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
             drawn = [n for n in nodes.values() if n["type"] == "sample" and not is_subsample(n)]
@@ -222,12 +232,16 @@ class _Traced(torch.nn.Module):
 
 
 def _run_guide(
-    guide: AutoGuide, params: Mapping[str, Tensor], density: Density, values: Mapping[str, Tensor]
+    guide: AutoGuide,
+    params: Mapping[str, Tensor],
+    density: Density,
+    values: Mapping[str, Tensor],
+    normal: Callable[[Tensor], Tensor] = torch.randn_like,
 ) -> tuple[Mapping[str, Node], Tensor]:
     """Run the guide with these parameters, at given draws or at fresh ones: its sites and log density."""
     # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
     named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
-    return torch.func.functional_call(_Traced(guide, density), named, (values,))
+    return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
 
 
 def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of (seed, chain, transition, index): counter-based, without a generator.
+"""Random numbers as a pure function of a key and an index: counter-based, without a generator.
 
 The same numbers come out compiled or eager, on any device, in any order of evaluation and after any interruption:
 there is no state to save. The mixer is SplitMix64's (a bijection of 64 bits with full avalanche), applied to a key
@@ -29,7 +29,7 @@ def key(*parts: Tensor) -> Tensor:
     return mixed
 
 
-def stream(keys: Tensor, index: Tensor) -> Tensor:
+def stream(keys: Tensor, index: Tensor | int) -> Tensor:
     """The key of a numbered stream below each key: shape of ``keys`` and ``index`` (int64, below 2^31) together."""
     return _mix(keys + index * _STEP)
 
@@ -47,10 +47,51 @@ def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
     .. math:: \sqrt{-2 \log u_1} \cos(2 \pi u_2)
     """
-    bits = stream(keys.unsqueeze(-1), torch.arange(1, num + 1, device=keys.device))
-    radius = (_shift(bits, 32).to(dtype) + 0.5) * 2.0**-32
-    angle = (bits & 0xFFFFFFFF).to(dtype) * (2.0 * math.pi * 2.0**-32)
-    return (-2.0 * radius.log()).sqrt() * angle.cos()
+    radius, angle = _polar(stream(keys.unsqueeze(-1), torch.arange(1, num + 1, device=keys.device)), dtype)
+    return radius * angle.cos()
+
+
+class Noise:
+    """The random numbers of one evaluation: every call has a stream of its own below the key.
+
+    Under ``vmap`` each element has the numbers of its own key.
+
+    Args:
+        key: (), int64.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        self._key, self._calls = key, 0
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normals of the shape and type of ``like``; cut off at 6.7 sd."""
+        return _pairs(self._next(), like.numel(), like.dtype).reshape(like.shape)
+
+    def sign(self, like: Tensor) -> Tensor:
+        """Fair signs, +1 or -1, of the shape and type of ``like``."""
+        bits = stream(self._next(), torch.arange(1, like.numel() + 1, device=like.device))
+        return (1 - 2 * _shift(bits, 63)).to(like.dtype).reshape(like.shape)
+
+    def split(self, num: int) -> Tensor:
+        """Keys (num,) of as many evaluations, each with its own :class:`Noise`."""
+        return stream(self._next(), torch.arange(1, num + 1, device=self._key.device))
+
+    def _next(self) -> Tensor:
+        self._calls += 1
+        return stream(self._key, self._calls)
+
+
+def _pairs(key: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    """``num`` standard normals (num,) of one key (); sine and cosine of one angle are two, which halves the work."""
+    bits = stream(key, torch.arange(1, (num + 1) // 2 + 1, device=key.device))
+    radius, angle = _polar(bits, dtype)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:num]
+
+
+def _polar(bits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Radius and angle of two independent standard normals from 64 bits."""
+    uniform = (_shift(bits, 32).to(dtype) + 0.5) * 2.0**-32
+    return (-2.0 * uniform.log()).sqrt(), (bits & 0xFFFFFFFF).to(dtype) * (2.0 * math.pi * 2.0**-32)
 
 
 def _mix(bits: Tensor) -> Tensor:
