@@ -12,11 +12,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from pyrobnn.studies.uci import fits
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -97,7 +100,10 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     required = {canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])}
     optional = {"distributed": "cluster", "skpro": "skpro"}  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
-    present = {"IPython"}  # asked for inside of a notebook alone
+    present = {
+        "IPython",
+        "psutil",
+    }  # asked for inside of a notebook alone, and on Windows where it is installed
     by_name = {"h5netcdf", "h5py"}  # xarray loads its engine by name
     owners = {"PIL": "pillow", "pyro": "pyro-ppl", "sklearn": "scikit-learn", "yaml": "pyyaml"}
     names = {canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present}
@@ -162,6 +168,55 @@ def test_every_text_file_is_opened_in_an_encoding_that_is_named(folder):
         if isinstance(node, ast.Call) and leaves_the_encoding_open(node)
     ]
     assert bare == []
+
+
+#: what Windows has not: modules, and functions of os
+POSIX = {"fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+POSIX |= {
+    f"os.{name}" for name in ("fork", "getuid", "killpg", "mkfifo", "pread", "pwrite", "setsid", "uname")
+}
+
+
+def test_nothing_of_one_system_alone_is_needed_to_import_or_to_run():
+    """An import of it may stand inside of a function alone, in a ``try`` that says what is done without it."""
+    found = []
+    for path in sorted((ROOT / "pyrobnn").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tried = {id(each) for node in ast.walk(tree) if isinstance(node, ast.Try) for each in ast.walk(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {getattr(node, "module", None), *(alias.name for alias in node.names)}
+                wrong = names & POSIX and (id(node) not in tried or node in tree.body)
+            else:
+                wrong = isinstance(node, ast.Attribute) and ast.unparse(node) in POSIX
+            found += [f"{path.name}:{node.lineno}"] if wrong else []
+    assert found == []
+
+
+@pytest.mark.parametrize("psutil", [None, SimpleNamespace(peak_wset=3 * 2**20)])
+def test_without_the_modules_of_posix_memory_is_told_by_psutil_or_not_at_all(psutil, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    known = psutil and SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=lambda: psutil))
+    monkeypatch.setitem(sys.modules, "psutil", known)
+    assert fits.peak_mb() == (psutil and 3)
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_without_the_modules_of_posix(tmp_path):
+    program = (
+        f"import sys\nsys.modules.update(dict.fromkeys({sorted(n for n in POSIX if '.' not in n)}))\n"
+        "from pyrobnn.studies.uci import Sweep, fits\nfrom pyrobnn.studies.uci.plan import plan\n"
+        "sweep = Sweep('r.jsonl', key=lambda record: record['n'])\n"
+        "task = {'n': 1, 'dataset': 'a', 'method': 'map', 'cpu_seconds': 1.0}\n"
+        "(_, record), = sweep.run(lambda task: task | {'peak_mb': fits.peak_mb()}, [task])\n"
+        "print(plan([task], [record], float('inf')).describe(1))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "USERNAME": "who"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MB" in done.stdout and (tmp_path / "r.jsonl").read_text(encoding="utf-8").count("\n") == 1
 
 
 def tracked_at_the_top():

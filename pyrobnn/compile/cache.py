@@ -22,11 +22,11 @@ def provide_folder() -> None:
         UserWarning: that compiled code is not kept for the next process.
     """
     try:
-        # an unknown user, as in a container of another's: OSError since Python 3.13, KeyError before
+        # a user without a name, as in another's container: KeyError, since Python 3.13 OSError, on Windows ImportError
         path = Path(os.environ.get(VARIABLE) or _default())
         path.mkdir(parents=True, exist_ok=True)
         wrong = None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to"
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ImportError) as error:
         wrong = f"it cannot be made: {error}"
     if wrong is None:
         return

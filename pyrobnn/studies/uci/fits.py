@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import resource
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +120,7 @@ def run_task(
 
     Returns:
         The task with ``scores``, ``seconds`` (wall clock of everything, choice of hyper-parameters included),
-        ``cpu_seconds``, ``peak_mb`` of the process so far, ``chosen``, ``criterion`` of each candidate, ``diagnosis``
+        ``cpu_seconds``, ``peak_mb`` as in :func:`peak_mb`, ``chosen``, ``criterion`` of each candidate, ``diagnosis``
         of chains, ``warnings``, ``seed``, ``versions``, the ``commit`` (None outside of a checkout), and ``code``
         as in :func:`code_of`.
     """
@@ -163,7 +163,7 @@ def measured(
         "scores": {name: round(value, 6) for name, value in found.pop("scores").items()},
         "seconds": round(time.perf_counter() - started, 3),
         "cpu_seconds": round(time.process_time() - cpu, 3),
-        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "peak_mb": peak_mb(),
         "code": code(),
         **found,
         **facts,
@@ -172,6 +172,20 @@ def measured(
         "commit": commit(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def peak_mb() -> int | None:
+    """The most memory that this process has held so far, in MB; None where neither the system nor psutil tells it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        try:
+            import psutil
+        except ImportError:
+            return None
+        return round(psutil.Process().memory_info().peak_wset / 2**20)
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 
 def _fit(rule: Rule, train: Dataset, test: Dataset, seed: int) -> tuple[dict[str, Any], dict[str, float]]:

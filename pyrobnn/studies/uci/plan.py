@@ -62,9 +62,7 @@ class Plan:
         """One or two sentences for the terminal; ``what`` the tasks are."""
         text = "nothing to run"
         if self.tasks:
-            memory = (
-                "memory not measured yet" if self.peak_mb is None else f"{self.peak_mb:,.0f} MB a process"
-            )
+            memory = "memory not measured" if self.peak_mb is None else f"{self.peak_mb:,.0f} MB a process"
             text = (
                 f"about {_spell(self.seconds / jobs)} with {jobs} process{'es' * (jobs > 1)}, {memory}, "
                 f"{self.disk_bytes / 1e6:.1f} MB of disk"
@@ -88,7 +86,7 @@ def plan(pending: Sequence[Record], records: Sequence[Record], budget: float, jo
             continue
         runs.append(task)
         spent, guessed = spent + seconds, guessed + (not known)
-    peaks = [record["peak_mb"] for record in records if "peak_mb" in record]
+    peaks = [record["peak_mb"] for record in records if record.get("peak_mb") is not None]
     return Plan(runs, left, spent, guessed, max(peaks, default=None), LINE * len(runs))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+from filelock import FileLock, Timeout
 
 from pyrobnn.checks import check_count
 from pyrobnn.inference.distributed import dask_client
@@ -28,17 +28,15 @@ def append_record(path: str | Path, record: Record) -> None:
         OSError: the disk is full: the line is taken back.
     """
     line = (json.dumps(record, allow_nan=False, sort_keys=True) + "\n").encode()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        if os.write(descriptor, line) != len(line):
-            os.ftruncate(descriptor, size)
+    with open(path, "ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(-1, os.SEEK_END)
+            line = (b"" if file.read(1) == b"\n" else b"\n") + line
+        if file.write(line) != len(line):
+            file.truncate(size)
             raise OSError(f"could not write the whole line to {path}: is the disk full?")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.fsync(file.fileno())
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
@@ -150,14 +148,15 @@ class Sweep:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        # the lock lives on the open file and is gone with the process, however that ends
-        with open(self.path, "a", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RuntimeError(
-                    f"another sweep is writing to {self.path}: wait for it, or give another file"
-                ) from error
+        # of the operating system, and so gone with the process, however that ends; the file beside may stay
+        lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
+        try:
+            held = lock.acquire()
+        except Timeout as error:
+            raise RuntimeError(
+                f"another sweep is writing to {self.path}: wait for it, or give another file"
+            ) from error
+        with held:
             yield
 
 
