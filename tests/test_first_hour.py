@@ -48,6 +48,27 @@ def test_a_folder_for_compiled_code_that_cannot_be_made_costs_a_word(tmp_path):
     assert said.count("set TORCHINDUCTOR_CACHE_DIR to a folder that can be written to") == 1
 
 
+PRINTS = """
+import torch
+import pyrobnn as pb
+
+x = torch.linspace(-1, 1, 20)[:, None]
+model = pb.BNN(pb.networks.mlp(1, (2,), seed=0), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
+posterior = pb.SVI(num_steps=30, compile=False).fit(model, x, x, num_draws=50, seed=0)
+verdict = pb.diagnose(posterior.to_datatree(x, x))
+print(verdict, verdict.summary, verdict.action, posterior, posterior.predict(x), posterior.meta["warnings"])
+for check in verdict.checks:
+    print(check, check.threshold, check.evidence, check.action)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_what_a_user_prints_of_a_fit_needs_no_unicode(encoding, tmp_path):
+    done = run(["-c", PRINTS], tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert "<= " in done.stdout.decode(encoding) and b"\\u" not in done.stdout
+
+
 @pytest.mark.parametrize(
     "environment",
     [

@@ -181,7 +181,7 @@ def test_what_has_no_path_from_the_prior_is_refused_in_words():
         (improper, "prior of 'where' is improper .*wide proper prior, or use NUTS"),
         (masked, "prior of 'where' is improper"),
         (impossible, "in none of an island's 10 draws"),
-        (far, "5 temperatures led to β = .* too far"),
+        (far, "5 temperatures led to beta = .* too far"),
     ):
         with pytest.raises(pb.Refused, match=words):
             config.fit(program)

@@ -332,7 +332,7 @@ def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
     rising = (noise + torch.linspace(-100.0, -50.0, 400)).tolist()
     assert notes(rising, -50.0) == [] and notes(rising[:10], -80.0) == []
     (note,) = notes(rising, -60.0)
-    assert "ends at -60.0 ± 0.1, below the -5" in note and "not converged" in note
+    assert "ends at -60.0 +/- 0.1, below the -5" in note and "not converged" in note
     assert notes(rising, -60.0, error=2.0) == []  # it is not known to be lower
     for value in (math.inf, math.nan):
         assert "log_evidence says nothing" in notes(rising, value)[0]

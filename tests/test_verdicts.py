@@ -217,9 +217,9 @@ def test_an_evidence_with_an_error_says_what_the_others_are_off_by():
         for label, verdict in judge_all(trees).items()
     }
     assert said["known"] == said["part"] == said["none"] == []
-    assert said["low"] == ["The log evidence -53.00 is 3 nats below Known's, -50.00 ± 0.1."]
-    assert said["near"] == ["The log evidence -49.90 agrees with Known's, -50.00 ± 0.1."]
-    assert said["tuned"][0].endswith("10 nats above Known's, -50.00 ± 0.1: this run tuned the prior, so that it is "
+    assert said["low"] == ["The log evidence -53.00 is 3 nats below Known's, -50.00 +/- 0.1."]
+    assert said["near"] == ["The log evidence -49.90 agrees with Known's, -50.00 +/- 0.1."]
+    assert said["tuned"][0].endswith("10 nats above Known's, -50.00 +/- 0.1: this run tuned the prior, so that it is "
                                      "another model's.")  # fmt: skip
     del trees["known"]
     assert not any(c.name == "log_evidence" for v in judge_all(trees).values() for c in v.checks)

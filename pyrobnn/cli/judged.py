@@ -35,7 +35,7 @@ def write(
     for verdict in verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
     for name, reason in left_out.items():
-        say(f"{name}: left out — {reason}")
+        say(f"{name}: left out: {reason}")
     say(f"\nreport: {report}\nsummary: {summary}")
     return verdicts
 

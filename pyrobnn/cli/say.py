@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from pyrobnn.signs import register
+
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are raised, to be told in one line, and that takes no abbreviations."""
@@ -25,12 +27,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def printable() -> Iterator[None]:
-    """Characters that a terminal does not have are written as escapes meanwhile, instead of ending the run."""
+    """Signs that a terminal does not have are spelled in ASCII meanwhile, instead of ending the run."""
     streams = [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]
     errors = [each.errors for each in streams]
     try:
         for stream in streams:
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=register())
         yield
     finally:
         for stream, before in zip(streams, errors):

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from pyrobnn.signs import plain, shown
+
 Status = Literal["pass", "warn", "fail", "info"]
 #: what a check speaks of: the weights (whether the draws are of their posterior), the predictions, or the run as such
 About = Literal["weights", "predictions"]
@@ -23,17 +25,18 @@ class Check:
         name: Short identifier, unique within a verdict, e.g. ``"rhat_f"``.
         status: ``"pass"``, ``"warn"``, ``"fail"``, or ``"info"`` for evidence that decides nothing.
         value: The number that was judged; None when there is no single number.
-        threshold: The rule in words, e.g. ``"≤ 1.01"``; empty for information.
+        threshold: The rule in words, e.g. ``"<= 1.01"``; empty for information.
         source: Paper or URL that the threshold comes from.
         evidence: One sentence saying what was seen.
-        action: The next action in one plain sentence; empty when there is none.
+        action: The next action in one plain sentence; empty when there is none. Signs in these words (≤, ±) are kept
+            as ASCII, so that they can be printed anywhere.
         about: ``"weights"``, ``"predictions"``, both, or none for what concerns the run as such.
 
     Raises:
         ValueError: If `status` is unknown, or `value` is not finite (NaN is never evidence).
 
     Example:
-        >>> Check("rhat_f", "pass", 1.002, "≤ 1.01", "Vehtari et al. (2021)", "R-hat is 1.002.", "").status
+        >>> Check("rhat_f", "pass", 1.002, "<= 1.01", "Vehtari et al. (2021)", "R-hat is 1.002.", "").status
         'pass'
     """
 
@@ -56,6 +59,15 @@ class Check:
                 f"'value' of check {self.name!r} is {self.value}; a check that has no finite number takes "
                 "None and says why in 'evidence'."
             )
+        for field in ("threshold", "evidence", "action"):
+            object.__setattr__(self, field, plain(getattr(self, field)))
+
+    def __str__(self) -> str:
+        """One line: status, name, what was seen and, where the check did not pass, what to do."""
+        value = "" if self.value is None else f" {self.value:.4g}"
+        held = f" ({self.threshold})" if self.threshold else ""
+        action = f" {self.action}" if self.status in ("fail", "warn") else ""
+        return shown(f"{self.status:4} {self.name}{value}{held}: {self.evidence}{action}".rstrip())
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class Verdict:
         ValueError: If `status` is unknown.
 
     Example:
-        >>> check = Check("ess_f", "fail", 40.0, "≥ 400", "Vehtari et al. (2021)", "ESS is 40.", "Draw more.")
+        >>> check = Check("ess_f", "fail", 40.0, ">= 400", "Vehtari et al. (2021)", "ESS is 40.", "Draw more.")
         >>> verdict = Verdict.from_checks("NUTS", "nuts", [check])
         >>> verdict.status, verdict.action
         ('fail', 'Draw more.')
@@ -90,6 +102,12 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.status not in STATUSES[:3]:
             raise ValueError(f"'status' is {self.status!r}; expected one of {STATUSES[:3]}.")
+
+    def __str__(self) -> str:
+        """The summary, both lines, what to do, and a line for each check that did not pass."""
+        lines = [self.summary, self.lines]
+        lines += [f"next: {self.action}"] if self.action else []
+        return shown("\n".join([*lines, *map(str, (*self.failed, *self.warned))]))
 
     @classmethod
     def from_checks(
@@ -169,10 +187,10 @@ class Verdict:
         name = self.method if same else f"{self.label} ({self.method})"
         if deciding:
             rest = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-            return f"{name}: {self.status} — {deciding[0].evidence.rstrip('.')}{rest}."
+            return f"{name}: {self.status}: {deciding[0].evidence.rstrip('.')}{rest}."
         if self.passed:
-            return f"{name}: {self.status} — {self.praise}."
-        return f"{name}: {self.status} — no check could be made on this tree."
+            return f"{name}: {self.status}: {self.praise}."
+        return f"{name}: {self.status}: no check could be made on this tree."
 
     @property
     def praise(self) -> str:

@@ -56,7 +56,7 @@ class DeepEnsemble(Method):
         >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> pb.DeepEnsemble(num_members=3, num_steps=50, compile=False).fit(model, x, x**2)
-        Posterior(DeepEnsemble, 1 chains × 3 draws, 4 sites)
+        Posterior(DeepEnsemble, 1 chains x 3 draws, 4 sites)
     """
 
     num_members: int = 5

@@ -267,9 +267,9 @@ class _Course:
         while particles.beta < 1.0:
             if len(self.rungs) == self._config.max_temperatures:
                 raise Refused(
-                    f"{len(self.rungs)} temperatures led to β = {particles.beta:.3g} only, of 1: the prior is too far "
-                    "from the posterior. Give it the scale of what you believe, lower ess, raise max_temperatures, or "
-                    "use NUTS"
+                    f"{len(self.rungs)} temperatures led to beta = {particles.beta:.3g} only, of 1: the prior is too "
+                    "far from the posterior. Give it the scale of what you believe, lower ess, raise max_temperatures, "
+                    "or use NUTS"
                 )
             self.rungs.append(particles.climb(self._config.ess))
             if self._tell("tempering", self.rungs[-1], 0.98 * particles.beta**0.25):
@@ -353,7 +353,7 @@ class _Course:
             )
         elif error > _ERROR:
             found.append(
-                f"the log evidence is known to ±{error:.2g} nats only (the islands' own range from "
+                f"the log evidence is known to +/- {error:.2g} nats only (the islands' own range from "
                 f"{float(islands.min()):.2f} to {float(islands.max()):.2f}), and each island has as many of the draws "
                 "as any other: use more num_particles"
             )

@@ -52,7 +52,7 @@ class Beta(Numbers):
             return None
         return (
             f"'y' must lie between {self.low:g} and {self.high:g} for Beta and reach neither, got {wrong[0]:g}: pass "
-            "wider bounds, or bring (y − low) / (high − low) inside by (y (N − 1) + 1/2) / N"
+            "wider bounds, or bring (y - low) / (high - low) inside by (y (N - 1) + 1/2) / N"
         )
 
     def _share(self, y: Tensor) -> Tensor:

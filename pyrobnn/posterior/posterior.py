@@ -257,7 +257,7 @@ class Posterior:
             raise ValueError(f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})")
 
     def __repr__(self) -> str:
-        size = f"{self.num_chains} chains × {self.num_draws} draws"
+        size = f"{self.num_chains} chains x {self.num_draws} draws"
         return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
 
 

@@ -281,7 +281,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         chains, draws, points, width = self.f.shape
-        return f"Prediction({self.task}, {chains} chains × {draws} draws, {points} points, {width} outputs)"
+        return f"Prediction({self.task}, {chains} chains x {draws} draws, {points} points, {width} outputs)"
 
 
 def _mean(values: Tensor) -> Tensor:

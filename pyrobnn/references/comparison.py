@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from pyrobnn.references.summary import LEVELS
+from pyrobnn.signs import shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class Comparison:
             )
         if self.evidence_difference is not None:
             lines.append(f"log evidence {self.evidence_difference:+.2f} ± {self.evidence_error:.2f} nats")
-        return "\n".join(lines)
+        return shown("\n".join(lines))
 
 
 def compared(

@@ -38,6 +38,7 @@ from pyrobnn.report.headline import headline
 from pyrobnn.report.numbers import significant, with_error
 from pyrobnn.report.ranking import Ranking, rankings
 from pyrobnn.report.sections import Section, build_sections
+from pyrobnn.signs import typeset
 
 # what the page merges into one column; summary.json keeps the keys apart
 MERGED = {
@@ -104,9 +105,9 @@ def write_report(
     best = recommended(rows, verdicts)
     columns = _known(rows)
     folder = files("pyrobnn.report")
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        folder.joinpath("page.html").read_text(encoding="utf-8")
-    )
+    pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["typeset"] = typeset
+    template = pages.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     html = template.render(
         title=title or "Can these posteriors be believed?",
         subtitle=_subtitle(trees),

@@ -72,7 +72,7 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int, n
     if chosen.factor == 1.0 and chosen.best != 1.0:
         notes.append(
             f"cross-validation leaves the prior as declared: a factor of {chosen.best:.3g} on its precision is better "
-            f"by {chosen.gain:.2g} ± {chosen.error:.2g} nats per held-out point, no more than its error"
+            f"by {chosen.gain:.2g} +/- {chosen.error:.2g} nats per held-out point, no more than its error"
         )
     if not given and _knows(found, x, y):
         notes.append(

@@ -52,7 +52,7 @@ def kinetic_temperature(density: Density, heat: Tensor, num_kept: int, notes: li
     if name:
         cause = "smaller steps (step_size) or larger batches cool it" if worst > 0 else "run a longer warm-up"
         notes.append(
-            f"the kinetic temperature of the draws of {name!r} is {1 + worst:.3g} ± {error:.2g} times what it should "
+            f"the kinetic temperature of the draws of {name!r} is {1 + worst:.3g} +/- {error:.2g} times what it should "
             f"be, so its spread is not the posterior's: {cause}"
         )
     return float(heat.mean())

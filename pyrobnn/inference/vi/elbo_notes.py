@@ -36,7 +36,7 @@ def elbo_notes(track: Tensor, value: float, error: float, draws: Mapping[str, Te
     best, spread = _reached(track)
     if value + _SIGMAS * error < best - spread - _TOLERATED_FALL:
         notes.append(
-            f"the ELBO ends at {value:.1f} ± {error:.2g}, below the {best:.1f} that it surely had on the way: "
+            f"the ELBO ends at {value:.1f} +/- {error:.2g}, below the {best:.1f} that it surely had on the way: "
             "not converged; use a smaller lr, more steps, or lr_schedule='hold_cosine'"
         )
     return notes

@@ -1,0 +1,75 @@
+"""What is printed survives an output that lacks a sign: a code page of Windows, or ASCII."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyrobnn
+from pyrobnn.cli.say import printable, say
+from pyrobnn.diagnostics.verdict import Check, Verdict
+from pyrobnn.signs import PLAIN, plain, shown, typeset
+
+PACKAGE = Path(pyrobnn.__file__).parent
+#: draws figures and pages, whose files are UTF-8
+DRAWN = ("plots", "report", "signs.py", "callbacks")
+
+
+def words(path):
+    """Texts of a file but its docstrings, those of f-strings in their parts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    apart = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in apart)
+    return [node.value for node in found if isinstance(node.value, str)]
+
+
+def printed(encoding, monkeypatch, *values):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    print(*values, flush=True)
+    return raw.getvalue().decode(encoding)
+
+
+def test_every_word_of_a_check_is_ascii():
+    said = [text for path in (PACKAGE / "diagnostics").glob("*.py") for text in words(path)]
+    assert any("≥" in text for text in said)
+    for text in said:
+        check = Check("name", "warn", 1.0, text, "", text, text)
+        assert (check.threshold + check.evidence + check.action).isascii(), text
+
+
+def test_no_other_word_of_the_package_has_a_sign_that_windows_lacks():
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] not in DRAWN:
+            for text in words(path):
+                plain(text).encode("cp1252")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_a_verdict_prints_everywhere(encoding, monkeypatch):
+    check = Check("ess", "fail", 40.0, "≥ 400", "Ŕényi", "σ of größe is 1 ± 2.", "Draw more.")
+    verdict = Verdict.from_checks("NUTS", "τ", [check])
+    said = printed(encoding, monkeypatch, verdict)
+    size = {"ascii": "gr\\xf6\\xdfe".replace("\\xf6", "o")}.get(encoding, "größe")
+    sd = "σ" if encoding == "utf-8" else "sigma"
+    assert said.splitlines()[-1] == f"fail ess 40 (>= 400): {sd} of {size} is 1 +/- 2. Draw more."
+    assert said.startswith("τ (NUTS): fail:" if encoding == "utf-8" else "tau (NUTS): fail:")
+    assert "next: Draw more." in said and "weights: " in said
+
+
+def test_the_command_line_spells_what_a_terminal_lacks(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    with printable():
+        say("ρ ≥ ½, R̂² → 猫")
+    assert raw.getvalue().decode("ascii").splitlines() == ["rho >= 1/2, R2 -> \\u732b"]
+    assert sys.stdout.errors == "strict"
+
+
+def test_a_page_sets_what_is_kept_in_ascii():
+    assert typeset(plain("≥ 400, ≤ 1, 3 ± 1")) == "≥ 400, ≤ 1, 3 ± 1"
+    assert plain("".join(PLAIN)).isascii() and shown("é≥") == "é≥"
