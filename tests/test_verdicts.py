@@ -32,10 +32,11 @@ from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import Evidence, diagnose, loo
-from pyrobnn.diagnostics.calibration import _uniform_check
+from pyrobnn.diagnostics.calibration import _gap, _regions, _uniform_check
 from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
 from pyrobnn.diagnostics.convergence import check_ess, check_rhat
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.patterns import _patterns
 from pyrobnn.diagnostics.places import num_places
 from pyrobnn.diagnostics.sampler import check_divergences
 from pyrobnn.posterior import Posterior
@@ -284,6 +285,17 @@ def test_a_mean_that_the_noise_has_swallowed_is_seen_by_the_signed_pit(extra):
     found = find(diagnose(line_with(extra)), "pattern")
     assert found.status in ("warn", "fail") and "depends on" in found.action
     assert find(diagnose(line_with(lambda x: 0.0 * x)), "pattern").status == "pass"
+
+
+@pytest.mark.parametrize("levels", [2, 5])
+def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
+    """Estimators keep their rows sorted by outcome: a column of few values had its ties sorted so too."""
+    rng = np.random.default_rng(0)
+    values, u = rng.integers(levels, size=300).astype(float), np.sort(rng.uniform(size=300))[:, None]
+    assert min(found[0] for found in _patterns(u, "x", values)) > 1e-3
+    assert _gap(_regions(u, values)) < 0.1
+    shifted = np.clip(u + np.where(values == 0, 0.25, -0.25)[:, None], 0, 1)
+    assert min(found[0] for found in _patterns(shifted, "x", values)) < 1e-6
 
 
 def test_a_uniform_that_is_off_by_nothing_that_matters_passes():

@@ -269,8 +269,13 @@ def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
 def _regions(u: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, float]]:
     """The values of a covariate in each of four regions, and how much 90 % intervals cover there."""
     inside = (np.abs(u - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
-    parts = np.array_split(np.argsort(values, kind="stable"), _NUM_REGIONS)
+    parts = np.array_split(in_order(values), _NUM_REGIONS)
     return [(values[part], float(inside[part].mean())) for part in parts]
+
+
+def in_order(values: np.ndarray) -> np.ndarray:
+    """Indices of values (point,) in their order; among ties in one that the rows have no part in."""
+    return np.lexsort((np.random.default_rng(0).permutation(len(values)), values))
 
 
 def _gap(regions: list[tuple[np.ndarray, float]]) -> float:

@@ -7,7 +7,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.calibration import ORDER, regions_of
+from pyrobnn.diagnostics.calibration import ORDER, in_order, regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import CLASSES, is_classification
 from pyrobnn.diagnostics.verdict import Check, grade_tested
@@ -95,7 +95,7 @@ def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[tuple[float,
     """p-value, effect and words for each output's PIT (point, output), by region and between neighbours."""
     if np.ptp(values) == 0.0:
         return []
-    order, found = np.argsort(values, kind="stable"), []
+    order, found = in_order(values), []
     for column in u.T:
         if np.ptp(column) == 0.0:
             continue
