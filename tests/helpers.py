@@ -19,7 +19,7 @@ from scipy import stats
 
 SIGMAS = 5.0
 #: modules that are imported with a library of an extra alone → that library
-EXTRA = {"pyrobnn.estimators.skpro": "skpro"}
+EXTRA = {"pyrobnn.estimators.skpro": "skpro", "pyrobnn.estimators.scoringbench": "scoringbench"}
 
 
 def need(module: str) -> None:
