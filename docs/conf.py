@@ -14,6 +14,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import api_pages  # noqa: E402
 import check_pages  # noqa: E402
+import tested_pages  # noqa: E402
 
 import pyrobnn  # noqa: E402
 
@@ -39,6 +40,7 @@ for folder in ("api", "checks", "tutorials"):
     shutil.rmtree(HERE / folder, ignore_errors=True)
 api_pages.write(HERE / "api")
 check_pages.write(HERE / "checks")
+(HERE / "api" / "tested.txt").write_text(tested_pages.table(), encoding="utf-8")
 shutil.copytree(ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery"))
 
 nb_execution_mode = "off"  # the outputs are those that are stored

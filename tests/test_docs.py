@@ -88,6 +88,35 @@ def test_no_page_is_without_an_example():
         assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
 
 
+def test_the_commands_of_a_page_are_those_of_the_command_line():
+    """Every option that a page shows is one that some command takes; those of a method by their last word."""
+    files = [*(ROOT / "pyrobnn/cli/help").glob("*.txt"), *(ROOT / "pyrobnn").rglob("*.py")]
+    known = "".join(path.read_text(encoding="utf-8") for path in files)
+    shown = "".join(body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), "sh"))
+    commands = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("pyrobnn ")]
+    assert len(commands) >= 6
+    for line in commands:
+        assert line.split()[1] in ("compare", "fit", "predict", "report")
+        options = re.findall(r"--([\w.-]+)", line.partition(" #")[0])
+        assert [option for option in options if option.rpartition(".")[2] not in known] == [], line
+
+
+def test_the_list_of_pages_names_the_test_of_every_page(extension):
+    found = {page: (test, when) for page, test, when in extension("tested_pages").rows()}
+    lists = {"howto/index", "contributing"}
+    names = {page.relative_to(DOCS).with_suffix("").as_posix(): page for page in PAGES}
+    assert set(names) - set(found) == lists
+    for param in runnable():
+        (page,) = param.values
+        test, when = found[page.relative_to(DOCS).with_suffix("").as_posix()]
+        assert test.endswith(f"::test_the_code_of_a_page_runs[{param.id}]")
+        assert when == ("slow" if param.marks else "every run")
+    for test, _ in found.values():
+        for path in re.findall(r"(?:tests|scripts)/\w+\.py", test):
+            name = test.partition("::")[2].partition("[")[0]
+            assert (ROOT / path).is_file() and name in (ROOT / path).read_text(encoding="utf-8")
+
+
 def test_the_paper_cites_what_it_lists_and_its_numbers_are_those_of_records():
     text = PAPER.read_text(encoding="utf-8")
     listed = re.findall(r"^@\w+\{(\w+),$", (DOCS / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE)
@@ -123,6 +152,8 @@ def test_the_reference_has_every_public_name(extension, tmp_path):
         public = [name for name in listed if not name.startswith("_")]
         expected |= {f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))}
     assert len(expected) > 80 and expected - documented == set()
+    extras = {"skpro.BNNProbaRegressor", "scoringbench.PyrobnnWrapper"}
+    assert {f"pyrobnn.estimators.{name}" for name in extras} <= documented
     index = (tmp_path / "index.rst").read_text(encoding="utf-8")
     assert all(f"<{page.stem}>" in index for page in tmp_path.glob("*.rst") if page.stem != "index")
 
