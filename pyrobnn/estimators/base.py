@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -38,8 +38,9 @@ from pyrobnn.estimators.auto import (
     with_scale,
 )
 from pyrobnn.estimators.averaged_noise import by_expectation
+from pyrobnn.estimators.doubts import tell_doubts, tell_far
 from pyrobnn.estimators.prior_width import by_width, tries_widths
-from pyrobnn.estimators.weights import as_rows, fit_weighted, tell_doubts, weighted_units
+from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.likelihoods.base import SCALE
@@ -95,8 +96,7 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         seed = self._seed()
         self._weighted = weights is not None
-        names = getattr(self, "feature_names_in_", None) if self.columns_ is None else self.columns_.inputs
-        tell_doubts(x, y, names, weighted=self._weighted)
+        tell_doubts(x, y, self._names(x), weighted=self._weighted)
         x, y, fractions = _canonical(x, y, weights)
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)
@@ -159,6 +159,11 @@ class Estimator(BaseEstimator):
         _check_feature_names(self, X, reset=True)
         self.n_features_in_, self.columns_ = X.shape[1], columns
         return x, y
+
+    def _names(self, x: np.ndarray | Tensor) -> Sequence[str]:
+        """Of the inputs x (n, input)."""
+        given = getattr(self, "feature_names_in_", None) if self.columns_ is None else self.columns_.inputs
+        return [f"x{index}" for index in range(x.shape[1])] if given is None else given
 
     @property
     def _finite(self) -> Any:
@@ -270,6 +275,7 @@ class Estimator(BaseEstimator):
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x, posterior = self._inputs(X), self.posterior_
+        tell_far(self._x.numpy(), x.numpy(), self._names(x))
         size = max(1, MOST_SCALARS // (posterior.num_chains * posterior.num_draws * self._width))
         found: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.data import Standardizer
-from pyrobnn.data.columns import constant_features
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import DATA, Likelihood
 from pyrobnn.model import BNN
@@ -24,31 +22,6 @@ from pyrobnn.posterior import Posterior
 
 #: rows that whole weights may become, as a multiple of the rows there are
 MOST_REPEATS = 10
-#: share of the rows that may be copies of others without a word
-COPIES = 0.1
-
-
-def tell_doubts(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, weighted: bool) -> None:
-    """Warn of constant columns, and where more than a tenth of the rows, with a measured number, are copies of others.
-
-    Args:
-        x, y: (n, feature) and (n,) or (n, out).
-        names: of the columns; None where they have none.
-        weighted: whether rows have weights; then copies are not looked for.
-    """
-    for text in constant_features(x, [f"x{i}" for i in range(x.shape[1])] if names is None else names):
-        warnings.warn(text, UserWarning, stacklevel=4)
-    if weighted:
-        return
-    distinct = np.unique(np.column_stack([x, y]), axis=0)
-    copies, measured = len(x) - len(distinct), max(len(np.unique(column)) for column in x.T)
-    if copies > COPIES * len(x) and 2 * measured > len(distinct):
-        warnings.warn(
-            f"{copies:,} of {len(x):,} rows are copies of others, target and all, and count as observations of their "
-            "own: if they are the same ones, drop them, or the fit is too sure",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def as_rows(weights: np.ndarray) -> np.ndarray | None:
