@@ -231,10 +231,23 @@ class BNN:
         """The net's own parameter values by site: where optimisation starts."""
         return {NET + name: param.detach().clone() for name, param in self.net.named_parameters()}
 
+    def supported(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values by site, with draws from the prior where its support leaves them out (a positive one, say)."""
+        found = dict(values)
+        for name, value in values.items():
+            inside = torch.ones_like(value, dtype=torch.bool)
+            if name in self.priors:
+                inside = self.priors[name].support.check(value)
+            if not bool(inside.all()):
+                drawn = self.priors[name].sample().to(value)
+                found[name] = torch.where(inside, value, drawn) if inside.shape == value.shape else drawn
+        return found
+
     def reinitialized(self, seed: int) -> BNN:
         """This model with a freshly initialised net (``reset_parameters`` of every module that has it).
 
-        Parameters of modules without ``reset_parameters`` are drawn from their prior.
+        Parameters of modules without ``reset_parameters``, and such as the prior's support leaves out, are drawn from
+        their prior.
         """
         fresh = copy.copy(self)
         fresh.net = copy.deepcopy(self.net)
@@ -247,6 +260,9 @@ class BNN:
                     site = f"{NET}{module_name}.{name}" if module_name else NET + name
                     if site in self.priors:
                         param.copy_(self.priors[site].sample())
+            inside = self.supported(fresh.initial_values())
+            for name, param in fresh.net.named_parameters():
+                param.copy_(inside[NET + name])
         return fresh
 
     def preflight(

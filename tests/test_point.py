@@ -224,7 +224,9 @@ def test_a_start_without_a_density_is_told_from_a_large_step():
     net = toy_net()  # its weights are not all positive
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.1))
     with pytest.raises(FloatingPointError, match="the start itself has no finite density.*support"):
-        pb.MAP(num_steps=5, compile=False).fit(model, x, x)
+        pb.MAP(num_steps=5, compile=False).fit(model, x, x, init=net)
+    # of its own accord it starts at draws from the prior
+    assert (pb.MAP(num_steps=5, compile=False).fit(model, x, x).draws["net.0.weight"] > 0).all()
 
 
 @pytest.mark.filterwarnings("ignore:the weights use up")

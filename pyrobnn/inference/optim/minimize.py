@@ -271,8 +271,8 @@ class _Losses:
         remedy = f"use a smaller lr than {self.lr:g}, or clip_norm"
         if self.seen + row == 0:  # the loss of the first step is that of the start
             remedy = (
-                "the start itself has no finite density; look for a prior whose support leaves out the net's own "
-                "weights (a positive one, say), for data far outside of the model's units, or pass init="
+                "the start itself has no finite density: look for data far outside of the model's units (standardize "
+                "them), or, where the start was passed as init=, for weights that the prior's support leaves out"
             )
         value, step = float(losses[(row, *member)]), self.seen + row + 1
         raise FloatingPointError(

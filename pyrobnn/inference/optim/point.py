@@ -18,6 +18,7 @@ from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
 
 Loss = Callable[..., Tensor]
 #: L-BFGS steps whose gain says how far from the mode a search ended
@@ -69,12 +70,17 @@ def shared_starts(init: Posterior | nn.Module | None, num_chains: int) -> list[i
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 
+    Where the prior's support leaves weights of the own net out, the values are draws from the prior, always the same.
+
     Raises:
         TypeError: ``init`` is something else.
         ValueError: a net whose parameters are not the model's.
     """
     if init is None:
-        return model.initial_values() if isinstance(model, BNN) else {}
+        if not isinstance(model, BNN):
+            return {}
+        with seeded(0, model.device):
+            return model.supported(model.initial_values())
     if isinstance(init, Posterior):
         return {name: value[0, 0] for name, value in init.draws.items()}
     if not isinstance(init, nn.Module):
