@@ -12,11 +12,15 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 from models import toy, toy_model
 
 from pyrobnn.checks import divergences_by_chance
-from pyrobnn.diagnostics import diagnose
-from pyrobnn.inference.hmc.checks import verdicts
+from pyrobnn.diagnostics import diagnose, thresholds
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.hmc import checks
+from pyrobnn.inference.hmc.checks import disagreement, slow_energy, verdicts
+from pyrobnn.inference.hmc.draws import Draws
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.nuts import NUTS
 
@@ -100,6 +104,36 @@ def test_an_acceptance_rate_far_from_its_target_is_said():
     stats = fine_stats(100)
     stats[..., STATS.index("acceptance_rate")] = 0.3
     assert verdicts(stats, NUTS())[0].startswith("the acceptance rate is 0.30, far below the 0.8 aimed at")
+
+
+def test_chains_that_cross_their_energy_too_slowly_are_said_as_the_verdict_does():
+    stats = fine_stats(300)
+    with seeded():
+        steps = torch.randn(2, 300)
+    stats[..., STATS.index("energy")] = steps
+    assert slow_energy(stats) == ""
+    stats[1, :, STATS.index("energy")] = steps[1].cumsum(0)
+    assert slow_energy(stats).startswith("the energy of chain 1 changes slowly (BFMI 0.0")
+    assert checks._ENERGY == thresholds.BFMI_PASS
+
+
+def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_said():
+    """R-hat of halves was all that a fit looked at: groups of four, centred, had an sd 10 % too large in silence."""
+    problem = prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+    stats = fine_stats(600)
+    with seeded():
+        z, slow = torch.randn(2, 600), torch.randn(2, 600)
+        stats[..., :2] = torch.randn(2, 600, 2)
+    assert disagreement(problem, {"z": z}, run_of(stats)) == []
+    (told,) = disagreement(problem, {"z": z * torch.tensor([[1.0], [4.0]])}, run_of(stats))
+    assert told.startswith("the chains have not mixed: R-hat of z is 1.")
+    stats[..., STATS.index("energy")] = slow.cumsum(1)
+    (told,) = disagreement(problem, {"z": z}, run_of(stats))
+    assert "changes slowly" in told
+
+
+def run_of(stats):
+    return Draws(None, stats, 0.0, 0, torch.ones(0), {})
 
 
 def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():

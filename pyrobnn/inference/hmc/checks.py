@@ -14,7 +14,7 @@ from pyrobnn.checks import Refused, divergences_by_chance
 from pyrobnn.inference.fitting import memory
 from pyrobnn.inference.fitting.problem import Problem, settings
 from pyrobnn.inference.hmc import checkpoint as checkpoints
-from pyrobnn.inference.hmc.hooks import slowest_ess
+from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, STATS
 from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyrobnn.posterior import Posterior
 
 _RHAT = 1.05  # of a program's draws, above which a fit says so
+_ENERGY = 0.3  # fraction of missing information of its chains, below which it does, as the verdict does
 _ENOUGH, _MANY, _VALUES = (
     100,
     1000,
@@ -180,24 +181,48 @@ def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -
             named = {name: value for name, value in varying.items() if value.shape[-1]} or named
         rhat = {name: float(split_rhat(value.double()).max()) for name, value in named.items()}
         worst = max(rhat, key=rhat.__getitem__)
+        long = reached(problem, draws, result.stats) if chains * num >= _MANY else None
         if rhat[worst] > _RHAT:
+            notes.append(_unmixed(repr(worst), rhat[worst]))
+        elif long is not None and long.rhat > _RHAT:
+            notes.append(_unmixed(long.worst, long.rhat))
+        elif long is not None and long.ess < _ENOUGH:
             notes.append(
-                f"the chains have not mixed: R-hat of {worst!r} is {rhat[worst]:.3g} (wanted: at most 1.01), so the "
-                "draws are not of the posterior yet. Run a longer num_warmup and more num_draws, scale the inputs, or "
-                "reparameterise the model"
+                f"the {chains * num} draws are worth {long.ess:.0f} independent ones for {long.slowest}: take more "
+                "num_draws, scale the inputs, or reparameterise the model"
             )
-        elif chains * num >= _MANY and sum(part.shape[-1] for part in named.values()) <= _VALUES:
-            ess = slowest_ess(problem, named)
-            if ess < _ENOUGH:
-                notes.append(
-                    f"the {chains * num} draws are worth {ess:.0f} independent ones for their slowest value: take more "
-                    "num_draws, scale the inputs, or reparameterise the model"
-                )
+        if long is not None and (slow := slow_energy(result.stats)):
+            notes.append(slow)
     if result.unfinished and (problem.is_bnn or notes):
         notes.append(
             f"the warm-up was not finished after {result.num_warmup} transitions: {result.unfinished}"
         )
     return notes
+
+
+def _unmixed(what: str, rhat: float) -> str:
+    return (
+        f"the chains have not mixed: R-hat of {what} is {rhat:.3g} (wanted: at most 1.01), so the draws are not of the "
+        "posterior yet. Run a longer num_warmup and more num_draws, scale the inputs, or reparameterise the model"
+    )
+
+
+def slow_energy(stats: Tensor) -> str:
+    """Which chain changes its energy too slowly to have been in every part of the mass, in words; empty if none.
+
+    By Betancourt's fraction of missing information (2016), https://arxiv.org/abs/1604.00695. Where a scale is close to
+    zero, as in the neck of a funnel, chains that all stay outside agree and have R-hat near one.
+    """
+    energy = stats[..., STATS.index("energy")].double()
+    fraction = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
+    lowest, chain = fraction.min(0)
+    if not float(lowest) < _ENERGY:
+        return ""
+    return (
+        f"the energy of chain {int(chain)} changes slowly (BFMI {float(lowest):.2f}, wanted: at least {_ENERGY}): it "
+        "may have missed where the density is narrow, as near a scale of zero, or its tails. Reparameterise the model "
+        "(non-centred), or draw more"
+    )
 
 
 def verdicts(stats: Tensor, config: NUTS) -> list[str]:
