@@ -20,7 +20,7 @@ from pyrobnn import plots
 from pyrobnn.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
-from pyrobnn.plots.style import style
+from pyrobnn.plots.style import bands, panels, style
 from pyrobnn.posterior.approximation import FlatApproximation
 
 KINDS = {
@@ -118,6 +118,37 @@ def test_the_words_about_the_gap_lie_over_no_axes() -> None:
     words = [text for text in words if "gap" in text.get_text() or text.get_text().startswith("no ")]
     assert len(words) == 1
     assert not any(words[0].get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
+
+
+def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
+    x, sd = np.linspace(0, 1, 5), np.ones(5)
+    with style():
+        figure, axes = panels(2)
+        for ax, doubt in zip(axes[:, 0], (0 * sd, 0.5 * sd), strict=True):
+            bands(ax, x, 0 * x, doubt, sd)
+    named = [ax.get_legend_handles_labels()[1] for ax in axes[:, 0]]
+    assert named == [["95 % with noise"], ["95 % with noise", "95 % of the function"]]
+    assert figure.axes == list(axes[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"), [(1, (1, 1)), (4, (1, 4)), (5, (2, 3)), (6, (2, 3)), (7, (2, 4))]
+)
+def test_the_last_row_of_panels_is_not_left_half_empty(count: int, shape: tuple[int, int]) -> None:
+    _, axes = panels(count)
+    assert axes[0, 0].get_gridspec().get_geometry() == shape
+
+
+def test_the_count_of_high_khats_is_not_written_over_marks() -> None:
+    tree = factory.regression_1d()
+    tree["log_likelihood"]["y"] = 1000 * tree["log_likelihood"]["y"]  # every k-hat is at the top
+    figure = plots.khat(tree)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    note = ax.texts[0].get_window_extent().transformed(ax.transData.inverted())
+    highest = max(float(np.max(line.get_ydata())) for line in ax.lines if len(line.get_ydata()))
+    assert highest == 2.0
+    assert note.y0 > highest + 0.1  # a cross is that high
 
 
 def test_evenly_spread_data_have_no_gap() -> None:

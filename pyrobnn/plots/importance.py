@@ -49,7 +49,8 @@ def khat(trees: Trees) -> Figure:
             ax.set(xlabel="datum", ylabel="k-hat")
             low, high = min(low, float(tail.min()) - 0.05), max(high, float(tail.max()))
         # the panels share the axis: its limits are those of all, not of the last
-        axes[0, 0].set_ylim(low, high + 0.35)
+        # the note stands in the upper tenth, and no mark does
+        axes[0, 0].set_ylim(low, high + 0.25 * (high - low))
         return figure
 
 

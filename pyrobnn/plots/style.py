@@ -96,7 +96,7 @@ def panels(
     """Make an empty figure of equal panels, outside pyplot, so nothing has to be closed.
 
     Args:
-        num_panels: how many panels; they fill rows of at most ``max_columns``.
+        num_panels: how many panels; they fill rows of at most ``max_columns``, as evenly as they can.
         rows_per_panel: height ratios of the axes stacked inside each panel.
         max_columns: the widest row.
         size: width and height of one panel in inches.
@@ -106,8 +106,8 @@ def panels(
     Returns:
         The figure and its axes, shape (num_panels, len(rows_per_panel)).
     """
-    columns = max(1, min(num_panels, max_columns))
-    rows = -(-max(num_panels, 1) // columns)
+    rows = -(-max(num_panels, 1) // max_columns)
+    columns = -(-max(num_panels, 1) // rows)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     stack = len(rows_per_panel)
     axes = np.empty((num_panels, stack), dtype=object)
@@ -130,7 +130,8 @@ def panels(
 def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total: ArrayLike) -> None:
     """Mean ± 1.96 sd of the function in blue and, outside of it alone, ± 1.96 sd with noise in sand.
 
-    No colour lies over another, so that what one sees is what the legend shows.
+    No colour lies over another, so that what one sees is what the legend shows; a function without any doubt has no
+    blue band, and none in the legend.
 
     Args:
         x, mean: (point,).
@@ -140,9 +141,9 @@ def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total:
     for sign, name in ((1.0, "95 % with noise"), (-1.0, None)):
         ends = mean + sign * inner, mean + sign * outer
         axes.fill_between(x, *ends, color=ALEATORIC, alpha=0.35, lw=0, label=name)
-    axes.fill_between(
-        x, mean - inner, mean + inner, color=EPISTEMIC, alpha=0.35, lw=0, label="95 % of the function"
-    )
+    if inner.any():
+        ends = mean - inner, mean + inner
+        axes.fill_between(x, *ends, color=EPISTEMIC, alpha=0.35, lw=0, label="95 % of the function")
 
 
 def empty_panel(axes: Axes, message: str) -> None:
