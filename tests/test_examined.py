@@ -125,7 +125,8 @@ def test_predictions_that_nobody_looked_at_come_last():
     assert recommended(rows, verdicts) == "nuts"
     first = conclude(trees, rows, verdicts)[0]
     assert (
-        first.startswith("No method can be trusted yet: for nuts") and "of map nothing has examined" in first
+        first.startswith("No method can be trusted yet: for nuts")
+        and "the predictions of map were not examined" in first
     )
 
 

@@ -610,7 +610,7 @@ def test_the_prior_of_another_librarys_tree_is_shown_and_its_draws_are_not_said_
     assert len(axes.collections) == 4 and axes.get_xlabel() == "data, ordered by the posterior"
     page = write_report({"run": tree}, tmp_path / "report.html").read_text()
     assert "Prior and posterior of the outcome" in page
-    assert "none of which could hold its draws against the model" in page
+    assert "none of which could compare its draws with the model" in page
 
 
 @pytest.mark.parametrize("size", [np.float32(1e30), 1e200])

@@ -67,7 +67,7 @@ def conclude(
     if best is None:
         each = ", ".join(f"{row.label} {verdicts[row.label].status}" for row in rows)
         return (
-            f"These runs are of different data and are not ranked; the verdict of each is its own: {each}.",
+            f"These runs used different data and are not ranked. Their verdicts: {each}.",
             "",
         )
     verdict = verdicts[best]
@@ -75,12 +75,12 @@ def conclude(
     if verdict.status == "fail" or (_unseen(verdict) and others):
         first = "No method can be trusted yet" if others else f"{best} cannot be trusted yet"
         unseen = [row.label for row in rows if _unseen(verdicts[row.label])]
-        also = f"; of {_listed(unseen)} nothing has examined the predictions" if unseen else ""
+        also = f"; the predictions of {_listed(unseen)} were not examined" if unseen else ""
         return f"{first}: {_evidence(verdict, best if others else '')}{also}.", _next(verdict)
     if verdict.status == "pass":
         reason = f"all {len(verdict.passed)} checks passed" if verdict.passed else "nothing spoke against it"
         if TARGET in verdict.unchecked:
-            reason += ", none of which could hold its draws against the model"
+            reason += ", none of which could compare its draws with the model"
         first = ", and ".join(filter(None, (f"Trust {best}: {reason}", _ranking(best, trees, rows)))) + "."
     else:
         parts = (
@@ -113,9 +113,7 @@ def _less(best: str, others: list[str], verdicts: Mapping[str, Verdict]) -> str:
     """That the recommended run was examined less than others, where it was."""
     if not _without_claim(verdicts[best]) or all(_without_claim(verdicts[other]) for other in others):
         return ""
-    return (
-        "it was examined less than the others: its predictions alone, not its draws as those of a posterior"
-    )
+    return "it was examined less than the others: its predictions were, but not its draws as those of a posterior"
 
 
 def _next(verdict: Verdict) -> str:
@@ -162,7 +160,7 @@ def _others(others: list[str], best: str, rows: list[Row], verdicts: Mapping[str
     if faster:
         quick = min(faster, key=seconds.__getitem__)
         times = seconds[best] / max(seconds[quick], 1e-9)
-        return f"{_listed(others)} passed too; {quick} was {times:.0f} times as fast to fit."
+        return f"{_listed(others)} passed too; {quick} was fitted {times:.0f} times as fast."
     return f"{_listed(others)} passed too."
 
 

@@ -29,17 +29,17 @@ FAULTS = (
         ("divergences", "bfmi", "tree_depth", "acceptance"),
         "the sampler may have missed part of the posterior",
     ),
-    (("point_estimate",), "it is a point estimate, whose error bars hold the noise alone"),
+    (("point_estimate",), "it is a point estimate, whose error bars contain the noise alone"),
     (("function_moves", "correction"), "its function is not that of the posterior"),
-    (("sd_ratio",), "its doubt about the function is not that of the reference"),
-    (("wasserstein", "total_variation", "elpd_against"), "it predicts something else than the reference"),
+    (("sd_ratio",), "its uncertainty about the function differs from the reference's"),
+    (("wasserstein", "total_variation", "elpd_against"), "its predictions differ from the reference's"),
     (
         ("khat", "virial", "score", "density_moves", "posterior_claim"),
         "its draws are not those of the posterior",
     ),
     (("pattern",), "the mean misses a pattern in the data"),
-    (("ece",), "its probabilities are not the shares that come true"),
-    (("prior", "temperature"), "the prior weighs more than it should"),
+    (("ece",), "its probabilities do not match the observed frequencies"),
+    (("prior", "temperature"), "the prior has more influence than it should"),
     (("held_out_rows", "repeats", "copies"), "rows occur more than once in the data"),
 )
 
@@ -114,7 +114,7 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
         held = f"the 90 % intervals of {label} hold {own.values['coverage_90']:.0%}"
         return f"On {len(y):,} held-out points, some of them censored, {held}."
     if own is None or y is None or y.ndim == 0 or not {"r2", "accuracy"} & own.values.keys():
-        return "No data were held out: what is said of it rests on the data that it was fitted to."
+        return "No data were held out: this judgement rests on the data that it was fitted to."
     count = num_outputs(evidence)
     target = " and ".join(output_names(evidence, count)) if count < 3 else f"the {count} outputs"
     if "r2" in own.values:
@@ -122,7 +122,7 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
         if own.values["r2"] <= 0:
             words = f"explains nothing of the variance of {target}"
     else:
-        words = f"is right about {own.values['accuracy']:.0%}"
+        words = f"classifies {own.values['accuracy']:.0%} correctly"
     return f"On {len(y):,} held-out points {label} {words}{_against_linear(own, rows)}."
 
 

@@ -231,7 +231,7 @@ def _uncertainty(trees: Trees) -> list[Block]:
         blocks.append(
             Block(
                 f"Aleatoric and epistemic{of}",
-                "Sand is noise that stays however much data come; blue is doubt that data would remove. Dot:"
+                "Sand is noise that stays, however many data there are; blue is doubt that more data would remove. Dot:"
                 " median over held-out points; thick line: middle half; thin line: middle 90 %.",
                 (
                     inline_svg(
