@@ -470,6 +470,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "classification": _of("benchmark_classification", "classification"),
     "shift": _of("benchmark_classification", "classification", "shift_table"),
     "gap": _of("benchmark_gap", "gap"),
+    "studies": _of("benchmark_studies", "studies"),
     "clusters-priors": _of("benchmark_clusters", "clusters", "prior_table"),
     "clusters-chains": _of("benchmark_clusters", "clusters", "chain_table"),
     "clusters-gaps": _of("benchmark_clusters", "clusters", "gap_table"),

@@ -610,6 +610,26 @@ def test_mass_matrices_are_compared_at_the_seeds_that_all_of_them_have(tmp_path,
     assert tables.metric_table().splitlines()[2] == "| net | 1 | 10 |  | 2.00 |  |  | 1.00 |"
 
 
+def test_the_studies_numbers_stand_beside_ours_in_order():
+    tables = script("benchmark_studies")
+    assert set(tables.SAID) | set(json.loads(tables.PUBLISHED.read_text())["reported"]) <= set(tables.TITLES)
+    rows = [
+        tables.record("images, SWAG", [0.97], data="64-64-10 on digits"),
+        tables.record("nll homoskedastic, learned", [-0.2, -0.4], truth=-0.207),
+    ]
+    assert tables.table(rows).splitlines()[2:] == [
+        "| 1: constant noise, one number learned | -0.358 | -0.300 ± 0.141 | 2 | the truth -0.207 |",
+        "| 5: after SWAG, 500 draws | 0.9546 | 0.9700 | 1 | 64-64-10 on digits |",
+    ]
+    with seeded(0):
+        net = torch.nn.Linear(1, 1)
+    y = net.bias.detach().expand(2, 1).clone()
+    data = Dataset(torch.zeros(2, 1), y, "at the mean", "regression")
+    normal = torch.distributions.Normal(0.0, 1.0)
+    expected = -normal.log_prob(net.weight.detach()).item() + 2 * math.log(0.5 * math.sqrt(2 * math.pi))
+    assert tables.minus_log_joint(net, data, ["weight"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_doubt_in_the_gap_is_a_mean_over_data_sets_with_its_error():
     tables = script("benchmark_clusters")
     case = {"data": "two_clusters", "noise": "inferred", "part": "gaps"}

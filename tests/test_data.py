@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import numpy as np
 import pandas as pd
@@ -135,6 +137,41 @@ def test_bundled_sets():
     assert digits.x.shape == (1797, 1, 8, 8) and digits.y.dtype == torch.int64 and digits.num_outputs == 10
     assert float(digits.x.min()) == 0 and float(digits.x.max()) == 1
     assert cancer.x.shape == (569, 30) and cancer.num_outputs == 2
+
+
+def test_images_that_cannot_be_had_are_digits_and_one_line_says_why(monkeypatch, tmp_path):
+    broken = types.SimpleNamespace(MNIST=lambda *where, **which: _raise(RuntimeError("operator\nmissing")))
+    for module in (None, types.SimpleNamespace(datasets=broken)):
+        monkeypatch.setitem(sys.modules, "torchvision", module)
+        with pytest.warns(UserWarning, match="MNIST cannot be had .*1,348 of scikit-learn's digits") as told:
+            train = data.mnist(tmp_path)
+        assert "\n" not in str(told[0].message) and told[0].filename == __file__
+        with pytest.warns(UserWarning, match="449 of"):
+            test = data.mnist(tmp_path, train=False)
+        assert train.name == test.name == "digits"
+    both = torch.cat([train.x, test.x]).flatten(1).sum(1).sort().values
+    torch.testing.assert_close(both, data.digits().x.flatten(1).sum(1).sort().values)
+
+
+def test_images_of_torchvision_have_pixels_between_0_and_1(monkeypatch, tmp_path):
+    asked = []
+    pixels = torch.randint(256, (5, 28, 28), generator=torch.Generator().manual_seed(0)).byte()
+
+    def load(root, train, download):
+        asked.append((root, train, download))
+        return types.SimpleNamespace(data=pixels, targets=torch.arange(5))
+
+    found = types.SimpleNamespace(datasets=types.SimpleNamespace(FashionMNIST=load))
+    monkeypatch.setitem(sys.modules, "torchvision", found)
+    monkeypatch.setenv("PYROBNN_DATA", str(tmp_path))
+    dataset = data.fashion_mnist(train=False)
+    assert asked == [(str(tmp_path), False, True)] and dataset.name == "FashionMNIST"
+    assert dataset.x.shape == (5, 1, 28, 28) and torch.equal(dataset.x[:, 0] * 255, pixels.float())
+    assert dataset.class_names[9] == "ankle boot" and dataset.num_outputs == 10
+
+
+def _raise(error):
+    raise error
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyrobnn.data.dataset import Dataset, Standardizer, train_test_split
+from pyrobnn.data.images import fashion_mnist, mnist
 from pyrobnn.data.real import breast_cancer, diabetes, digits
 from pyrobnn.data.registry import load, names
 from pyrobnn.data.study_sets import study
@@ -27,11 +28,13 @@ __all__ = [
     "cubic_clusters",
     "diabetes",
     "digits",
+    "fashion_mnist",
     "fetch_uci_openml",
     "from_csv",
     "from_frame",
     "gap",
     "load",
+    "mnist",
     "names",
     "polynomial",
     "sine",
