@@ -57,8 +57,8 @@ def check_moves(evidence: Evidence) -> Check | None:
         f"mean within {limits[0]} sd at the median of each kind of probe, beyond {_SIGMAS:.0f} standard errors; "
         f"outside [{thresholds.SD_RATIO_FAIL}, {1 / thresholds.SD_RATIO_FAIL:.0f}] or {limits[1]:.0f} sd fails",
         thresholds.MOVES_SOURCE,
-        f"The sd of f is {ratio:.2f} times what it becomes in the median of the probes {kind}, and its mean "
-        f"{np.median(np.abs(shift)):.2f} sd off it, when Hamiltonian Monte Carlo goes on from the draws.",
+        f"Before Hamiltonian Monte Carlo moves the draws on, the sd of f is {ratio:.2f} times what it is afterwards "
+        f"in the median of the probes {kind}, and its mean {np.median(np.abs(shift)):.2f} sd away.",
         ""
         if status == "pass"
         else f"Epistemic uncertainty is {side}estimated or in the wrong place. "
@@ -95,8 +95,8 @@ def check_density(evidence: Evidence) -> Check | None:
         f"{np.exp(thresholds.DENSITY_SPREAD_FAIL):.1f} times more or less, or {thresholds.DENSITY_SHIFT_FAIL} sd, "
         f"beyond {thresholds.DENSITY_SIGMAS_FAIL} standard errors fails",
         thresholds.MOVES_SOURCE,
-        f"The sd of the log density is {ratio:.2f} times what it becomes, and its mean {abs(float(shift)):.2f} sd off "
-        "it, when Hamiltonian Monte Carlo goes on from the draws.",
+        f"Before Hamiltonian Monte Carlo moves the draws on, the sd of the log density is {ratio:.2f} times what it is "
+        f"afterwards, and its mean {abs(float(shift)):.2f} sd away.",
         ""
         if status == "pass"
         else f"The draws have another shape than the posterior (in tails or peaks). {_OF_CHAINS}",
@@ -136,8 +136,8 @@ def check_range(evidence: Evidence) -> Check | None:
         f"p ≥ {thresholds.STEIN_RATE_WARN} (Bonferroni) or ≤ {thresholds.RANGE_WARN:.0%} outside; p < "
         f"{thresholds.STEIN_RATE_FAIL} with more than {thresholds.RANGE_FAIL:.0%} fails",
         thresholds.MOVES_SOURCE,
-        f"At the probe where most do, {share:.1%} of the draws leave the range of f over all draws (p = {p_least:.2g}) "
-        "when Hamiltonian Monte Carlo goes on from them.",
+        f"When Hamiltonian Monte Carlo moves the draws on, {share:.1%} of them leave the range of f over all draws, "
+        f"at the probe where most do (p = {p_least:.2g}).",
         "" if status == "pass" else f"The draws lack a part of the posterior. {_OF_CHAINS}",
     )
 

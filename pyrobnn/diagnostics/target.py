@@ -38,7 +38,7 @@ def check_virial(evidence: Evidence) -> Check | None:
         f"1; off by more than {np.expm1(thresholds.VIRIAL_WARN):.0%} and its Monte-Carlo error warns, more than "
         f"{np.expm1(thresholds.VIRIAL_FAIL):.0%} fails",
         thresholds.STEIN_SOURCE,
-        f"The draws of {names[worst]} spread {value:.2f} times (in variance) as the model's density says"
+        f"The variance of the draws of {names[worst]} is {value:.2f} times what the model's density implies"
         + ("." if status == "pass" else f": they are {side} than its posterior."),
         _remedy(evidence) if status in ("warn", "fail") else "",
     )
