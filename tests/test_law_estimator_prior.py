@@ -131,7 +131,9 @@ GRID = [
 FAST = [("heteroskedastic", "auto"), ("classes", "auto"), ("classes", "laplace")]
 
 
-@pytest.mark.parametrize("method", ["auto", "map", "svi", "ensemble"])
+@pytest.mark.parametrize(
+    "method", ["map", "ensemble", *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "svi"))]
+)
 def test_a_positive_prior_is_fitted_from_a_start_of_its_own(method):
     """The net's own weights lie outside: the loss was nan, and the advice to pass init= none for an estimator."""
     methods = {

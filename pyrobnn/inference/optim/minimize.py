@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyrobnn.checks import check_count, check_number
 from pyrobnn.inference.fitting.problem import Callback, interruption
@@ -24,7 +25,16 @@ from pyrobnn.inference.optim.learning_rate import (
     is_scheduler,
     learning_rate_factors,
 )
-from pyrobnn.inference.optim.update import BETA1, BETA2, AdamStep, OptimizerFactory, Recorder, Step, TorchStep
+from pyrobnn.inference.optim.update import (
+    BETA1,
+    BETA2,
+    LEAST_ROWS,
+    AdamStep,
+    OptimizerFactory,
+    Recorder,
+    Step,
+    TorchStep,
+)
 
 Objective = Callable[..., Any]
 
@@ -283,10 +293,13 @@ class _Losses:
 def _coefficients(
     num_steps: int, lr: float, lr_schedule: Schedule, average: float, device: torch.device
 ) -> Tensor:
-    """Per step, float64 (num_steps, 4): lr / (1 - b1^t), 1 / (1 - b2^t), weight in the running mean, lr factor."""
+    """Per step, float64 (num_steps, 4): lr / (1 - b1^t), 1 / (1 - b2^t), weight in the running mean, lr factor.
+
+    It has some rows at least, for the steps that are made of copies while the update is compiled.
+    """
     t = torch.arange(1, num_steps + 1, dtype=torch.float64)
     factor = learning_rate_factors(num_steps, lr_schedule)
     begin = num_steps - round(average * num_steps)
     weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
     table = [lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor]
-    return torch.stack(table, 1).to(device)
+    return pad(torch.stack(table, 1), (0, 0, 0, max(0, LEAST_ROWS - num_steps))).to(device)

@@ -19,12 +19,16 @@ OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
+#: rows of what is looked up and written at every step: while an update is compiled it is run, on copies, several times
+LEAST_ROWS = 4
+
+
 class Recorder:
     """Losses and tracked scalars of every step (num_steps, 1 + tracked, \\*members), float64, on the device."""
 
     def __init__(self, start: Tensor, num_steps: int, tracked: Sequence[str]):
         self.names = tuple(tracked)
-        shape = (num_steps, 1 + len(self.names), *start.shape[:-1])
+        shape = (max(num_steps, LEAST_ROWS), 1 + len(self.names), *start.shape[:-1])
         self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
         self.grad_norm = torch.zeros(start.shape[:-1], dtype=start.dtype, device=start.device)
 
