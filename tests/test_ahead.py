@@ -29,7 +29,7 @@ def study():
 def compilations(monkeypatch) -> list[int]:
     """Number of arguments of every function that the compiler is handed; it compiles none of them."""
     seen: list[int] = []
-    stub = lambda fn, inputs: (seen.append(len(inputs)), (fn, None))[1]  # noqa: E731
+    stub = lambda fn, inputs: (seen.append(len(inputs)), (fn, None, None))[1]  # noqa: E731
     monkeypatch.setattr("pyrobnn.compile.machine_code", stub)
     return seen
 

@@ -26,6 +26,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyrobnn"
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch):
+    """Every graph is checked, also one that another test has compiled."""
+    monkeypatch.setattr("pyrobnn.compile._CHECKED", set())
+
+
 def gradient(z):
     """Loss and gradient of a small layer, three chains at once."""
     x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
@@ -67,6 +73,44 @@ def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeyp
     monkeypatch.setattr("pyrobnn.compile.traced", inductor.traced)
     assert compiled(gradient, example()[0]).mode == "inductor"
     assert weighed and len(traces) == 1
+
+
+def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
+    checked = []
+    monkeypatch.setattr("pyrobnn.compile.disagreement", lambda *_: checked.append(1))
+    # instead of the compiler
+    monkeypatch.setattr(
+        inductor, "_directly", lambda graph, inputs: torch.fx.GraphModule(graph, graph.graph).forward
+    )
+    z = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+    def times(factor, power=2, data=1.0):
+        table = torch.full((4,), data)
+        fn = lambda z: (factor * z.pow(power) * table).sum(1)  # noqa: E731
+        torch.testing.assert_close(compiled(fn, z)(z), fn(z))
+        return len(checked)
+
+    assert times(0.5) == times(0.5, data=3.0) == 1
+    assert times(0.25) == 2
+    assert times(0.5, power=3) == 3
+    assert times(0.5) == 3
+    z = z.double()
+    assert times(0.5) == 4
+    z = z[:2]
+    assert times(0.5) == 5
+    z = z.T.contiguous().T
+    assert times(0.5) == 6
+
+
+def test_a_graph_is_traced_with_one_mode_for_its_shapes(monkeypatch):
+    """Torch makes one for every operation, each with the stack of calls, where it finds none: half of the time."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    made, genuine = [], FakeTensorMode.__init__
+    monkeypatch.setattr(FakeTensorMode, "__init__", lambda *a, **b: (made.append(1), genuine(*a, **b))[1])
+    graph = inductor.traced(gradient, [example()[0]])
+    assert len(graph.graph.nodes) > 20
+    assert len(made) == 1
 
 
 # -- names that may move ---------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import importlib
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -87,19 +88,27 @@ def traced(
 ) -> GraphModule:
     """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs."""
     make_fx = _private("torch.fx.experimental.proxy_tensor", "make_fx")
-    return make_fx(fn, decomposition_table=decompositions)(*inputs)
+    with _one_fake_mode(), _code_when_asked_for():
+        return make_fx(fn, decomposition_table=decompositions)(*inputs)
 
 
-def machine_code(
-    fn: Callable[..., Any], inputs: list[Tensor]
-) -> tuple[Callable[..., Any], Callable[[], GraphModule]]:
+class Code(NamedTuple):
+    """A compiled flat function; what gives the graph that it was made from, as it was traced; what identifies that.
+
+    The identity covers the operators with their arguments, and shapes, strides, types and devices of all tensors, but
+    no data; None where it is not known.
+    """
+
+    call: Callable[..., Any]
+    graph: Callable[[], GraphModule]
+    identity: str | None = None
+
+
+def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
 
     First with our own graph passes, if they were tested on this torch; then without; then by ``torch.compile``, the
     public way, whose guards cost time at every call.
-
-    Returns:
-        The compiled function, and what gives the graph that it was made from, as it was traced.
 
     Raises:
         Untraceable: if the function cannot be traced.
@@ -126,7 +135,7 @@ def machine_code(
             continue
         if failures:
             _log.warning("the compiled function is slower than it might be: %s", first_line(failures[0]))
-        return call, functools.partial(traced, fn, inputs)
+        return Code(call, functools.partial(traced, fn, inputs))
     raise failures[-1]
 
 
@@ -171,10 +180,8 @@ def _device(inputs: list[Tensor]) -> torch.device:
     return next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
 
 
-def _with_passes(
-    fn: Callable[..., Any], inputs: list[Tensor]
-) -> tuple[Callable[..., Any], Callable[[], GraphModule]]:
-    """Compiled after our own graph passes; and the graph before them."""
+def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
+    """Compiled after our own graph passes."""
     graph, device = traced(fn, inputs, DECOMPOSITIONS), _device(inputs)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_stack = False
@@ -186,7 +193,16 @@ def _with_passes(
         materialize_broadcasts(graph)
         on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
     with _intermediates_on_stack() if on_stack else contextlib.nullcontext():
-        return _directly(graph, inputs), lambda: untouched
+        return Code(_directly(graph, inputs), lambda: untouched, _identity(untouched, inputs))
+
+
+def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
+    """What two graphs that differ in nothing but data have in common, and no others."""
+    held = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
+    if not all(isinstance(value, Tensor) for value in held):  # a graph inside of the graph
+        return None
+    tensors = [(value.shape, value.stride(), value.dtype, value.device) for value in (*inputs, *held)]
+    return hashlib.sha256(f"{graph.code}{tensors}{torch.get_num_threads()}".encode()).hexdigest()
 
 
 def _directly(graph: GraphModule, inputs: list[Tensor], on_disk: bool = True) -> Callable[..., Any]:
@@ -239,6 +255,29 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:  # an unknown key raises by the version
             _log.info("this torch has no inductor setting %s (%s)", key, error)
     return known
+
+
+def _one_fake_mode() -> contextlib.AbstractContextManager[Any]:
+    """One mode for the shapes of all that is traced: torch would make one for every operation, half of the time."""
+    try:
+        tracing, context = _private("torch._guards", "tracing"), _private("torch._guards", "TracingContext")
+        fake_mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
+        return tracing(context(fake_mode(allow_fallback_kernels=True)))
+    except (ImportError, AttributeError, TypeError):  # a torch that is built otherwise: traced slower, then
+        return contextlib.nullcontext()
+
+
+def _code_when_asked_for() -> contextlib.AbstractContextManager[Any]:
+    """Graphs whose passes write no Python code that nobody runs."""
+    try:
+        lazily: Any = _private("torch.fx._lazy_graph_module", "_use_lazy_graph_module")(True)
+        return lazily
+    except (
+        ImportError,
+        AttributeError,
+        TypeError,
+    ):  # a torch that is built otherwise: written each time, then
+        return contextlib.nullcontext()
 
 
 def _cached_on_disk() -> contextlib.AbstractContextManager[Any]:
