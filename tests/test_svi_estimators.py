@@ -206,6 +206,21 @@ def test_particles_average():
     assert 5 < float(ratio) < 12
 
 
+def test_the_elbo_of_a_small_net_takes_few_runs_of_its_program(monkeypatch):
+    """Four thousand draws of a small net cost little beside the calls that they are made by."""
+    x, y = toy()
+    problem = prepare(
+        toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free"
+    )
+    elbo, theta = build_elbo(SVI(init_scale=0.2), problem, None, 0)
+    runs, genuine = [], pb.Density.log_parts
+    monkeypatch.setattr(pb.Density, "log_parts", lambda *rest: (runs.append(1), genuine(*rest))[1])
+    approximation = elbo.family.approximation(theta, problem.density)
+    with seeded(0):
+        evidence.evaluate_elbo(problem, problem.density, approximation, elbo, theta)
+    assert len(runs) <= evidence._MAX_ELBO_DRAWS // 256
+
+
 def _pooled(x, y):
     """Weights around a common mean of their own, as a hierarchy has them."""
     centre = pyro.sample("centre", dist.Normal(0.0, 2.0))

@@ -18,8 +18,11 @@ _ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
 
 
 def draws_per_block(num_weights: int) -> int:
-    """Draws that are held and evaluated at once: 64, fewer of a large net (2^26 numbers)."""
-    return max(1, min(64, 2**26 // num_weights))
+    """Draws held and evaluated at once: 256 of a small net (2^22 numbers), else 64, fewer of a large one (2^26).
+
+    Of a small net most of the time is that of a call, whatever the number of its draws.
+    """
+    return max(1, min(256, 2**22 // num_weights), min(64, 2**26 // num_weights))
 
 
 @torch.no_grad()
@@ -39,12 +42,15 @@ def evaluate_elbo(
     kl = (
         float(elbo.parts(theta, torch.zeros((), dtype=torch.int64, device=theta.device))[1]) if exact else 0.0
     )
-    while sum(map(len, terms)) < most:
-        z = layout.unconstrain(approximation.sample(draws_per_block(layout.dim)))
-        value = log_likelihoods(problem, layout, z)
+    seen = 0
+    while seen < most:
+        block = min(draws_per_block(layout.dim), max(64, most - seen))
+        z = layout.unconstrain(approximation.sample(block))
+        log_prior, value = log_parts(problem, layout, z)
         if not exact:
-            value = value + _log_priors(layout, z) - approximation.log_prob(layout.constrain(z)).double()
+            value = value + log_prior - approximation.log_prob(layout.constrain(z)).double()
         terms.append(value)
+        seen += len(value)
         sample = torch.cat(terms)
         if len(sample) >= 256 and float(sample.std()) / math.sqrt(len(sample)) < _ELBO_ERROR:
             break
@@ -52,36 +58,30 @@ def evaluate_elbo(
     return float(sample.mean()) - kl, float(sample.std()) / math.sqrt(len(sample))
 
 
-def log_likelihoods(problem: Problem, layout: Density, z: Tensor) -> Tensor:
-    """Log likelihood of the whole data set at each flat vector, (draws,), streamed where the data are.
+def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Log prior and log likelihood of the whole data at each flat vector, both (draws,), streamed where the data are.
 
     With the masks, scales and factors of a program, as in its log joint.
     """
     # one block holds about 2^24 outputs of the widest layer
     per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
-    block = max(1, min(len(z), 2**24 // per_draw))
-
-    def one(vector: Tensor, *batch: Tensor) -> Tensor:
-        if not batch:
-            return layout.log_parts(vector)[1]
-        # log_parts would scale every batch to the whole data set
-        return layout.log_likelihood(vector, *batch).sum(dtype=torch.float64)
-
-    def total(*batch: Tensor) -> Tensor:
-        run = torch.func.vmap(lambda vector: one(vector, *batch))
-        return torch.cat([run(part) for part in z.split(block)])
-
+    block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))
+    both = torch.func.vmap(layout.log_parts)
     if problem.loader is None:
-        return total()
+        parts = [both(part) for part in z.split(block)]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def batched(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        # log_parts would scale every batch to the whole data set
+        return layout.log_likelihood(vector, x, y).sum(dtype=torch.float64)
+
+    log_prior = torch.cat([both(part)[0] for part in z.split(block)])
     value, seen = torch.zeros(len(z), dtype=torch.float64, device=problem.device), 0
     for x, y in problem.one_pass():
-        value, seen = value + total(x, y), seen + len(x)
+        run = torch.func.vmap(batched, in_dims=(0, None, None))
+        value, seen = value + torch.cat([run(part, x, y) for part in z.split(block)]), seen + len(x)
     # a pass need not show all N data, nor each of them once
-    return value * (problem.num_rows / seen)
-
-
-def _log_priors(layout: Density, z: Tensor) -> Tensor:
-    return torch.func.vmap(lambda vector: layout.log_parts(vector)[0])(z)
+    return log_prior, value * (problem.num_rows / seen)
 
 
 @torch.no_grad()
@@ -90,7 +90,5 @@ def importance_stats(
 ) -> dict[str, Tensor]:
     """log p and log q of the draws in constrained space, both (1, draw)."""
     z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
-    log_p = log_likelihoods(problem, layout, z[0]) + torch.cat(
-        [_log_priors(layout, part) for part in z[0].split(draws_per_block(layout.dim))]
-    )
-    return {"log_p": log_p[None], "log_q": approximation.log_prob(draws).double()}
+    log_prior, log_likelihood = log_parts(problem, layout, z[0])
+    return {"log_p": (log_prior + log_likelihood)[None], "log_q": approximation.log_prob(draws).double()}
