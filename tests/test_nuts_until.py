@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pyro
 import pyro.distributions as dist
@@ -33,11 +34,26 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
     posterior = config.fit(easy, seed=1)
     assert posterior.meta["stopped"] == "converged" and not posterior.meta["warnings"]
     assert 100 <= posterior.num_draws < MOST_DRAWS // 4
+    assert posterior.meta["mass_matrix"] == "diag" and posterior.meta["settings"]["mass_matrix"] == "auto"
     assert posterior.meta["until"].startswith(f"converged: after {posterior.num_draws} draws of each chain")
     plain = pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=posterior.num_draws)
     assert all(torch.equal(plain.draws[site], posterior.draws[site]) for site in plain.draws)
     again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), easy)
     assert again.meta == posterior.meta and again.num_chains == 4
+
+
+def test_the_bar_says_how_far_it_is(monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        "pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words))
+    )
+    pb.NUTS(**UNTIL).fit(easy, seed=1, progress=True)
+    looks = [words for words in said if "until enough, look" in words]
+    assert looks and re.search(r"look 1: R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
+    assert "look 2: R-hat" in " ".join(looks)
+    said.clear()
+    pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=150, until_ess=5000.0, progress=True)
+    assert re.search(r"look 1: ESS \d+ of 5000", " ".join(said))
 
 
 def test_chains_in_two_modes_spend_the_budget_and_say_so():

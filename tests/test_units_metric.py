@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -113,7 +115,18 @@ def test_a_run_takes_directions_that_pay(form, found):
     run.buffers.stats[..., STATS.index("lp")] = torch.arange(41.0, dtype=torch.float64)  # the chains move
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metric, "gradients", lambda *_: g)
-        assert bool((run._new_metric(z, counts)[0, 1:] != 0).any()) == found
+        new = run._new_metric(z, counts)
+        assert bool((new[0, 1:] != 0).any()) == found
+        assert metric.described(new, form).startswith("low_rank" if found else "diag")
+
+
+def test_a_metric_in_words():
+    assert [metric.described(metric.scaled(ONE, form), "auto") for form in ("diag", "low_rank", "dense")] == [
+        "diag", "diag", "dense"
+    ]  # fmt: skip
+    told = metric.described(metric.low_rank(*window(100), ONE), "auto")
+    assert re.fullmatch(r"low_rank, with directions beside the diagonal: [1-9]\d*", told)
+    assert metric.described(torch.ones(0), "dense") == "dense"  # of Pyro's sampler
 
 
 def _line(x, y):
@@ -129,6 +142,7 @@ def test_a_correlated_program_takes_short_trees():
     nuts = pb.NUTS(num_chains=4, num_warmup=60, compile=False)
     posterior = nuts.fit(_line, x, 2 + 0.5 * x, num_draws=60, seed=0)
     assert float(posterior.sample_stats["n_steps"].double().mean()) < 6  # 16 with the diagonal
+    assert posterior.meta["mass_matrix"].startswith("low_rank")
     design = torch.stack([torch.ones(30), x], 1).double()
     exact = torch.linalg.inv(design.T @ design + 0.04 * torch.eye(2))  # the prior's share
     both = torch.stack([posterior.draws["a"], posterior.draws["b"]], -1).double().flatten(0, 1)

@@ -36,11 +36,11 @@ from pyrobnn.inference.hmc.checks import (
 )
 from pyrobnn.inference.hmc.converged import check_until, ended
 from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws
+from pyrobnn.inference.hmc.draws import Draws, named_stats
 from pyrobnn.inference.hmc.gradient import chains_per_call, gradient_of
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
-from pyrobnn.inference.hmc.machine import STATS, Machine
-from pyrobnn.inference.hmc.metric import form_of
+from pyrobnn.inference.hmc.machine import Machine
+from pyrobnn.inference.hmc.metric import described, form_of
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
@@ -243,6 +243,7 @@ class NUTS(Method):
                 "num_warmup": result.num_warmup or num_warmup,
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
+                "mass_matrix": described(result.scale, self.mass_matrix),
                 **end,
                 "common_start": common_start(found),
                 "superchains": shared_starts(found, self.num_chains),
@@ -392,9 +393,3 @@ def _on_cpu(what: Any) -> Any:
     if isinstance(what, dict):
         return {name: value.cpu() for name, value in what.items()}
     return replace(what, model=what.model.to(torch.device("cpu"))) if what.is_bnn else what
-
-
-def named_stats(stats: Tensor) -> dict[str, Tensor]:
-    """Statistics (chain, draw, 7) by name, each (chain, draw) in its own dtype."""
-    whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
-    return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}

@@ -59,6 +59,12 @@ class Progress(NamedTuple):
     positions: Callable[[], Tensor]  # unconstrained (chain, draw, dim): the draws, or where the chains are
 
 
+def named_stats(stats: Tensor) -> dict[str, Tensor]:
+    """Statistics (chain, draw, 7) by name, each (chain, draw) in its own dtype."""
+    whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
+    return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}
+
+
 def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:
     """What the host sees of a run whose slowest chain has ``count`` of ``wanted`` draws in this phase."""
     slots = run.state.scalars[_SLOT].long().clamp(max=run.machine.num_slots)

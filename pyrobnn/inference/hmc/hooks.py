@@ -16,7 +16,7 @@ from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.converged import reached
+from pyrobnn.inference.hmc.converged import RHAT, reached
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
 
@@ -54,6 +54,10 @@ class Hooks:
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped = "num_draws"
         self._config, self._started, self._seed = config, time.monotonic(), seed
+        self._checks, self._found = (
+            0,
+            "",
+        )  # how often it was looked whether the draws are enough, and how far they were
         waits = until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
         self.look = self._look if self._watch.active or config.max_seconds else None
@@ -125,7 +129,11 @@ class Hooks:
     def _phase(self, look: Progress) -> str:
         if look.phase == "warm-up":
             return f"warm-up {look.draws} of {look.wanted}"
-        return "sampling until enough, or the end" if self.enough else "sampling"
+        if self.enough is None:
+            return "sampling"
+        if not self._checks:
+            return "sampling until enough, or the end"
+        return f"sampling until enough, look {self._checks}: {self._found}"
 
     def _say(self, look: Progress, done: int) -> None:
         """What is being done before the first transition; from the first leapfrogs on how long it takes at least."""
@@ -142,11 +150,16 @@ class Hooks:
         self._watch.say(self._phase(look) + least)
 
     def _enough(self, draws: Draws) -> bool:
-        found = by_site(self._problem, self._file, draws)
+        found, least = by_site(self._problem, self._file, draws), self._until
+        self._checks += 1
         if self._config.until is not None:
-            enough, why = reached(self._problem, found, draws.stats).enough(self._config.min_ess), "converged"
+            far, least = reached(self._problem, found, draws.stats), self._config.min_ess
+            enough, why, ess = far.enough(least), "converged", far.ess
+            self._found = f"R-hat {far.rhat:.3f} of {RHAT}, "
         else:
-            enough, why = slowest_ess(self._problem, found) >= self._until, "until_ess"
+            ess = slowest_ess(self._problem, found)
+            enough, why, self._found = ess >= least, "until_ess", ""
+        self._found += f"ESS {ess:.0f} of {least:.0f}"
         self._stopped = why if enough else self._stopped
         return enough
 

@@ -44,6 +44,16 @@ def scaled(scale: Tensor, form: str) -> Tensor:
     return out
 
 
+def described(a: Tensor, asked: Form) -> str:
+    """What A is, in words; of Pyro's sampler, which does not tell its own, what was ``asked`` for."""
+    if a.dim() == 2 or (not a.numel() and asked == "dense"):
+        return "dense"
+    if a.dim() == 1:
+        return "diag"
+    directions = int(a[0, 1:].any(-1).sum())
+    return f"low_rank, with directions beside the diagonal: {directions}" if directions else "diag"
+
+
 def unwhiten(q: Tensor, a: Tensor) -> Tensor:
     """Positions :math:`A q` of whitened ones (…, dim)."""
     if a.dim() == 1:
