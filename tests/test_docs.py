@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib.util
 import inspect
 import json
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ SLOW = {
     "other-trees",
     "pyro-program",
     "save-and-resume",
+    "scoringbench",
     "skpro",
     "trackers",
 }
@@ -88,7 +91,7 @@ def test_no_page_is_without_an_example():
         assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
 
 
-def test_the_commands_of_a_page_are_those_of_the_command_line():
+def test_commands_and_options_of_a_page_exist():
     """Every option that a page shows is one that some command takes; those of a method by their last word."""
     files = [*(ROOT / "pyrobnn/cli/help").glob("*.txt"), *(ROOT / "pyrobnn").rglob("*.py")]
     known = "".join(path.read_text(encoding="utf-8") for path in files)
@@ -199,6 +202,31 @@ def test_the_examples_of_the_checks_run(extension, capsys):
     assert capsys.readouterr().out.startswith("pass 1.0")
 
 
+def dead_links(site):
+    """Links of a built site to a file or a place in a file that it has not; those to other sites are not followed."""
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    places = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+    dead = []
+    for path, text in pages.items():
+        for link in set(re.findall(r'\b(?:href|src)="([^"]*)"', text)):
+            link = html.unescape(link)
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            file, _, place = link.partition("#")
+            target = (path.parent / unquote(file.partition("?")[0])).resolve() if file else path
+            if not target.exists() or (place and target in places and unquote(place) not in places[target]):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    return dead
+
+
+def test_a_dead_link_and_a_dead_place_are_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here"><a href="b.html#there"><a href="#top"><a href="c.html">'
+    )
+    (tmp_path / "b.html").write_text('<p id="here"><a href="https://pyro.ai"><img src="a.html?v=1">')
+    assert sorted(dead_links(tmp_path)) == ["a.html: #top", "a.html: b.html#there", "a.html: c.html"]
+
+
 @pytest.mark.slow
 def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the extra 'docs'")
@@ -216,4 +244,13 @@ def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
     ]
     built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert built.returncode == 0, built.stderr[-4000:]
-    assert (tmp_path / "searchindex.js").stat().st_size > 100_000
+    assert dead_links(tmp_path) == []
+    index = (tmp_path / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    wanted = {
+        "bnnregressor": "howto/skpro",
+        "heteroskedast": "checks/coverage_by_region",
+        "khat": "questions",
+    }
+    for word, page in wanted.items():
+        assert index["docnames"].index(page) in index["terms"][word], word
