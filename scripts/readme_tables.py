@@ -34,6 +34,7 @@ PAGES = [
     HERE.parent / "README.md",
     HERE / "results" / "README.md",
     DOCS / "install.md",
+    DOCS / "howto" / "scoringbench.md",
     DOCS / "references.md",
     DOCS / "paper.md",
 ]
@@ -98,15 +99,46 @@ def uci_targets() -> str:
     return "\n".join(["| data | claim | holds | numbers |", "|---|---|---|---|", *rows])
 
 
-def install_table() -> str:
-    """Where the wheel was installed and used, the last run of each Python with each choice of versions."""
+def install_records() -> list[dict]:
+    """The last run of each Python with each choice of versions."""
     records = {(r["python"], r["asked"]): r for r in read_records(HERE / "results" / "install.jsonl")}
+    return [record for _, record in sorted(records.items())]
+
+
+def install_table() -> str:
+    """Where the wheel was installed and used."""
     tried = ("compare", "report", "predict", "estimator")
-    lines = [f"| Python | versions | torch | NumPy | ArviZ | {' | '.join(tried)} | GB |", "|---" * 10 + "|"]
-    for (python, asked), record in sorted(records.items()):
+    lines = [
+        f"| Python | versions | torch | NumPy | ArviZ | {' | '.join(tried)} | commit |",
+        "|---" * 10 + "|",
+    ]
+    for record in install_records():
         has, used = record["versions"], " | ".join(record["used"][name] for name in tried)
         found = f"{has['torch']} | {has['numpy']} | {has['arviz-base']}"
-        lines.append(f"| {python} | {asked} | {found} | {used} | {record['megabytes'] / 1000:.1f} |")
+        lines.append(
+            f"| {record['python']} | {record['asked']} | {found} | {used} | {record['commit'][:7]} |"
+        )
+    return "\n".join(lines)
+
+
+def download_table() -> str:
+    """What an installation downloads, in MB, and takes on disk, and what it would have with former requirements."""
+    lines = [
+        "| Python | versions | download, MB | torch | GPU libraries | torchvision | no longer | disk, GB |"
+    ]
+    lines.append("|---" * 8 + "|")
+    records = install_records()
+    for record in records:
+        parts = record["download_parts_mb"]
+        cells = [f"{parts[name]:,.1f}" for name in ("torch", "GPU libraries", "torchvision")]
+        cells += [f"{record['dropped_mb']:,.1f}", f"{record['megabytes'] / 1000:.1f}"]
+        whole = f"{record['download_mb']:,.0f}"
+        lines.append(f"| {record['python']} | {record['asked']} | {whole} | {' | '.join(cells)} |")
+    sizes = records[-1]["built_bytes"]
+    lines += [
+        "",
+        f"The wheel itself has {sizes['wheel'] / 1e6:.1f} MB, the source archive {sizes['sdist'] / 1e6:.1f} MB.",
+    ]
     return "\n".join(lines)
 
 
@@ -443,6 +475,8 @@ def _of(script: str, records: str, function: str = "table") -> Callable[[], str]
 TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu_table,
     "install": install_table,
+    "download": download_table,
+    "scoringbench": _of("benchmark_scoringbench", "scoringbench", "scoringbench"),
     "history": _of("benchmark_history", "history"),
     "peers": _of("benchmark_peers", "peers"),
     "uci-log-density": lambda: uci_table("log_density", published=True),

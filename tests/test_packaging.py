@@ -65,6 +65,8 @@ def test_the_wheel_was_used_in_every_python_and_with_the_oldest_of_its_requireme
     assert {python.rpartition(".")[0] for python, _ in last} == set(PYTHONS)
     assert {asked for _, asked in last} == {"newest", "oldest", "pinned"}
     assert all(set(record["used"].values()) == {"ok"} for record in last.values())
+    assert all(record["download_mb"] > 100 and record["commit"] for record in last.values())
+    assert max(record["built_bytes"]["wheel"] for record in last.values()) < 3e6
     floors = {
         canonicalize_name(each.name): each
         for each in requirements(setup_cfg()["options"]["install_requires"])
