@@ -39,6 +39,7 @@ from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.patterns import _patterns
 from pyrobnn.diagnostics.places import num_places
 from pyrobnn.diagnostics.sampler import check_divergences
+from pyrobnn.diagnostics.target import _tested
 from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import COLUMNS, best_labels, compare_rows
@@ -575,6 +576,18 @@ def test_data_of_one_term_are_not_left_out():
     assert verdict.status == "pass" and find(verdict, "loo_khat") is None
     assert find(verdict, "elpd_loo").status == "info" and "one term" in find(verdict, "elpd_loo").evidence
     assert "leave-one-out" in verdict.summary
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_site_of_few_values_is_called_narrow_no_oftener_than_is_said(size):
+    """A ratio's sd comes out low together with its mean: of one value 0.4 % were, at a rate of 0.1 % each."""
+    rng, alarms = np.random.default_rng(0), 0
+    for _ in range(150):
+        right = rng.chisquare(size, (4, 50, 20)) / size
+        alarms += int((_tested(right, 1.0, positive=True)[1] < 0.02).sum())
+    assert alarms <= 6  # of 3000 tests at a rate of 0.001, in one of thirty series
+    narrow = 0.5 * rng.chisquare(size, (4, 50, 20)) / size
+    assert (_tested(narrow, 1.0, positive=True)[1] < 0.05).mean() > 0.9
 
 
 # distance from a reference

@@ -12,6 +12,8 @@ from pyrobnn.diagnostics.verdict import Check, Status, grade_tested
 from pyrobnn.groups import STEIN
 
 _FEWEST_EFFECTIVE = 4.0
+#: below which a ratio is so far off that its error needs no care
+_LEAST_RATIO = 0.25
 
 
 def check_virial(evidence: Evidence) -> Check | None:
@@ -21,7 +23,7 @@ def check_virial(evidence: Evidence) -> Check | None:
         return None
     names = [*_sites(evidence), "all weights"]
     ratio = np.concatenate([virial / size, virial.sum(-1, keepdims=True) / size.sum()], axis=-1)
-    mean, p = _tested(ratio, 1.0)
+    mean, p = _tested(ratio, 1.0, positive=True)
     gap = np.abs(np.log(np.maximum(mean, 1e-6)))
     worst = _worst(p, gap, thresholds.VIRIAL_WARN)
     status = _status(evidence, p[worst], gap[worst], thresholds.VIRIAL_WARN, thresholds.VIRIAL_FAIL)
@@ -73,17 +75,22 @@ def check_score(evidence: Evidence) -> Check | None:
     )
 
 
-def _tested(values: np.ndarray, expected: float, chosen_of: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def _tested(
+    values: np.ndarray, expected: float, chosen_of: int = 0, positive: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean (quantity,) of values (chain, draw, quantity) and the p-value of its being the one expected.
 
     By Student's t with as many degrees of freedom as there are effective draws; Bonferroni over the quantities and
-    over those that some of them were chosen of.
+    over those that some of them were chosen of. A ``positive`` ratio's sd comes out low together with its mean: where
+    that is below the one expected, its logarithm is tested.
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
     ess = mean_ess(values)
     ess = np.clip(np.where(np.isfinite(ess), ess, total), _FEWEST_EFFECTIVE, total)
     mean, sd = columns.mean(axis=(1, 2)), columns.std(axis=(1, 2))
+    if positive:
+        sd = sd / np.clip(mean / expected, _LEAST_RATIO, 1.0)
     t = np.abs(mean - expected) * np.sqrt(ess) / np.maximum(sd, 1e-12)
     return mean, np.minimum(1.0, 2.0 * stats.t.sf(t, ess - 1.0) * (values.shape[2] + chosen_of))
 
