@@ -47,7 +47,7 @@ PUBLIC = {name for name in pb.inference.__all__ if hasattr(getattr(pb, name), "f
 
 
 def test_every_public_method_is_registered_and_in_the_contract():
-    assert len(PUBLIC) == 12
+    assert len(PUBLIC) == 13
     assert {each.cls.__name__ for each in methods.METHODS.values()} == PUBLIC
     assert {type(method).__name__ for method in contract.METHODS.values()} == PUBLIC
 

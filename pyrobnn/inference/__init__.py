@@ -10,6 +10,7 @@ NUTS            ``nuts``                                         ``hmc``
 SMC             ``smc``                                          ``tempering``, ``hmc``
 SGLD, SGHMC     ``sgmcmc``                                       ``langevin``
 Laplace         ``laplace``                                      ``curvature``, ``optim``
+LaplaceMixture  ``laplace_mixture``                              ``curvature``, ``optim``
 SWA, SWAG       ``swag``                                         ``nets``, ``optim``
 MCDropout       ``mc_dropout``                                   ``nets``, ``optim``
 =============== ================================================ =========================
@@ -22,6 +23,7 @@ from __future__ import annotations
 from pyrobnn.inference import distributed
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.laplace_mixture import LaplaceMixture
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.mle import MLE
@@ -43,6 +45,7 @@ __all__ = [
     "SWAG",
     "DeepEnsemble",
     "Laplace",
+    "LaplaceMixture",
     "MCDropout",
     "distributed",
 ]

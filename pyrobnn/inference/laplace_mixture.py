@@ -1,0 +1,393 @@
+"""A mixture of Laplace's approximations: the modes that several starts find, weighed by their evidence."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from pyrobnn.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.density import Density
+from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.linearized import Linearized
+from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.fitting.watch import Continued, end_of
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.model import BNN, NET
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import restores
+from pyrobnn.seeding import seeded
+
+FAMILY = "block_mixture"
+#: two starts have found one mode, or mirror images of it, where their evidence (nats) and their functions at the data
+#: (in sds of the function) differ by less
+SAME_EVIDENCE, SAME_FUNCTION = 0.3, 0.3
+#: inputs at which functions are compared
+_POINTS = 200
+
+
+@register("laplace_mixture", quick={"num_draws": 500, "num_modes": 3, "num_steps": 500})
+@dataclass(frozen=True)
+class LaplaceMixture(Method):
+    r"""A mixture of Laplace's approximations around the modes that several starts find, weighed by their evidence.
+
+    .. math:: q(\theta) = \sum_m \pi_m N(\theta; \theta^*_m, \Lambda_m^{-1}), \qquad \pi_m \propto Z_m
+
+    A mode that several starts find counts once, and so do its mirror images (units exchanged, or with both signs
+    turned), which make the same function: how often a search ends in a mode says nothing of its mass.
+
+    Args:
+        num_modes: starts, each at the net initialised anew: as many modes at most.
+        structure: of the precision, as of :class:`pyrobnn.Laplace`, whose Gauss-Newton matrix it is.
+        predictive: ``"linearized"``: every draw through the net linearised at its own mode, with exact mean and
+            variance; or ``"draws"`` through the network itself.
+        num_steps, lr: of the searches.
+        importance: compute log_p and log_q of the draws (k-hat, LOO).
+        compile: compile the searches; False gives the same numbers slower.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Caveat: it knows the modes that were found, of a net's many. The weights are as good as Laplace's evidence: of two
+    modes that differ by a nat or two either may be the larger. ``meta["mode_weights"]`` has them.
+
+    Reference: `Mixtures of Laplace Approximations for Improved Post-Hoc Uncertainty in Deep Learning (Eschenhagen et
+    al., 2021) <https://arxiv.org/abs/2111.03577>`_, whose weights are equal.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> model = pb.BNN(
+        ...     pb.networks.mlp(1, (3,), seed=0), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1)
+        ... )
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> mixture = LaplaceMixture(num_modes=2, num_steps=200, compile=False).fit(model, x, x**2)
+        >>> round(sum(mixture.meta["mode_weights"]), 6)
+        1.0
+    """
+
+    num_modes: int = 5
+    structure: Literal["full", "kron", "diag"] = "full"
+    predictive: Literal["linearized", "draws"] = "linearized"
+    num_steps: int = 2000
+    lr: float = 1e-2
+    importance: bool = True
+    compile: bool = True
+
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "approximate"
+    has_density: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = ()
+    remedy: ClassVar[str] = "The normals miss the weights, or a mode was not found: run NUTS and compare."
+
+    def __post_init__(self) -> None:
+        check_count("num_modes", self.num_modes)
+        check_choice("structure", self.structure, ("full", "kron", "diag"))
+        check_choice("predictive", self.predictive, ("linearized", "draws"))
+        check_count("num_steps", self.num_steps)
+        check_number("lr", self.lr, above=0)
+
+    def fit(
+        self,
+        model: BNN | Callable[..., Any],
+        x: Any = None,
+        y: Any = None,
+        *,
+        num_draws: int | None = None,
+        seed: int = 0,
+        init: Posterior | nn.Module | None = None,
+        device: str | torch.device | None = None,
+        until_ess: float | None = None,
+        checkpoint: str | Path | None = None,
+        stream_to: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> Posterior:
+        """Find the modes one after the other, take the curvature at each, draw from their mixture.
+
+        Args:
+            model: a BNN all of whose values have priors.
+            x, y: the data, or ``x`` a DataLoader (gathered in memory).
+            num_draws: independent draws, in one chain; default 1000.
+            seed: of the starts and of the draws.
+            init, until_ess, checkpoint, stream_to: refused: every start is the net initialised anew.
+            device: where to compute; default where ``x`` is.
+            callbacks: ``callback(step, metrics)`` of every search; True stops that one.
+            progress: show a bar.
+
+        Returns:
+            A posterior with ``log_evidence``, that of all modes together, and in ``meta`` ``mode_weights`` (which sum
+            to 1), ``mode_log_evidence`` and ``num_starts``.
+
+        Raises:
+            Refused: a plain Pyro program; a value without a prior.
+            MemoryError: a full precision that does not fit.
+
+        Warns:
+            UserWarning: what Laplace says of a mode.
+        """
+        num_draws = check_call(
+            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
+        )
+        problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws)
+        if not isinstance(model, BNN):
+            raise Refused(
+                "LaplaceMixture starts at nets initialised anew and needs a pyrobnn.BNN: for a plain Pyro program with "
+                "several modes use SMC, or Laplace(curvature='hessian') around one"
+            )
+        if points := list(problem.density.initial_points):
+            raise Refused(
+                f"{', '.join(map(repr, points[:3]))}: a point parameter has no prior to weigh modes by: give it one (a "
+                "learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), a fixed value, or use Laplace"
+            )
+        started = time.perf_counter()
+        notes: list[str] = []
+        found = []
+        for start in range(self.num_modes):
+            told = [Continued(callback, start * self.num_steps) for callback in callbacks]
+            found.append(
+                self._mode(model, x, y, seed * self.num_modes + start, notes, device, told, progress)
+            )
+        for callback in callbacks:
+            end_of(callback)()
+        modes = _distinct(found, problem.x)
+        log_z = torch.tensor([mode.log_evidence for mode in modes], dtype=torch.float64)
+        weights = log_z.softmax(0)
+        parts = [mode.approximation for mode in modes if isinstance(mode.approximation, BlockGaussian)]
+        mixture = BlockMixture(parts[0].layout, parts, weights.log())
+        with seeded(seed, problem.device):
+            draws = {name: value.unsqueeze(0) for name, value in mixture.sample(num_draws).items()}
+        network = None
+        if self.predictive == "linearized":
+            network = LinearMixture([_linear(mode) for mode in modes], mixture)
+        return make_posterior(
+            problem,
+            self,
+            draws,
+            seed=seed,
+            timings={"fit": time.perf_counter() - started},
+            approximation=mixture,
+            log_evidence=float(log_z.logsumexp(0)),
+            meta={
+                "mode_weights": weights.tolist(),
+                "mode_log_evidence": log_z.tolist(),
+                "num_starts": len(found),
+                "log_evidence_kind": "laplace",
+                "layer_products": modes[0].meta["layer_products"],
+            },
+            notes=list(dict.fromkeys(notes)),
+            importance=self.importance,
+            network=network,
+            moments=None if network is None else network.moments,
+        )
+
+    def _mode(
+        self,
+        model: BNN,
+        x: Any,
+        y: Any,
+        seed: int,
+        notes: list[str],
+        device: str | torch.device | None,
+        callbacks: Sequence[Callback],
+        progress: bool,
+    ) -> Posterior:
+        """Laplace around the mode that one start leads to; what it warns of joins the notes."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            found = self._laplace().fit(
+                model.reinitialized(seed), x, y, num_draws=1, seed=seed, device=device, callbacks=callbacks,
+                progress=progress,
+            )  # fmt: skip
+        notes += [note for note in found.meta["warnings"] if note not in notes]
+        return found
+
+    def _laplace(self) -> Laplace:
+        return Laplace(
+            structure=self.structure,
+            num_steps=self.num_steps,
+            lr=self.lr,
+            importance=False,
+            compile=self.compile,
+        )
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: Laplace's, and the precisions of the modes that are found."""
+        need = self._laplace().memory(model, sizes)
+        one = {"full": sizes.weights**2, "kron": 2 * sizes.weights, "diag": sizes.weights}[self.structure]
+        return Need(need.resident | {"modes": 8 * self.num_modes * one}, need.phases)
+
+    def work(self, sizes: Sizes) -> float:
+        """Gradients of one datum that ``fit`` takes."""
+        return self.num_modes * self._laplace().work(sizes)
+
+
+class MixtureNormal(TorchDistribution):
+    """Laplace's normals side by side, each with its weight; event (p,)."""
+
+    arg_constraints = {}
+    support = constraints.real_vector
+    has_rsample = False
+
+    def __init__(self, normals: Sequence[BlockNormal], log_weights: Tensor):
+        self.normals, self.log_weights = list(normals), log_weights
+        super().__init__(torch.Size(), self.normals[0].event_shape)
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> MixtureNormal:
+        """Itself for an empty batch shape; plates are not supported."""
+        if len(batch_shape):
+            raise ValueError("a Laplace guide has no batch dimensions: take it out of the plate")
+        return self
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws (\\*sample_shape, p)."""
+        shape = torch.Size(sample_shape)
+        which = torch.multinomial(self.log_weights.exp(), shape.numel(), replacement=True)
+        draws = self.normals[0].loc.new_empty(shape.numel(), *self.event_shape)
+        for index, normal in enumerate(self.normals):
+            rows = which == index
+            draws[rows] = normal.sample((int(rows.sum()),))
+        return draws.reshape(shape + self.event_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density (\\*batch,), float64."""
+        return self.log_parts(value).logsumexp(-1)
+
+    def log_parts(self, value: Tensor) -> Tensor:
+        """Log density with the weight of each normal, (\\*batch, mode), float64."""
+        parts = [
+            weight + normal.log_prob(value)
+            for weight, normal in zip(self.log_weights.unbind(), self.normals, strict=True)
+        ]
+        return torch.stack(parts, -1)
+
+
+class BlockMixture(BlockGaussian):
+    """The mixture as an approximation over all sites.
+
+    Args:
+        layout: the density whose latent sites make up the vector (its data are not used).
+        parts: Laplace's normals, all over the same coordinates in the same order.
+        log_weights: their log weights (mode,), float64.
+    """
+
+    def __init__(self, layout: Density, parts: Sequence[BlockGaussian], log_weights: Tensor):
+        super().__init__(layout, parts[0].loc, parts[0].blocks)
+        self.parts = list(parts)
+        self.log_weights = log_weights.to(self.loc.device)
+        self.distribution = MixtureNormal([part.distribution for part in parts], self.log_weights)
+
+    def state(self) -> tuple[str, dict[str, Tensor]]:
+        """Family name and tensors: ``loc`` and the log weights, and ``<mode>.<name>`` of every part."""
+        tensors = {"loc": self.loc, "log_weights": self.log_weights}
+        for index, part in enumerate(self.parts):
+            tensors |= {f"{index}.{name}": value for name, value in part.state()[1].items()}
+        return FAMILY, tensors
+
+    def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
+        """Covariance (k, k) of the coordinates ``index`` (k,), float64: within modes and between them."""
+        at = torch.as_tensor(np.asarray(index), device=self.loc.device)
+        weights = self.log_weights.exp()
+        means = torch.stack([part.loc[at].double() for part in self.parts])
+        away = (means - weights @ means) * weights.sqrt()[:, None]
+        within = [weight * part.covariance(index) for weight, part in zip(weights, self.parts)]
+        return torch.stack(within).sum(0) + away.T @ away
+
+    @classmethod
+    def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockMixture:
+        """Rebuild what :meth:`state` described."""
+        groups: dict[int, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            if key not in ("loc", "log_weights"):
+                number, _, name = key.partition(".")
+                groups.setdefault(int(number), {})[name] = value
+        parts = [BlockGaussian.from_state(layout, groups[number]) for number in sorted(groups)]
+        return cls(layout, parts, state["log_weights"])
+
+
+class LinearMixture:
+    """Every draw through the net linearised at the mode that it most probably belongs to.
+
+    Args:
+        networks: linearised at each mode.
+        mixture: of the weights.
+    """
+
+    def __init__(self, networks: Sequence[Linearized], mixture: BlockMixture):
+        self.networks, self.mixture = list(networks), mixture
+
+    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """f for one set of parameters, (N, width)."""
+        jacobian = self.networks[0].jacobian
+        z = torch.cat([site.transform.inv(params[site.name]).reshape(-1) for site in jacobian.sites])
+        scores = []
+        for weight, part in zip(self.mixture.log_weights.unbind(), self.mixture.parts, strict=True):
+            # of the noise, of which the net knows nothing, the mode's own
+            whole = part.loc.scatter(0, jacobian.index, z.to(part.loc))
+            scores.append(weight + part.distribution.log_prob(whole[part.index]))
+        f = torch.stack([network(params, x) for network in self.networks])
+        chosen = torch.stack(scores).argmax() == torch.arange(len(f), device=f.device)
+        return (chosen.to(f)[:, None, None] * f).sum(0)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the network's first head, (point, out), by the law of total variance."""
+        means, variances = map(
+            torch.stack, zip(*(network.moments(x) for network in self.networks), strict=True)
+        )
+        weights = self.mixture.log_weights.exp().to(means)[:, None, None]
+        mean = (weights * means).sum(0)
+        return mean, (weights * (variances + (means - mean).square())).sum(0)
+
+
+def _distinct(found: Sequence[Posterior], x: Tensor) -> list[Posterior]:
+    """One of each mode, that of the largest evidence first; at the inputs ``x`` their functions are compared."""
+    kept: list[tuple[Posterior, Tensor, Tensor]] = []
+    for mode in sorted(found, key=_log_z, reverse=True):
+        f, cov = _linear(mode).output_moments(x[:: max(1, len(x) // _POINTS)])
+        near = [each for each in kept if _log_z(each[0]) - _log_z(mode) < SAME_EVIDENCE]
+        if not any(float(((f - g) / sd).square().mean().sqrt()) < SAME_FUNCTION for _, g, sd in near):
+            sd = cov.diagonal(dim1=1, dim2=2).sqrt()
+            kept.append((mode, f, sd.clamp_min(torch.finfo(sd.dtype).tiny)))
+    return [mode for mode, *_ in kept]
+
+
+def _log_z(mode: Posterior) -> float:
+    return -math.inf if mode.log_evidence is None else mode.log_evidence
+
+
+def _linear(mode: Posterior) -> Linearized:
+    if not isinstance(mode.network, Linearized):
+        raise TypeError(f"this needs Laplace's linearised network, got {mode.network!r}")
+    return mode.network
+
+
+@restores(FAMILY)
+def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
+    """The posterior with its mixture, and for ``predictive="linearized"`` its linear networks, rebuilt."""
+    mixture = BlockMixture.from_state(layout, state)
+    posterior = replace(posterior, approximation=mixture)
+    if posterior.meta["settings"]["predictive"] == "draws":
+        return posterior
+    weights = [site.name for site in layout.sites if site.name.startswith(NET)]
+    networks = []
+    for part in mixture.parts:
+        jacobian = NetworkJacobian(posterior.bnn, layout, part.centre, {}, weights)
+        if not posterior.meta["layer_products"]:
+            jacobian.layers = []
+        loc = None if part.centre is part.loc else part.loc
+        networks.append(Linearized(jacobian, part.blocks, loc))
+    network = LinearMixture(networks, mixture)
+    return replace(posterior, network=network, moments=network.moments)
