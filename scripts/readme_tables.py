@@ -500,6 +500,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "length": length_table,
     "svi": svi_table,
     "laplace": laplace_table,
+    "rows": _of("benchmark_rows", "rows"),
     "conformal": _of("benchmark_conformal", "conformal"),
     "classification": _of("benchmark_classification", "classification"),
     "shift": _of("benchmark_classification", "classification", "shift_table"),
