@@ -329,6 +329,16 @@ def test_chains_that_stray_go_back_with_smaller_steps():
     assert float(posterior.draws["z"].square().mean()) == pytest.approx(0.338, rel=0.4)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("step_size", [0.5, 1e-6])
+def test_chains_that_have_not_mixed_are_told(step_size):
+    """They stay where they start, or move; at the defaults the verdict alone said so, of R-hat 1.54."""
+    config = SGHMC(num_chains=4, num_warmup=50, step_size=step_size, friction=0.5, thinning=1, compile=False)
+    notes = config.fit(gaussian, num_draws=250).meta["warnings"]
+    found = [note for note in notes if "the chains have not mixed: R-hat of its values is" in note]
+    assert bool(found) == (step_size == 1e-6), notes
+
+
 @pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_heat_is_told(diabetes):
     x, y, *_ = diabetes

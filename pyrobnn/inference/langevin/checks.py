@@ -11,13 +11,15 @@ from torch import Tensor
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.langevin.linear_fit import LinearFit
+from pyrobnn.inference.langevin.linear_fit import LinearFit, some_rows
 from pyrobnn.inference.langevin.run import Run
 
 #: relative deviation of a site's kinetic temperature that is warned of, beyond this many standard errors
 TOLERANCE, ERRORS = 0.1, 4.0
 #: draws that the comparison with the linear fit looks at
 NUM_DRAWS = 100
+#: R-hat above which chains of so many draws in all say that they have not mixed; draws of each, and values, looked at
+RHAT, ENOUGH, EACH, VALUES = 1.05, 1000, 100, 20
 
 
 def judge(
@@ -28,10 +30,40 @@ def judge(
     if config.has_momentum:
         heat = kinetic_temperature(problem.density, run.heat, run.z.shape[1], notes)
         record["kinetic_temperature"] = heat
+    mixing(problem, run, notes)
     if line is not None:
         chosen = config.step_size is None and config.temperature <= 1.0
         compare_with_linear(problem, line, run, start, chosen, notes)
     return record
+
+
+@torch.no_grad()
+def mixing(problem: Problem, run: Run, notes: list[str]) -> None:
+    """Note where R-hat of the function at training inputs, or of a program's sites, says that the chains do not agree.
+
+    Of fewer than a thousand draws nothing is said: the verdict judges those.
+    """
+    num_chains, num_draws = run.z.shape[:2]
+    if num_chains < 2 or num_chains * num_draws < ENOUGH or run.stopped != "num_draws":
+        return
+    from arviz_stats.base import array_stats
+
+    picked = torch.linspace(0, num_draws - 1, min(num_draws, EACH)).long().to(run.z.device)
+    z, what = run.z[:, picked], "the function at training inputs" if problem.is_bnn else "its values"
+    if problem.is_bnn:
+        x = some_rows(problem)[0]
+        x = x[torch.linspace(0, len(x) - 1, min(len(x), VALUES)).long().to(x.device)]
+        net, density = problem.bnn, problem.density
+        z = torch.stack([net.forward(density.constrain(one), x) for one in z.flatten(0, 1)])
+        z = net.likelihood.identified(z)
+    values = z.reshape(num_chains, len(picked), -1).double().cpu().numpy()
+    values = values[..., values.std((0, 1)) > 0]
+    rhat = array_stats.rhat(values, method="rank", chain_axis=0, draw_axis=1).max() if values.size else 1.0
+    if rhat > RHAT:
+        notes.append(
+            f"the chains have not mixed: R-hat of {what} is {rhat:.3g} (wanted: at most 1.01), so the draws are not of "
+            "the posterior yet: take a larger thinning and a longer num_warmup, or NUTS"
+        )
 
 
 def kinetic_temperature(density: Density, heat: Tensor, num_kept: int, notes: list[str]) -> float:

@@ -35,7 +35,7 @@ class LinearFit:
         """None where there is nothing to compare: no regression with a BNN, or less than two rows an input."""
         if not problem.is_bnn or not problem.bnn.likelihood.normal:
             return None
-        x, y = _rows(problem)
+        x, y = some_rows(problem)
         y = y.double()
         design = torch.cat([x.flatten(1).double(), y.new_ones(len(x), 1)], 1)
         if 2 * design.shape[1] > len(design):
@@ -79,7 +79,7 @@ class LinearFit:
         return problem.bnn.forward(problem.density.constrain(one), self.x)[:, : self.y.shape[1]]
 
 
-def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
+def some_rows(problem: Problem) -> tuple[Tensor, Tensor]:
     """Some training data: evenly spaced rows in memory, or the first batches of a pass."""
     if problem.loader is None:
         index = torch.linspace(0, problem.num_rows - 1, min(NUM_ROWS, problem.num_rows)).long()
