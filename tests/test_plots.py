@@ -279,6 +279,13 @@ def test_training_puts_every_fit_into_one_axes() -> None:
         plots.training(trees, names=["no"])
 
 
+@pytest.mark.parametrize("plot", [plots.training, plots.loss])
+def test_a_history_of_means_over_blocks_is_drawn_against_its_steps(plot) -> None:
+    tree = xr.DataTree.from_dict({"history": xr.Dataset({"loss": ("step", -np.arange(100.0))})})
+    tree.attrs["num_steps"] = 300
+    assert max(line.get_xdata().max() for line in plot(tree).axes[0].lines) == pytest.approx(300, rel=0.02)
+
+
 def test_counts_have_intervals_of_counts_and_few_values_a_bin_each():
     rng = np.random.default_rng(0)
     x = (np.arange(60) % 2).astype(float)[:, None]

@@ -220,18 +220,19 @@ def loss(trees: Trees, *, name: str = "loss") -> Figure:
             values = np.atleast_1d(tracked.values).astype(float)
             values = values.reshape(values.shape[0], -1).mean(1)
             if np.isfinite(values).sum() > 1:
-                found[label] = (chosen, values)
+                found[label] = (chosen, values, _steps_each(evidence, values))
     with style():
         figure, axes = panels(max(1, len(found)), size=(3.0, 2.1))
         if not found:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
-        for (label, (chosen, values)), (ax,) in zip(found.items(), axes, strict=False):
+        for (label, (chosen, values, each)), (ax,) in zip(found.items(), axes, strict=False):
             ax.set_title(label)
             at = np.unique(
                 np.linspace(0, len(values) - 1, min(len(values), 2 * MAX_STEPS)).round().astype(int)
             )
-            ax.plot(at, values[at], color=PALETTE[0], lw=0.5, alpha=0.4)
-            ax.plot(*_smooth(values), color=PALETTE[0], lw=1.5)
+            ax.plot(at * each, values[at], color=PALETTE[0], lw=0.5, alpha=0.4)
+            steps, smooth = _smooth(values)
+            ax.plot(steps * each, smooth, color=PALETTE[0], lw=1.5)
             late = values[len(values) // 10 :]
             late = late[np.isfinite(late)]
             if len(late) > 2 and np.ptp(late) > 0:
@@ -258,7 +259,8 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     Raises:
         ValueError: a scalar that no tree has.
     """
-    tracked = {label: _histories(evidence) for label, evidence in gather(trees).items()}
+    evidences = gather(trees)
+    tracked = {label: _histories(evidence) for label, evidence in evidences.items()}
     known = list(dict.fromkeys(name for found in tracked.values() for name in found))
     if missing := [name for name in names or () if name not in known]:
         raise ValueError(f"'names' has {missing}, but the histories have {known}")
@@ -277,6 +279,7 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
                     continue
                 steps, values = _smooth(found[name])
                 colour, dashes = PALETTE[index % len(PALETTE)], ("-", "--", ":")[index // len(PALETTE) % 3]
+                steps = steps * _steps_each(evidences[label], found[name])
                 (lines[label],) = ax.plot(steps, values, color=colour, ls=dashes, lw=1.3)
                 late.append(values[len(values) // 10 :])
             low, high = np.concatenate(late).min(), np.concatenate(late).max()
@@ -300,6 +303,11 @@ def _histories(evidence: Evidence) -> dict[str, np.ndarray]:
         if np.isfinite(values).sum() > 1:
             found[name] = values[np.isfinite(values)]
     return found
+
+
+def _steps_each(evidence: Evidence, values: np.ndarray) -> float:
+    """Steps per tracked value: a fit may keep the means of blocks of steps, and says how many steps it took."""
+    return max(1.0, evidence.number("num_steps", len(values)) / len(values))
 
 
 def _smooth(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
