@@ -6,7 +6,8 @@
 
 The task is Friedman's first (ten inputs, of which five count; noise of standard deviation 1), the settings are the
 defaults. Every size has a process of its own, with one thread, so that its peak memory is its own. It is judged on
-5,000 new rows: the share that 90 % intervals hold, and the error of the predictive mean against the function without noise.
+5,000 new rows: the share that 90 % intervals hold, and the error of the predictive mean against the function
+without noise.
 
 Reference: Multivariate Adaptive Regression Splines (Friedman, 1991).
 """
