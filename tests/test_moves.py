@@ -140,6 +140,11 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     still = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     still[MOVED] = still[MOVED].to_dataset().assign(acceptance=0.01)
     assert find(diagnose(still), "function_moves").status == "info"
+    short = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    before = short[MOVED].to_dataset()["before"]
+    short[MOVED] = short[MOVED].to_dataset().assign(after=before + 0.02 * before.std() * np.cos(1e6 * before))
+    found = find(diagnose(short), "function_moves")
+    assert found.status == "info" and "moves were too short" in found.evidence
     monkeypatch.setattr(moves, "_MAX_WORK", 1e3)
     dear = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None

@@ -14,6 +14,10 @@ from pyrobnn.groups import MOVED
 
 #: acceptance below which the draws have hardly moved, and the standard errors that are taken off every effect
 _LEAST_ACCEPTED, _SIGMAS = 0.2, 2.0
+#: correlation of the function with itself before the moves, above which a spread that would fail could seem to pass
+_STAYED = np.sqrt(
+    (thresholds.SD_RATIO_FAIL**-2 - thresholds.SD_RATIO_PASS**-2) / (thresholds.SD_RATIO_FAIL**-2 - 1.0)
+)
 _OF_CHAINS = (
     "Check that data, prior and likelihood are those that the chains were run on, then fit again with a smaller step "
     "size or a longer warm-up."
@@ -31,7 +35,7 @@ def check_moves(evidence: Evidence) -> Check | None:
     before, after = (f.reshape(-1, *f.shape[2:]) for f in (before, after))
     finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
     if acceptance < _LEAST_ACCEPTED or not finite or not (np.ptp(before, 0).all() and np.ptp(after, 0).all()):
-        return _unmoved(float(acceptance))
+        return _unmoved(f"the draws could not be moved towards it ({acceptance:.0%} of the moves were accepted)")
     shift, gap, errors = _change(before, after)
     shifts = by_kind(np.maximum(np.abs(shift) - _SIGMAS * errors[0], 0.0), evidence, "probes")
     gaps = by_kind(np.maximum(np.abs(gap) - _SIGMAS * errors[1], 0.0), evidence, "probes")
@@ -46,6 +50,10 @@ def check_moves(evidence: Evidence) -> Check | None:
         *(grade(float(np.median(each)), narrow, too_narrow) for each in gaps.values()),
         *(grade(float(np.quantile(each, MOST)), too_narrow, 2.0 * too_narrow) for each in gaps.values()),
     )
+    there, moved = (evidence.draws(MOVED, name) for name in ("before", "after"))
+    stayed = 0.0 if there is None or moved is None else _correlation(there, moved)
+    if status == "pass" and stayed > _STAYED:
+        return _unmoved(f"the moves were too short (it correlates by {stayed:.2f} with where it was)")
     kind = max(gaps, key=lambda name: float(np.median(gaps[name])))
     ratio = float(np.exp(np.median(by_kind(gap, evidence, "probes")[kind])))
     side = "under" if ratio < 1.0 else "over"
@@ -164,13 +172,20 @@ def _change(
     return shift, np.log(sds[0] / sds[1]), (np.hypot(*shifts) / sds[1], np.hypot(*ratios))
 
 
-def _unmoved(acceptance: float) -> Check:
+def _correlation(before: np.ndarray, after: np.ndarray) -> float:
+    """How closely moved functions (chain, draw, …) follow where they were, in the median of the probes."""
+    before, after = (f.reshape(f.shape[0] * f.shape[1], -1) for f in (before, after))
+    before, after = (f - f.mean(axis=0) for f in (before, after))
+    scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
+    return float(np.median((before * after).mean(axis=0) / scale))
+
+
+def _unmoved(why: str) -> Check:
     return Check(
         "function_moves",
         "info",
         None,
         "",
         thresholds.MOVES_SOURCE,
-        f"Whether the function is that of the posterior cannot be said: the draws could not be moved towards it "
-        f"({acceptance:.0%} of the moves were accepted).",
+        f"Whether the function is that of the posterior cannot be said: {why}.",
     )
