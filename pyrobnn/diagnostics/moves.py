@@ -35,7 +35,9 @@ def check_moves(evidence: Evidence) -> Check | None:
     before, after = (f.reshape(-1, *f.shape[2:]) for f in (before, after))
     finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
     if acceptance < _LEAST_ACCEPTED or not finite or not (np.ptp(before, 0).all() and np.ptp(after, 0).all()):
-        return _unmoved(f"the draws could not be moved towards it ({acceptance:.0%} of the moves were accepted)")
+        return _unmoved(
+            f"the draws could not be moved towards it ({acceptance:.0%} of the moves were accepted)"
+        )
     shift, gap, errors = _change(before, after)
     shifts = by_kind(np.maximum(np.abs(shift) - _SIGMAS * errors[0], 0.0), evidence, "probes")
     gaps = by_kind(np.maximum(np.abs(gap) - _SIGMAS * errors[1], 0.0), evidence, "probes")
