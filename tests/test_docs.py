@@ -171,6 +171,11 @@ def test_every_check_has_a_page_made_from_its_code(extension):
     measured = {name for line in records for name in json.loads(line)["checks"]}
     assert measured - set(pages) == set()
     assert all(name == name.strip("… ") for name in pages)
+    said = {
+        name: [text for text in page.evidence if len(re.findall("[a-z]{2,}", text)) >= 3]
+        for name, page in pages.items()
+    }
+    assert [name for name, texts in said.items() if not texts] == []  # a sentence, not the ellipsis of one
     bfmi = check_pages.markdown(pages["bfmi"])
     assert f"≥ {thresholds.BFMI_PASS} to pass, < {thresholds.BFMI_FAIL} to fail" in bfmi
     assert "https://arxiv.org/abs/1604.00695" in bfmi and "Reparameterise scale sites" in bfmi

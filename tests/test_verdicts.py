@@ -293,10 +293,10 @@ def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
     """Estimators keep their rows sorted by outcome: a column of few values had its ties sorted so too."""
     rng = np.random.default_rng(0)
     values, u = rng.integers(levels, size=300).astype(float), np.sort(rng.uniform(size=300))[:, None]
-    assert min(found[0] for found in _patterns(u, "x", values)) > 1e-3
+    assert min(found.p for found in _patterns(u, "x", values)) > 1e-3
     assert _gap(_regions(u, values)) < 0.1
     shifted = np.clip(u + np.where(values == 0, 0.25, -0.25)[:, None], 0, 1)
-    assert min(found[0] for found in _patterns(shifted, "x", values)) < 1e-6
+    assert min(found.p for found in _patterns(shifted, "x", values)) < 1e-6
 
 
 def test_a_uniform_that_is_off_by_nothing_that_matters_passes():

@@ -7,6 +7,7 @@ import inspect
 import sys
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,7 +136,7 @@ def _texts(node: ast.expr | None, scope: Scope) -> list[str]:
         case ast.BoolOp(values=values):
             return [text for value in values for text in _texts(value, scope)]
         case ast.JoinedStr(values=values):
-            return ["".join(_part(part, scope) for part in values)]
+            return ["".join(parts) for parts in product(*(_parts(part, scope) for part in values))]
         case ast.Name(id=name) if name in scope.given:
             return _texts(*scope.given[name])
         case ast.Name(id=name) if assigned := _assigned(name, scope.body):
@@ -156,15 +157,20 @@ def _assigned(name: str, body: ast.FunctionDef) -> list[ast.expr]:
     ]
 
 
-def _part(part: ast.expr, scope: Scope) -> str:
-    """A piece of an f-string: its value where only constants make it."""
+def _parts(part: ast.expr, scope: Scope) -> list[str]:
+    """What a piece of an f-string can be: its value where only constants make it, words that a name was set to."""
     if not isinstance(part, ast.FormattedValue):
-        return "".join(_texts(part, scope))
-    if isinstance(part.value, ast.Name) and part.value.id in scope.given:
-        return _texts(*scope.given[part.value.id])[0]
+        return ["".join(_texts(part, scope))]
+    if isinstance(part.value, ast.Name):
+        texts = _texts(part.value, scope)
+        if part.value.id in scope.given:
+            return texts
+        words = [text for text in texts if text != "None" and any(map(str.isalpha, text))]
+        if words:
+            return words
     value = _value(part.value, scope)
     form = "" if part.format_spec is None else ast.literal_eval(part.format_spec.values[0])  # type: ignore[attr-defined]
-    return "…" if value is None else format(value, form)
+    return ["…" if value is None else format(value, form)]
 
 
 def _value(node: ast.expr | None, scope: Scope) -> Any:

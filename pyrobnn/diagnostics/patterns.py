@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from scipy import stats
 from scipy.special import ndtri
@@ -14,6 +16,21 @@ from pyrobnn.diagnostics.verdict import Check, grade_tested
 
 _MIN_DATA = 40
 _NUM_REGIONS = 4
+
+
+class Pattern(NamedTuple):
+    """What the PIT of one output does along one input.
+
+    Args:
+        p: of no dependence at all. effect: the means' span or the neighbours' correlation.
+        name: the input.
+        means: of the regions, least and greatest; None where neighbours were compared.
+    """
+
+    p: float
+    effect: float
+    name: str
+    means: tuple[float, float] | None = None
 
 
 def check_pattern(evidence: Evidence) -> Check | None:
@@ -33,21 +50,23 @@ def check_pattern(evidence: Evidence) -> Check | None:
     ]
     if not found:
         return None
-    p, effect, seen, name = min(found, key=lambda each: each[0])
-    p = min(1.0, p * len(found))
-    status = grade_tested(p, effect, thresholds.PIT_RATES, (thresholds.PATTERN_WARN, thresholds.PATTERN_FAIL))
+    worst = min(found, key=lambda each: each.p)
+    p = min(1.0, worst.p * len(found))
+    status = grade_tested(
+        p, worst.effect, thresholds.PIT_RATES, (thresholds.PATTERN_WARN, thresholds.PATTERN_FAIL)
+    )
     return Check(
         "pattern",
         status,
-        effect,
+        worst.effect,
         f"p ≥ {thresholds.PIT_WARN} (Bonferroni) or an effect ≤ {thresholds.PATTERN_WARN}; p < "
         f"{thresholds.PIT_FAIL} with an effect > {thresholds.PATTERN_FAIL} fails",
         thresholds.PIT_SOURCE,
-        f"{seen} (p = {p:.2g}).",
+        _seen(worst, p),
         ""
         if status == "pass"
-        else f"The mean function misses how y depends on {name}, and the noise covers for it: use a more flexible "
-        "network or a wider prior.",
+        else f"The mean function misses how y depends on {worst.name}, and the noise covers for it: use a more "
+        "flexible network or a wider prior.",
     )
 
 
@@ -67,22 +86,20 @@ def check_order(evidence: Evidence) -> Check | None:
     kinds = [list(found) for found in zip(*sets)]  # stretches and neighbours, of each output
     if not kinds:
         return None
-    together = [
-        float(stats.combine_pvalues([max(each[0], 1e-300) for each in kind]).pvalue) for kind in kinds
-    ]
+    together = [float(stats.combine_pvalues([max(each.p, 1e-300) for each in kind]).pvalue) for kind in kinds]
     first = int(np.argmin(together))
-    p, worst = min(1.0, together[first] * len(together)), max(kinds[first], key=lambda each: each[1])
+    p, worst = min(1.0, together[first] * len(together)), max(kinds[first], key=lambda each: each.effect)
     status = grade_tested(
-        p, worst[1], thresholds.PIT_RATES, (thresholds.PATTERN_WARN, thresholds.PATTERN_FAIL)
+        p, worst.effect, thresholds.PIT_RATES, (thresholds.PATTERN_WARN, thresholds.PATTERN_FAIL)
     )
     return Check(
         "row_order",
         status,
-        worst[1],
+        worst.effect,
         f"p ≥ {thresholds.PIT_WARN} (Bonferroni) or an effect ≤ {thresholds.PATTERN_WARN}; p < "
         f"{thresholds.PIT_FAIL} with an effect > {thresholds.PATTERN_FAIL} fails",
         thresholds.PIT_SOURCE,
-        f"{worst[2]} (p = {p:.2g}).",
+        _seen(worst, p),
         ""
         if status == "pass"
         else "Rows that stand beside one another depend on one another (a time series, groups, a drift), but count as "
@@ -91,8 +108,15 @@ def check_order(evidence: Evidence) -> Check | None:
     )
 
 
-def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[tuple[float, float, str, str]]:
-    """p-value, effect and words for each output's PIT (point, output), by region and between neighbours."""
+def _seen(pattern: Pattern, p: float) -> str:
+    if pattern.means is None:
+        return f"The PIT values of neighbours along {pattern.name} correlate by {pattern.effect:.2f} (p = {p:.2g})."
+    low, high = pattern.means
+    return f"The mean PIT is {low:.2f} to {high:.2f} over {_NUM_REGIONS} regions of {pattern.name} (p = {p:.2g})."
+
+
+def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[Pattern]:
+    """Each output's PIT (point, output) along an input: by region, and between neighbours."""
     if np.ptp(values) == 0.0:
         return []
     order, found = in_order(values), []
@@ -102,11 +126,10 @@ def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[tuple[float,
         parts = np.array_split(column[order], _NUM_REGIONS)
         means = [float(part.mean()) for part in parts]
         p = float(stats.kruskal(*parts).pvalue)
-        seen = f"The mean PIT is {min(means):.2f} to {max(means):.2f} over {_NUM_REGIONS} regions of {name}"
-        found.append((p, max(means) - min(means), seen, name))
+        found.append(Pattern(p, max(means) - min(means), name, (min(means), max(means))))
         normal = ndtri(np.clip(column[order], 1e-3, 1.0 - 1e-3))
         r = float(np.corrcoef(normal[:-1], normal[1:])[0, 1])
         # leaving out or fitting a datum makes neighbours' errors differ, never agree: one side is tested
         p = float(stats.norm.sf(r * np.sqrt(len(normal) - 1)))
-        found.append((p, r, f"The PIT of neighbours along {name} correlate by {r:.2f}", name))
+        found.append(Pattern(p, r, name))
     return found
