@@ -319,7 +319,7 @@ def test_fidelity_measures_shift_and_scale_against_the_reference():
     tree["function"] = (
         tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
     )
-    tree.attrs["remedy"] = pb.DeepEnsemble.remedy  # its members have no guide
+    tree.attrs |= {"claim": "none", "remedy": pb.DeepEnsemble.remedy}  # its members have no guide
     narrow = find(diagnose(tree, reference=reference), "sd_ratio")
     assert narrow.status == "fail" and narrow.action.endswith(f"underestimated. {pb.DeepEnsemble.remedy}")
     assert find(diagnose(exact_tree(seed=0), reference=reference), "wasserstein").status == "pass"

@@ -32,6 +32,7 @@ from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import Evidence, diagnose, loo
+from pyrobnn.diagnostics.advice import Advice
 from pyrobnn.diagnostics.calibration import _gap, _regions, _uniform_check
 from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
 from pyrobnn.diagnostics.convergence import check_ess, check_rhat
@@ -302,7 +303,7 @@ def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
 def test_a_uniform_that_is_off_by_nothing_that_matters_passes():
     """Kolmogorov–Smirnov p below 1e-4 at a distance of 0.03, of ten thousand held-out values."""
     u = np.random.default_rng(0).beta(1.06, 1.0, size=20_000)
-    found = _uniform_check("pit", u, "", "held-out")
+    found = _uniform_check("pit", u, "", "held-out", Advice())
     assert found.value < 0.04 and "p = " in found.evidence and found.status == "pass"
 
 
@@ -310,8 +311,8 @@ def test_a_uniform_that_is_off_by_nothing_that_matters_passes():
 def test_a_shift_and_a_wrong_width_of_a_hundred_values_fail(shift, width):
     """Of a hundred values Kolmogorov–Smirnov has p = 2e-3 and 6e-4: both warned at best."""
     u = stats.norm.cdf(stats.norm.ppf((np.arange(100) + 0.5) / 100) / width + shift)
-    assert _uniform_check("pit", u, "", "held-out").status == "fail"
-    uniform = _uniform_check("pit", np.random.default_rng(0).random(100), "", "held-out")
+    assert _uniform_check("pit", u, "", "held-out", Advice()).status == "fail"
+    uniform = _uniform_check("pit", np.random.default_rng(0).random(100), "", "held-out", Advice())
     assert uniform.status == "pass"
 
 
@@ -319,7 +320,7 @@ def test_heavy_tails_are_advised_a_likelihood_with_heavy_tails():
     errors = np.random.default_rng(0).standard_t(1.5, size=2000)
     scale = 4.0 * np.quantile(np.abs(errors), 0.5)
     u = stats.norm.cdf(errors / scale)
-    found = _uniform_check("pit", u, "", "held-out")
+    found = _uniform_check("pit", u, "", "held-out", Advice())
     assert found.status != "pass" and "StudentT" in found.action
 
 

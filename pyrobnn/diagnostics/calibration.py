@@ -11,6 +11,7 @@ from scipy import stats
 
 from pyrobnn import metrics
 from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.advice import Advice
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.names import feature_names
@@ -67,7 +68,9 @@ def check_pit(evidence: Evidence) -> Check | None:
     found = _held_out(evidence)
     if found is None or len(found) < _MIN_DATA:
         return None
-    return _uniform_check("pit", found, thresholds.PIT_SOURCE, "held-out", _dependence(evidence))
+    return _uniform_check(
+        "pit", found, thresholds.PIT_SOURCE, "held-out", Advice.of(evidence), _dependence(evidence)
+    )
 
 
 def check_loo_pit(evidence: Evidence) -> Check | None:
@@ -75,7 +78,7 @@ def check_loo_pit(evidence: Evidence) -> Check | None:
     found = _left_out(evidence)
     if found is None or len(found[1]) < _MIN_DATA:
         return None
-    return _uniform_check("loo_pit", found[1], thresholds.LOO_PIT_SOURCE, "left-out")
+    return _uniform_check("loo_pit", found[1], thresholds.LOO_PIT_SOURCE, "left-out", Advice.of(evidence))
 
 
 def check_training_pit(evidence: Evidence) -> Check | None:
@@ -84,7 +87,8 @@ def check_training_pit(evidence: Evidence) -> Check | None:
     if outcomes is None or _left_out(evidence) is not None or len(outcomes[1]) < _MIN_DATA:
         return None
     draws, y = (torch.as_tensor(part) for part in outcomes)
-    found = _uniform_check("training_pit", metrics.pit(draws, y).numpy(), thresholds.PIT_SOURCE, "training")
+    u = metrics.pit(draws, y).numpy()
+    found = _uniform_check("training_pit", u, thresholds.PIT_SOURCE, "training", Advice.of(evidence))
     narrow = found.status in ("warn", "fail") and "narrow" in found.action
     if narrow:
         return found
@@ -156,7 +160,12 @@ def _p_uniform(u: np.ndarray, distance: float, dependence: Dependence) -> float:
 
 
 def _uniform_check(
-    name: str, values: np.ndarray, source: str, which: str, dependence: Dependence = _INDEPENDENT
+    name: str,
+    values: np.ndarray,
+    source: str,
+    which: str,
+    advice: Advice,
+    dependence: Dependence = _INDEPENDENT,
 ) -> Check:
     u = values.ravel()
     distance = float(stats.kstest(u, "uniform").statistic)
@@ -172,14 +181,9 @@ def _uniform_check(
     elif abs(bias) > 0.1:
         action = "Predictions are biased: use a more flexible network, or check how y was standardised."
     elif extreme > 0.015 and outer < 0.1:
-        action = "The errors have heavy tails: use a heavy-tailed likelihood (StudentT), which outliers do not widen."
-    elif outer > 0.1:
-        action = (
-            "Intervals are too narrow: let the noise be inferred, use a richer posterior, or a "
-            "heavier-tailed likelihood."
-        )
+        action = advice.tails()
     else:
-        action = "Intervals are too wide: infer the noise instead of fixing it, or tighten the prior on it."
+        action = advice.intervals("narrow" if outer > 0.1 else "wide")
     return Check(
         name,
         status,
@@ -211,7 +215,7 @@ def check_coverage(evidence: Evidence) -> Check | None:
         tail = float(stats.binom.cdf(round(found.value * count), count, _LEVEL))
         fails, warns = tail < thresholds.PIT_FAIL, tail < thresholds.PIT_WARN
     status: Status = "fail" if fails else "warn" if warns else "pass"
-    side = "narrow" if found.value < _LEVEL else "wide"
+    action = Advice.of(evidence).intervals("narrow" if found.value < _LEVEL else "wide").rstrip(".")
     return Check(
         "coverage_90",
         status,
@@ -221,9 +225,7 @@ def check_coverage(evidence: Evidence) -> Check | None:
         thresholds.PIT_SOURCE,
         f"90 % intervals cover {found.value:.1%} of {scores.num_data} held-out values (standard error "
         f"{error:.1%}).",
-        ""
-        if status == "pass"
-        else f"Intervals are too {side}: infer the noise, or recalibrate on held-out data.",
+        "" if status == "pass" else f"{action}; or recalibrate on held-out data.",
     )
 
 
@@ -241,7 +243,7 @@ def check_regions(evidence: Evidence) -> Check | None:
     if not found:
         return None
     p, name, parts = min(found, key=lambda result: result[0])
-    return _region_check(min(1.0, p * len(found)), name, parts)
+    return _region_check(min(1.0, p * len(found)), name, parts, Advice.of(evidence))
 
 
 def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -283,7 +285,7 @@ def _gap(regions: list[tuple[np.ndarray, float]]) -> float:
     return max(covered) - min(covered)
 
 
-def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) -> Check:
+def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]], advice: Advice) -> Check:
     covered = [coverage for _, coverage in regions]
     low, high = int(np.argmin(covered)), int(np.argmax(covered))
     gap = covered[high] - covered[low]
@@ -307,7 +309,7 @@ def _region_check(p: float, name: str, regions: list[tuple[np.ndarray, float]]) 
         f"{seen} (p = {p:.2g}).",
         ""
         if status == "pass"
-        else f"The noise depends on {name}: use a heteroskedastic likelihood (HeteroskedasticGaussian)"
+        else advice.by(name)
         + (", with time (or what the order stands for) as an input." if name == ORDER else "."),
     )
 
@@ -388,6 +390,7 @@ def check_ece(evidence: Evidence) -> Check | None:
         f"minus accuracy is {gap:+.3f}.",
         ""
         if status == "pass"
-        else f"Predictions are {direction}confident: use a richer posterior, or temper the logits on "
-        "validation data.",
+        else f"Predictions are {direction}confident: "
+        + ("" if evidence.claim == "exact" else "use a richer posterior, or ")
+        + "temper the logits on validation data.",
     )

@@ -212,7 +212,7 @@ def check_wasserstein(evidence: Evidence, reference: Evidence) -> Check | None:
         f"of those {kind} and {largest:.2f} at most{why}.",
         ""
         if status == "pass" or not trusted
-        else "The functions differ from the reference: use a richer approximation, or the reference.",
+        else f"The functions differ from the reference. {_closer(evidence)}",
     )
 
 
@@ -243,7 +243,7 @@ def check_sd_ratio(evidence: Evidence, reference: Evidence) -> Check | None:
         f"({ratio.min():.2f} to {ratio.max():.2f}){why}.",
         ""
         if status == "pass" or not trusted
-        else f"Epistemic uncertainty is {side}estimated. {evidence.remedy}",
+        else f"Epistemic uncertainty is {side}estimated. {_exact(evidence) or evidence.remedy}",
     )
 
 
@@ -269,8 +269,23 @@ def check_classes(evidence: Evidence, reference: Evidence) -> Check | None:
         f"{found.total_variation:.3f} apart in total variation{why}.",
         ""
         if status == "pass" or not trusted
-        else "The predictive differs from the reference: use a richer approximation, or the reference.",
+        else f"The predictive differs from the reference. {_closer(evidence)}",
     )
+
+
+def _exact(evidence: Evidence) -> str:
+    """What to do where draws that would be exact differ from the reference's; empty for others."""
+    if evidence.claim != "exact":
+        return ""
+    return (
+        evidence.remedy
+        if evidence.is_iid
+        else "One of the two has missed a part: run both for longer, from new starts."
+    )
+
+
+def _closer(evidence: Evidence) -> str:
+    return _exact(evidence) or "Use a richer approximation, or the reference."
 
 
 def _same_points(evidence: Evidence, reference: Evidence) -> bool:

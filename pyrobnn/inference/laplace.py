@@ -120,6 +120,8 @@ class Laplace(Method):
         check_choice("curvature", self.curvature, ("ggn", "hessian"))
         check_choice("structure", self.structure, ("full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
+        if self.predictive == "linearized":  # what it is already is no advice
+            object.__setattr__(self, "remedy", "The Gaussian misses the weights: run NUTS and compare.")
         check_count("num_steps", self.num_steps)
         check_number("lr", self.lr, above=0)
         check_number("damping", self.damping, minimum=0)

@@ -41,7 +41,8 @@ class Method(Protocol):
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory.
         uses: those of the options ``init``, ``until_ess``, ``checkpoint`` and ``stream_to`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
-        remedy: what to do, in a sentence, where the draws are found to be far from the posterior.
+        remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
+            options do that already, without it.
 
     One that has ``work(sizes: Sizes) -> float``, the number of gradients of one datum that ``fit`` takes, is told of by
     :func:`pyrobnn.studies.forecast.expected_seconds` before it starts.

@@ -129,6 +129,12 @@ class SVI(Method):
         )  # fmt: skip
         if not callable(self.guide):
             check_choice("guide", self.guide, GUIDES)
+        if self.guide != "mean_field":  # no guide is advised itself, or a poorer one
+            richer = GUIDES[GUIDES.index(self.guide) + 1 :] if self.guide in GUIDES else ()
+            advised = f"use a richer guide ({', '.join(richer)}), or run NUTS" if richer else "run NUTS"
+            object.__setattr__(
+                self, "remedy", f"The approximation misses the posterior: {advised} and compare."
+            )
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
         check_count("num_particles", self.num_particles)

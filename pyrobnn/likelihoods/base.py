@@ -257,6 +257,15 @@ class Likelihood(torch.nn.Module):
         site = SITE + name
         return "inferred" if site in self.priors else "learned" if site in self.points else "fixed"
 
+    @property
+    def noise(self) -> dict[str, str]:
+        """How each own parameter comes about: fixed, learned or inferred; by input where heads of the net give it."""
+        named = [site.removeprefix(SITE) for site in (*self.priors, *self.points)]
+        named += [
+            name.removeprefix("fixed_") for name, _ in self.named_buffers() if name.startswith("fixed_")
+        ]
+        return {name: self.how(name) for name in named} | ({"scale": "by input"} if self.heads > 1 else {})
+
     def like(self, weight: Tensor) -> Likelihood:
         """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""
         own: dict[int, Any] = {id(self.priors): {}, id(self.points): {}}  # copied below
