@@ -27,6 +27,7 @@ from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
 from pyrobnn.sites.derived import Derived
+from pyrobnn.sites.factors import Factors
 from pyrobnn.sites.nodes import (
     Node,
     datum_terms,
@@ -327,17 +328,16 @@ class Density:
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
-        writes = self._writes.handled(values)
-        with without_validation(), pyro.poutine.block(), self._supply(values), rows, there, writes:
+        block, writes = pyro.poutine.block(), self._writes.handled(values)
+        with without_validation(), block, self._supply(values), rows, there, writes, Factors():
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _supply(self, values: Mapping[str, Tensor | Callable[[Any], Tensor]]) -> Supply:
-        given = [v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point()]
-        return Supply(values, self._held, stored=self.owner is None, like=given[0] if given else None)
+        given = (v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point())
+        return Supply(values, self._held, stored=self.owner is None, like=next(given, None))
 
     def _first_trace(self) -> Mapping[str, Node]:
-        # where a program computes is known once it has run
-        with seeded(0, *used_devices()), torch.no_grad():
+        with seeded(0, *used_devices()), torch.no_grad():  # where it computes is known once it has run
             try:
                 with all_rows(self.plate_sizes):
                     return self.trace({})

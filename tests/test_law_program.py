@@ -561,21 +561,45 @@ def autoregressive(x, y):
     pyro.sample("y", dist.Normal(mean, 0.5).to_event(1), obs=y[:, 0])
 
 
+def recursive(x, y):  # autograd refused it: each value is read before the next is written
+    level = slope() * torch.ones(len(y))
+    halves = level.view(2, -1)
+    for t in range(1, len(y)):
+        level[t] = 0.9 * torch.tanh(level[t - 1]) + x[t, 0]
+        level[t] *= level[t - 1]
+    halves[0][1] = halves[1, 0] * level[2]  # a write through two views is one
+    halves[0][:3].exp_()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(level, 0.5), obs=y[:, 0])
+
+
 def ordered(x, y):  # Pyro's own distribution fills a tensor
     s, cuts = slope(), torch.tensor([-0.5, 0.5])
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.OrderedLogistic(s * x[:, 0], cuts), obs=(y[:, 0] > 0).long())
 
 
-@pytest.mark.parametrize("program", [writes_in_place, autoregressive, ordered])
+@pytest.mark.parametrize("program", [writes_in_place, autoregressive, recursive, ordered])
 def test_programs_that_fill_tensors_are_run_at_many_points_at_once(program):
     density = Density(program, (X, Y))
     z = torch.tensor([[0.3], [-1.2], [2.0]])
     single = torch.func.grad_and_value(density.log_joint)
-    gradient, batched = batched_gradient(density.log_joint, z)
-    assert batched
+    gradient, why = batched_gradient(density.log_joint, z)
+    assert not why
     for found, expected in zip(gradient(z), zip(*[single(one) for one in z], strict=True), strict=True):
         torch.testing.assert_close(found, torch.stack(expected))
+    for one, found in zip(
+        z, gradient(z)[0], strict=True
+    ):  # as the program itself has it, without our handlers
+
+        def plain(value):
+            site = {"slope": value.to(X.dtype).squeeze()}
+            return pyro.poutine.trace(pyro.poutine.condition(program, site)).get_trace(X, Y).log_prob_sum()
+
+        step = torch.tensor([1e-2], dtype=torch.float64)  # programs compute partly in float32
+        torch.testing.assert_close(density.log_joint(one.double()).double(), plain(one).double())
+        slope_of = (plain(one + step) - plain(one - step)) / (2 * step)
+        torch.testing.assert_close(found.double(), slope_of, rtol=1e-2, atol=1e-2)
     check_batched(density, "SVI")  # refused it
 
 

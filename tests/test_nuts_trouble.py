@@ -170,11 +170,20 @@ def test_control_flow_on_values_falls_back_to_the_same_draws():
             pyro.factor("never", torch.tensor(1.0))
 
     options = {"num_chains": 2, "num_warmup": 5}
-    with pytest.warns(UserWarning, match="control flow") as seen:
+    with pytest.warns(UserWarning, match="one after the other.*: the program's Python depends on") as seen:
         slow = NUTS(**options).fit(branching, num_draws=5)
     assert len(seen) == 1
     plain = NUTS(compile=False, **options).fit(simple, num_draws=5)
     torch.testing.assert_close(slow.draws["z"], plain.draws["z"], atol=1e-4, rtol=1e-4)
+
+
+def test_the_note_of_slow_chains_names_what_keeps_them_from_being_batched():
+    def program(x, y):
+        z = pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+        pyro.factor("positive", -z[z > 0].sum())
+
+    with pytest.warns(UserWarning, match="one after the other.*: torch cannot run one of its.*dynamic shape"):
+        NUTS(num_chains=2, num_warmup=5, compile=False).fit(program, num_draws=5)
 
 
 def test_subsampling_programs_are_refused():

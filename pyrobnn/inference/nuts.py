@@ -337,12 +337,9 @@ class NUTS(Method):
         wide: str,
     ) -> Run:  # fmt: skip
         density = problem.density
-        gradient, batched = gradient_of(problem, z, bool(wide), self.compile)
-        if not batched:
-            problem.note(
-                "the model's control flow depends on the values of its sites, so that it can be neither batched nor "
-                "compiled: the chains run one after the other, much slower"
-            )
+        gradient, why = gradient_of(problem, z, bool(wide), self.compile)
+        if why:
+            problem.note(f"the chains run one after the other and uncompiled, much slower: {why}")
         most = MOST_WARMUP if self.num_warmup is None else None
         machine = Machine(
             gradient,
@@ -364,8 +361,8 @@ class NUTS(Method):
             inspect=None if problem.is_bnn or wide else inspector(density),
             mass_matrix=form_of(self.mass_matrix, problem.is_bnn),
             step_size=self.step_size,
-            compile=self.compile and batched,
-            chains_per_call=chains_per_call(gradient, z) if self.compile and batched else None,
+            compile=self.compile and not why,
+            chains_per_call=chains_per_call(gradient, z) if self.compile and not why else None,
             file=file,
         )
 

@@ -11,6 +11,7 @@ from torch.distributions import transforms
 
 from pyrobnn.checks import Refused, check_finite
 from pyrobnn.density import Density
+from pyrobnn.gradient import why_not_batched
 from pyrobnn.seeding import seeded
 from pyrobnn.sites import derived
 
@@ -74,9 +75,9 @@ def check_batched(density: Density, method: str) -> None:
         except RuntimeError:
             return  # the program's own mistake, which is told better where it is run
         raise Refused(
-            f"the program's Python depends on the values of its sites or of a plate's rows, and {method} runs it for "
-            "many points at once: write it with tensors (torch.where for if, 'with pyro.plate(…) as rows' for a loop "
-            "over rows), or use MAP or NUTS, which can run it point by point"
+            f"{method} runs the program for many points at once, and {why_not_batched(error)}: write it with tensors "
+            "(torch.where for if, 'with pyro.plate(…) as rows' for a loop over rows), or use MAP or NUTS, which can "
+            "run it point by point"
         ) from error
 
 

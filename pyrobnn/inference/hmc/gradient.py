@@ -26,8 +26,8 @@ def chains_per_call(gradient: Gradient, z: Tensor) -> int:
     return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
 
 
-def gradient_of(problem: Problem, z: Tensor, wide: bool, compile: bool) -> tuple[Gradient, bool]:
-    """The gradient of a problem's log joint for the chains at ``z``, and whether it is batched.
+def gradient_of(problem: Problem, z: Tensor, wide: bool, compile: bool) -> tuple[Gradient, str]:
+    """The gradient of a problem's log joint for the chains at ``z``, and why it is not batched (empty if it is).
 
     Args:
         problem: what is fitted.
