@@ -6,11 +6,13 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+import xarray as xr
 from models import normal_prior, toy_net
+from scipy.special import ndtri
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import Evidence, diagnose
-from pyrobnn.diagnostics.moves import check_moves, check_range
+from pyrobnn.diagnostics.moves import check_density, check_moves, check_range
 from pyrobnn.groups import MOVED
 from pyrobnn.posterior import Posterior, moves
 
@@ -132,6 +134,40 @@ def test_a_mean_field_fit_of_correlated_weights_is_judged_by_what_it_predicts():
     before, after = (tree[MOVED][name].values[0, :, :, 0].std(0) for name in ("before", "after"))
     assert np.abs(np.log(before / exact)).max() > 0.5
     assert np.abs(np.log(after / exact)).max() < 0.3
+
+
+MOVES = {"function_moves": check_moves, "density_moves": check_density, "range_moves": check_range}
+#: of each check faults that should fail, as draws of a standard normal become them
+FAULTS = {
+    "function_moves": (lambda z: z / 2.1, lambda z: 2.1 * z, lambda z: z + 1.1),
+    "density_moves": (lambda z: z / 1.7, lambda z: 1.7 * z, lambda z: z + 1.1),
+    "range_moves": (lambda z: z[z > ndtri(0.17)],),
+}
+
+
+def moved_by(z, stayed, rng):
+    """A tree whose function and log density are `z` before, and afterwards are on their way to a standard normal."""
+    z = z[: len(z) - len(z) % 4].reshape(4, -1)
+    after = stayed * z + (1 - stayed**2) ** 0.5 * rng.normal(size=z.shape)
+    dims = ("chain", "draw", "probe", "output")
+    f, g = (np.repeat(each[..., None, None], 3, axis=2) for each in (z, after))
+    moved = {"before": (dims, f), "after": (dims, g), "acceptance": ((), 0.8)}
+    moved |= {f"density_{when}": (dims[:2], each) for when, each in (("before", z), ("after", after))}
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (dims[:2], z)}), MOVED: xr.Dataset(moved)})
+    tree["function"] = xr.Dataset({"f": (dims, f)})
+    return Evidence(tree)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_check_by_moves_that_could_not_have_failed_does_not_pass(name):
+    rng = np.random.default_rng(0)
+    for fault in FAULTS[name]:
+        for stayed in (0.0, 0.3, 0.6, 0.75, 0.85, 0.95, 0.995):
+            found = MOVES[name](moved_by(fault(rng.normal(size=8000)), stayed, rng))
+            assert found.status != "pass", (stayed, found.evidence)
+    healthy = [MOVES[name](moved_by(rng.normal(size=1024), stayed, rng)) for stayed in (0.0, 0.3, 0.97)]
+    assert [each.status for each in healthy] == ["pass", "pass", "info"]
+    assert "moves were too short" in healthy[-1].evidence
 
 
 def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):

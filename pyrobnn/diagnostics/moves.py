@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import stats
+from scipy.special import ndtri, owens_t
 
 from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.ess import mean_ess
@@ -14,10 +15,8 @@ from pyrobnn.groups import MOVED
 
 #: acceptance below which the draws have hardly moved, and the standard errors that are taken off every effect
 _LEAST_ACCEPTED, _SIGMAS = 0.2, 2.0
-#: correlation of the function with itself before the moves, above which a spread that would fail could seem to pass
-_STAYED = np.sqrt(
-    (thresholds.SD_RATIO_FAIL**-2 - thresholds.SD_RATIO_PASS**-2) / (thresholds.SD_RATIO_FAIL**-2 - 1.0)
-)
+_NOT_MOVED = "the draws could not be moved towards it ({:.0%} of the moves were accepted)"
+_TOO_SHORT = "the moves were too short (correlation {:.2f} with where they began)"
 _OF_CHAINS = (
     "Check that data, prior and likelihood are those that the chains were run on, then fit again with a smaller step "
     "size or a longer warm-up."
@@ -35,9 +34,7 @@ def check_moves(evidence: Evidence) -> Check | None:
     before, after = (f.reshape(-1, *f.shape[2:]) for f in (before, after))
     finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
     if acceptance < _LEAST_ACCEPTED or not finite or not (np.ptp(before, 0).all() and np.ptp(after, 0).all()):
-        return _unmoved(
-            f"the draws could not be moved towards it ({acceptance:.0%} of the moves were accepted)"
-        )
+        return _unmoved(_NOT_MOVED.format(acceptance))
     shift, gap, errors = _change(before, after)
     shifts = by_kind(np.maximum(np.abs(shift) - _SIGMAS * errors[0], 0.0), evidence, "probes")
     gaps = by_kind(np.maximum(np.abs(gap) - _SIGMAS * errors[1], 0.0), evidence, "probes")
@@ -52,10 +49,9 @@ def check_moves(evidence: Evidence) -> Check | None:
         *(grade(float(np.median(each)), narrow, too_narrow) for each in gaps.values()),
         *(grade(float(np.quantile(each, MOST)), too_narrow, 2.0 * too_narrow) for each in gaps.values()),
     )
-    there, moved = (evidence.draws(MOVED, name) for name in ("before", "after"))
-    stayed = 0.0 if there is None or moved is None else _correlation(there, moved)
-    if status == "pass" and stayed > _STAYED:
-        return _unmoved(f"the moves were too short (it correlates by {stayed:.2f} with where it was)")
+    stayed = _correlation(evidence)
+    if status == "pass" and stayed > _blind(limits, (narrow, too_narrow)):
+        return _unmoved(_TOO_SHORT.format(stayed))
     kind = max(gaps, key=lambda name: float(np.median(gaps[name])))
     ratio = float(np.exp(np.median(by_kind(gap, evidence, "probes")[kind])))
     side = "under" if ratio < 1.0 else "over"
@@ -84,16 +80,21 @@ def check_density(evidence: Evidence) -> Check | None:
     """
     before, after = (evidence.draws(MOVED, f"density_{when}") for when in ("before", "after"))
     acceptance = evidence.values(MOVED, "acceptance")
-    if before is None or after is None or acceptance is None or acceptance < _LEAST_ACCEPTED:
+    if before is None or after is None or acceptance is None:
         return None
+    what = "the log density varies as that of the posterior does"
     before, after = (each.reshape(-1).astype(np.float64) for each in (before, after))
-    if not (np.isfinite(before).all() and np.isfinite(after).all() and np.ptp(before) > 0.0 < np.ptp(after)):
-        return None
+    finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
+    if acceptance < _LEAST_ACCEPTED or not finite or not np.ptp(before) > 0.0 < np.ptp(after):
+        return _unmoved(_NOT_MOVED.format(acceptance), "density_moves", what)
     shift, gap, errors = _change(before, after)
     status = worse(
         _graded(float(shift), float(errors[0]), thresholds.DENSITY_SHIFT_WARN, thresholds.DENSITY_SHIFT_FAIL),
         _graded(float(gap), float(errors[1]), thresholds.DENSITY_SPREAD_WARN, thresholds.DENSITY_SPREAD_FAIL),
     )
+    stayed = float(np.corrcoef(before, after)[0, 1])
+    if status == "pass" and stayed > _blind_to_density(errors):
+        return _unmoved(_TOO_SHORT.format(stayed), "density_moves", what)
     ratio = float(np.exp(gap))
     low, high = (np.exp(sign * thresholds.DENSITY_SPREAD_WARN) for sign in (-1, 1))
     return Check(
@@ -126,8 +127,9 @@ def check_range(evidence: Evidence) -> Check | None:
         return None
     if evidence.likelihood == "categorical" and after.shape[-1] > 1:
         before, after = (f - f.mean(axis=-1, keepdims=True) for f in (before, after))
+    what = "the draws lack a part of the posterior"
     if acceptance < _LEAST_ACCEPTED or not (np.isfinite(before).all() and np.isfinite(after).all()):
-        return None
+        return _unmoved(_NOT_MOVED.format(acceptance), "range_moves", what)
     columns = before.reshape(*before.shape[:2], -1)
     ess = np.minimum(np.nan_to_num(mean_ess(columns), nan=1.0), columns.shape[0] * columns.shape[1])
     low, high = columns.min((0, 1)), columns.max((0, 1))
@@ -139,6 +141,9 @@ def check_range(evidence: Evidence) -> Check | None:
     status = grade_tested(
         p_least, share, thresholds.STEIN_RATES, (thresholds.RANGE_WARN, thresholds.RANGE_FAIL)
     )
+    stayed = _correlation(evidence)
+    if status == "pass" and not _range_would_tell(stayed, len(moved), float(np.median(ess)), len(ess)):
+        return _unmoved(_TOO_SHORT.format(stayed), "range_moves", what)
     return Check(
         "range_moves",
         status,
@@ -174,20 +179,66 @@ def _change(
     return shift, np.log(sds[0] / sds[1]), (np.hypot(*shifts) / sds[1], np.hypot(*ratios))
 
 
-def _correlation(before: np.ndarray, after: np.ndarray) -> float:
-    """How closely moved functions (chain, draw, …) follow where they were, in the median of the probes."""
-    before, after = (f.reshape(f.shape[0] * f.shape[1], -1) for f in (before, after))
+def _correlation(evidence: Evidence) -> float:
+    """How closely moved functions follow where they were, in the median of the probes; 0 where nobody says."""
+    there, moved = (evidence.draws(MOVED, name) for name in ("before", "after"))
+    if there is None or moved is None:
+        return 0.0
+    before, after = (f.reshape(f.shape[0] * f.shape[1], -1) for f in (there, moved))
     before, after = (f - f.mean(axis=0) for f in (before, after))
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
     return float(np.median((before * after).mean(axis=0) / scale))
 
 
-def _unmoved(why: str) -> Check:
+def _blind(shifts: tuple[float, float], gaps: tuple[float, float]) -> float:
+    """The correlation of draws with where they were above which a fault that should fail could seem to pass.
+
+    Mean and variance are then nearer to those of the posterior by 1 − r and 1 − r² alone: of a mean that is off, an sd
+    that is too small, and one that is too large, the one that is seen least decides.
+
+    Args:
+        shifts: of the mean, in sd, that does not pass, and that fails.
+        gaps: log ratios of the sd, likewise.
+    """
+    least, fails = (np.exp(2.0 * gap) for gap in gaps)
+    squares = 1.0 - (least - 1.0) / (fails - 1.0), (fails / least - 1.0) / (fails - 1.0)
+    return float(min(1.0 - shifts[0] / shifts[1], np.sqrt(max(0.0, min(squares)))))
+
+
+def _blind_to_density(errors: tuple[np.ndarray, np.ndarray]) -> float:
+    """The same of the log density, of which an effect counts beyond its standard errors alone."""
+
+    def limits(warns: float, fails: float, error: np.ndarray) -> tuple[float, float]:
+        sigmas = thresholds.DENSITY_SIGMAS_WARN, thresholds.DENSITY_SIGMAS_FAIL
+        return max(warns, sigmas[0] * float(error)), max(fails, sigmas[1] * float(error))
+
+    return _blind(
+        limits(thresholds.DENSITY_SHIFT_WARN, thresholds.DENSITY_SHIFT_FAIL, errors[0]),
+        limits(thresholds.DENSITY_SPREAD_WARN, thresholds.DENSITY_SPREAD_FAIL, errors[1]),
+    )
+
+
+def _range_would_tell(stayed: float, num_moved: int, ess: float, num_places: int) -> bool:
+    r"""Whether draws that lack the share of the posterior that should fail would not have passed.
+
+    .. math:: P(Z > h, Z' < h) = 2 T(h, \sqrt{(1 - r) / (1 + r)})
+
+    of normal pairs of correlation r is what crosses an edge h, by Owen's T.
+    """
+    lack, stayed = thresholds.RANGE_FAIL, min(max(stayed, 0.0), 1.0)
+    crossing = 2.0 * float(owens_t(ndtri(lack), np.sqrt((1.0 - stayed) / (1.0 + stayed)))) / (1.0 - lack)
+    p = num_places * stats.poisson.sf(round(crossing * num_moved) - 1, 2.0 * num_moved / (ess + 1.0))
+    return crossing > thresholds.RANGE_WARN and p < thresholds.STEIN_RATE_WARN
+
+
+def _unmoved(
+    why: str, name: str = "function_moves", what: str = "the function is that of the posterior"
+) -> Check:
     return Check(
-        "function_moves",
+        name,
         "info",
         None,
         "",
         thresholds.MOVES_SOURCE,
-        f"Whether the function is that of the posterior cannot be said: {why}.",
+        f"Whether {what} cannot be said: {why}.",
     )
