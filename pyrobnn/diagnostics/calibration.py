@@ -16,6 +16,7 @@ from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.names import feature_names
 from pyrobnn.diagnostics.points import CLASSES, FEWEST_DRAWS, is_classification, predictive_draws, replicates
+from pyrobnn.diagnostics.rows import ORDER, in_order, merged, order_of
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error, score
 from pyrobnn.diagnostics.verdict import Check, Status, grade_tested
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
@@ -27,8 +28,6 @@ _FEWEST_HELD_OUT = 8
 _MAX_DATA = 2000
 _MAX_FEATURES = 20
 _NUM_REGIONS = 4
-#: a covariate that every table has, and its rank correlation with the outcomes above which it is one of them
-ORDER, _SORTED = "the order of the rows", 0.9
 _LEVEL = 0.9
 _NUM_SIMULATED = 400
 #: sd of a uniform value, and of its distance from a half
@@ -242,7 +241,8 @@ def check_regions(evidence: Evidence) -> Check | None:
             found.append((_p_trend(of_name), name, regions))
     if not found:
         return None
-    p, name, parts = min(found, key=lambda result: result[0])
+    # of two that say the same, as an input and a line's mean, the first
+    p, name, parts = min(found, key=lambda result: float(f"{result[0]:.6g}"))
     return _region_check(min(1.0, p * len(found)), name, parts, Advice.of(evidence))
 
 
@@ -273,11 +273,6 @@ def _regions(u: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, float]
     inside = (np.abs(u - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
     parts = np.array_split(in_order(values), _NUM_REGIONS)
     return [(values[part], float(inside[part].mean())) for part in parts]
-
-
-def in_order(values: np.ndarray) -> np.ndarray:
-    """Indices of values (point,) in their order; among ties in one that the rows have no part in."""
-    return np.lexsort((np.random.default_rng(0).permutation(len(values)), values))
 
 
 def _gap(regions: list[tuple[np.ndarray, float]]) -> float:
@@ -330,23 +325,13 @@ def regions_of(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarra
         x = evidence.values(CONSTANT_DATA, "x")
         mean = draws[:, points, 0].mean(axis=0)
         covariates = _covariates(evidence, None if x is None else x[points], mean)
-        found.append((u, covariates | _order(y[points])))
+        found.append((u, covariates | order_of(y[points], covariates)))
     if held_out is not None:
         x, mean = evidence.values(HELD_OUT, "x"), evidence.values(PREDICTIONS, "mean")
         mean = None if mean is None else mean.reshape(len(held_out), -1)[:, 0]
-        order = _order(evidence.values(HELD_OUT, "y"))
-        found.append((held_out, _covariates(evidence, x, mean) | order))
+        covariates = _covariates(evidence, x, mean)
+        found.append((held_out, covariates | order_of(evidence.values(HELD_OUT, "y"), covariates)))
     return found
-
-
-def _order(y: np.ndarray | None) -> dict[str, np.ndarray]:
-    """The order of the rows, unless they were sorted by their outcomes (row, …), of which errors are a part."""
-    if y is None:
-        return {}
-    order, first = np.arange(len(y), dtype=np.float64), y.reshape(len(y), -1)[:, 0]
-    if np.ptp(first) == 0.0 or abs(float(stats.spearmanr(order, first).statistic)) > _SORTED:
-        return {}
-    return {ORDER: order}
 
 
 def _covariates(evidence: Evidence, x: np.ndarray | None, mean: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -356,7 +341,7 @@ def _covariates(evidence: Evidence, x: np.ndarray | None, mean: np.ndarray | Non
         if flat.shape[1] <= _MAX_FEATURES:
             found |= dict(zip(feature_names(evidence, flat.shape[1]), flat.T, strict=True))
     if mean is not None:
-        found["the predicted mean"] = mean
+        found["the predicted mean"] = merged(np.asarray(mean, dtype=np.float64))
     return {name: values for name, values in found.items() if np.isfinite(values).all()}
 
 

@@ -9,9 +9,10 @@ from scipy import stats
 from scipy.special import ndtri
 
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.calibration import ORDER, in_order, regions_of
+from pyrobnn.diagnostics.calibration import regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import CLASSES, is_classification
+from pyrobnn.diagnostics.rows import ORDER, in_order
 from pyrobnn.diagnostics.verdict import Check, grade_tested
 
 _MIN_DATA = 40
@@ -74,7 +75,7 @@ def check_order(evidence: Evidence) -> Check | None:
     """Whether rows that stand beside one another depend on one another: a time series, groups, or a drift.
 
     By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
-    and held-out data together; not of rows that are sorted by their outcomes.
+    and held-out data together; not of rows that are sorted by their outcomes or by an input.
     """
     if is_classification(evidence) or evidence.likelihood in CLASSES:
         return None

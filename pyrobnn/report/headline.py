@@ -12,6 +12,7 @@ from pyrobnn.diagnostics.calibration import regions_of
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.names import output_names
 from pyrobnn.diagnostics.points import is_censored, replicates
+from pyrobnn.diagnostics.rows import in_order
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import Check
 from pyrobnn.groups import HELD_OUT
@@ -87,7 +88,7 @@ def _worst_region(evidence: Evidence) -> str:
     for (u, covariates), which in zip(regions_of(evidence), _which(evidence), strict=False):
         inside = (np.abs(u - 0.5) <= 0.5 * _LEVEL).mean(axis=1)
         for name, values in covariates.items():
-            parts = np.array_split(np.argsort(values, kind="stable"), 4)
+            parts = np.array_split(in_order(values), 4)
             covered = [float(inside[part].mean()) for part in parts if len(part)]
             gap = max(covered) - min(covered)
             if len(covered) < 4 or gap <= worst[0]:

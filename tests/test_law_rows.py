@@ -1,0 +1,88 @@
+"""The law of rows: a verdict does not change when exchangeable rows are written down in another order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+from known_posteriors import linear_tree
+
+import pyrobnn as pb
+from pyrobnn.diagnostics import diagnose
+from pyrobnn.diagnostics.rows import merged
+
+NOISE, NUM = 0.5, 240
+#: name → what is added to a line with normal noise, of x and noise
+TRUTHS = {
+    "healthy": lambda x, noise: noise,
+    "by region": lambda x, noise: 2.0 * np.exp(2.5 * x) * noise,
+    "bent": lambda x, noise: 1.5 * x**2 + noise,
+    "narrow": lambda x, noise: 4.0 * noise,
+}
+#: how the rows come: as drawn, backwards, shuffled, sorted by their input, and by their outcomes within its ties
+ORDERS = {
+    "backwards": lambda x, y: np.arange(len(y))[::-1],
+    "shuffled": lambda x, y: np.random.default_rng(5).permutation(len(y)),
+    "by outcome": lambda x, y: np.argsort(y),
+    "by outcome in ties": lambda x, y: np.lexsort((y, x)),
+}
+
+
+def rows(truth, levels, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1.0, 1.0, NUM)
+    x = x if levels is None else np.round((levels - 1) * (x + 1.0) / 2.0) * 2.0 / (levels - 1) - 1.0
+    return x, 0.5 + x + TRUTHS[truth](x, NOISE * rng.normal(size=NUM))
+
+
+def judged(x, y, test, order):
+    """The tree of the exact posterior of a line, its rows in an order."""
+    design = np.stack([x, np.ones(len(x))], 1)
+    covariance = np.linalg.inv(design.T @ design / NOISE**2 + np.eye(2))
+    exact = np.random.default_rng(2).multivariate_normal(
+        covariance @ design.T @ y / NOISE**2, covariance, (4, 250)
+    )
+    with seeded(0):
+        net = torch.nn.Linear(1, 1)
+    model = pb.BNN(
+        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE)
+    )
+    parts = [
+        (part[0][where], part[1][where]) for part, where in (((x, y), order(x, y)), (test, order(*test)))
+    ]
+    data = [torch.tensor(each[:, None], dtype=torch.float32) for part in parts for each in part]
+    return linear_tree(model, data, exact)
+
+
+def statuses(verdict):
+    """What each check says that says anything; of rows sorted by outcome there is no order to be judged."""
+    found = {check.name: check.status for check in verdict.checks if check.status != "info"}
+    return {name: status for name, status in found.items() if (name, status) != ("row_order", "pass")}
+
+
+@pytest.mark.parametrize("levels", [None, 3], ids=["continuous", "few values"])
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_a_verdict_is_that_of_the_rows_in_any_order(truth, levels):
+    data, test = rows(truth, levels, 0), rows(truth, levels, 1)
+    before = diagnose(judged(*data, test, lambda x, y: np.arange(len(y))))
+    assert (before.status == "pass") == (truth == "healthy"), statuses(before)
+    for name, order in ORDERS.items():
+        after = diagnose(judged(*data, test, order))
+        assert [each.name for each in after.failed[:1]] == [each.name for each in before.failed[:1]], name
+        assert statuses(after) == statuses(before), (
+            name,
+            [str(c) for c in after.checks if c.status != "pass"],
+        )
+
+
+def test_values_that_differ_by_rounding_alone_are_the_same():
+    """The mean of an input of three values was sorted by how its sum had been rounded: by the places of the rows."""
+    levels = np.repeat([-1.0, 1e-3, 2.0, 1e9], 50)
+    noisy = levels * (1.0 + 1e-8 * np.random.default_rng(0).normal(size=200))
+    assert len(np.unique(merged(noisy)[:150])) == 3 and np.all(
+        np.abs(merged(noisy) - levels) <= 1e-6 * np.abs(levels)
+    )
+    apart = np.random.default_rng(1).normal(size=200)
+    np.testing.assert_array_equal(merged(apart), apart)
