@@ -31,6 +31,7 @@ def simple(x, y):
     pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
 
 
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
 def test_bad_starts_are_drawn_again():
     def program(x, y):
         top = pyro.sample("top", dist.HalfNormal(1.0))
@@ -53,6 +54,7 @@ def test_no_start_at_all_names_the_site():
         NUTS(**QUICK).fit(program, None, torch.tensor(-1.0), num_draws=5)
 
 
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
 def test_nan_gradients_are_divergences():
     def program(x, y):
         z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -134,6 +136,16 @@ def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_said():
 
 def run_of(stats):
     return Draws(None, stats, 0.0, 0, torch.ones(0), {})
+
+
+def test_an_unfinished_warmup_is_said_of_a_program_whose_draws_agree():
+    problem = prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+    stats = fine_stats(600)
+    with seeded():
+        z, stats[..., :2] = torch.randn(2, 600), torch.randn(2, 600, 2)
+    late = run_of(stats)._replace(unfinished="the acceptance rate was 0.50, aimed at 0.8", num_warmup=1000)
+    (told,) = disagreement(problem, {"z": z}, late)
+    assert told == "the warm-up was not finished after 1000 transitions: " + late.unfinished
 
 
 def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():

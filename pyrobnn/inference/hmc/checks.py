@@ -193,7 +193,7 @@ def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -
             )
         if long is not None and (slow := slow_energy(result.stats)):
             notes.append(slow)
-    if result.unfinished and (problem.is_bnn or notes):
+    if result.unfinished:
         notes.append(
             f"the warm-up was not finished after {result.num_warmup} transitions: {result.unfinished}"
         )
