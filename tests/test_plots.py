@@ -20,7 +20,8 @@ from pyrobnn import plots
 from pyrobnn.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
-from pyrobnn.plots.style import bands, panels, style
+from pyrobnn.plots.predictive import PAGE
+from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, bands, panels, style
 from pyrobnn.posterior.approximation import FlatApproximation
 
 KINDS = {
@@ -118,6 +119,12 @@ def test_the_words_about_the_gap_lie_over_no_axes() -> None:
     words = [text for text in words if "gap" in text.get_text() or text.get_text().startswith("no ")]
     assert len(words) == 1
     assert not any(words[0].get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_bands_fit_the_width_of_a_page(count: int) -> None:
+    figure = plots.predictive_bands({f"fit {i}": KINDS["regression_1d"] for i in range(count)})
+    assert figure.get_size_inches()[0] <= PAGE + 0.01
 
 
 def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
@@ -275,6 +282,7 @@ def test_training_puts_every_fit_into_one_axes() -> None:
     assert [len(ax.lines) for ax in figure.axes] == [3, 3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(trees)
     assert len(plots.training(trees, names=["kl"]).axes) == 1
+    assert not {line.get_color() for line in figure.axes[0].lines} & {ALEATORIC, EPISTEMIC, ALERT}
     with pytest.raises(ValueError, match=r"'names' has \['no'\], but the histories have"):
         plots.training(trees, names=["no"])
 

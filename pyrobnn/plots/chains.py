@@ -14,7 +14,7 @@ from scipy import stats
 from pyrobnn.diagnostics.convergence import F_AT, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.groups import FUNCTION, HISTORY, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
-from pyrobnn.plots.style import INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import FITS, INK, MUTED, PALETTE, empty_panel, panels, style
 
 MAX_CHAINS = 8
 MAX_STEPS = 300
@@ -278,7 +278,7 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
                 if name not in found:
                     continue
                 steps, values = _smooth(found[name])
-                colour, dashes = PALETTE[index % len(PALETTE)], ("-", "--", ":")[index // len(PALETTE) % 3]
+                colour, dashes = FITS[index % len(FITS)], ("-", "--", ":")[index // len(FITS) % 3]
                 steps = steps * _steps_each(evidences[label], found[name])
                 (lines[label],) = ax.plot(steps, values, color=colour, ls=dashes, lw=1.3)
                 late.append(values[len(values) // 10 :])
@@ -349,7 +349,7 @@ def weight_norms(trees: Trees) -> Figure:
         ax = axes[0, 0]
         names = [f"layer {i}" for i in range(layers)]
         for index, (label, (norms, source)) in enumerate(found.items()):
-            colour = PALETTE[index % len(PALETTE)]
+            colour = FITS[index % len(FITS)]
             if "layer" in source.coords and norms.shape[-1] == layers:
                 names = [str(n) for n in source.coords["layer"].values]
                 names = [f"layer {name}" if name.isdigit() else name for name in names]

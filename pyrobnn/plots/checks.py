@@ -25,7 +25,7 @@ from pyrobnn.groups import (
     PREDICTIONS,
     PRIOR_PREDICTIVE,
 )
-from pyrobnn.plots.style import EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import EPISTEMIC, FITS, INK, MUTED, empty_panel, panels, style
 
 MAX_DATA = 2000
 MAX_PLACES = 60
@@ -149,7 +149,7 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
             keep = np.unique(np.linspace(0, len(first) - 1, min(len(first), 300)).astype(int))
             ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
             for label, z in same.items():
-                colour = PALETTE[list(trees).index(label) % len(PALETTE)]
+                colour = FITS[list(trees).index(label) % len(FITS)]
                 ax.plot(
                     at,
                     [z[b].mean() for b in parts],

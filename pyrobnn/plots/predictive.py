@@ -18,6 +18,7 @@ from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import (
     ALEATORIC,
     EPISTEMIC,
+    FITS,
     INK,
     MUTED,
     NORMAL_95,
@@ -29,6 +30,8 @@ from pyrobnn.plots.style import (
 )
 
 MAX_POINTS = 400
+#: width of a page in inches
+PAGE = 7.2
 
 
 def _thin(num_points: int, most: int = MAX_POINTS) -> np.ndarray:
@@ -72,12 +75,18 @@ def predictive_bands(
         xlim, ylim: limits in original units; all panels share them either way.
 
     Returns:
-        A figure with one panel per tree.
+        A figure with one panel per tree, at most three beside each other, so that it fits the width of a page.
     """
     trees = gather(trees)
     with style():
+        columns = 2 if len(trees) == 4 else min(len(trees), 3)
         figure, axes = panels(
-            len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.5), sharex=True, sharey=True
+            len(trees),
+            rows_per_panel=(3.2, 1.0),
+            max_columns=columns,
+            size=(min(3.5, PAGE / columns), 3.4),
+            sharex=True,
+            sharey=True,
         )
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(label)
@@ -97,7 +106,9 @@ def predictive_bands(
         for ax in axes.flat:
             handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         if handles:
-            figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
+            figure.legend(
+                list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, 2 * columns)
+            )
         return figure
 
 
@@ -239,7 +250,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             if pit is None:
                 continue
             covered = (np.abs(pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
-            ax.plot(levels, covered, color=PALETTE[index % len(PALETTE)], label=label)
+            ax.plot(levels, covered, color=FITS[index % len(FITS)], label=label)
             fewest = len(pit) if fewest is None else min(fewest, len(pit))
         if fewest is None:
             empty_panel(ax, "no predictive draws with known outcomes")

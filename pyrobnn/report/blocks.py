@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.names import output_names
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.plots.style import PALETTE
+from pyrobnn.plots.style import FITS, PALETTE
 from pyrobnn.report.svg import inline_panels
 
 Trees = Mapping[str, Evidence]
@@ -61,4 +61,7 @@ def outputs(trees: Trees) -> list[tuple[int, str, str]]:
 
 def line_key(trees: Trees) -> tuple[tuple[str, str, str], ...]:
     """Legend of a figure of `trees` with one line per method."""
-    return tuple((f"--fig-{index % len(PALETTE)}", "line", label) for index, label in enumerate(trees))
+    return tuple(
+        (f"--fig-{PALETTE.index(FITS[index % len(FITS)])}", "line", label)
+        for index, label in enumerate(trees)
+    )
