@@ -245,7 +245,7 @@ def _cells(record: Mapping[str, Any]) -> list[str]:
         f"{seconds:.1f}",
         f"{record['compile']:.1f}" if "compile" in record else "",
         f"{record['gradients'] / seconds:,.0f}" if "gradients" in record else "",
-        f"{scores['ess'] / seconds:.2g}" if "ess" in scores else "",
+        f"{scores['ess'] / seconds:.3g}" if "ess" in scores else "",
         f"{scores['rhat']:.3f}" if "rhat" in scores else "",
         f"{100 * scores['coverage']:.0f} %",
         f"{scores['log_density']:.3f}",

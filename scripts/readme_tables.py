@@ -33,6 +33,7 @@ DOCS = HERE.parent / "docs"
 PAGES = [
     HERE.parent / "README.md",
     HERE / "results" / "README.md",
+    DOCS / "contributing.md",
     DOCS / "install.md",
     DOCS / "howto" / "scoringbench.md",
     DOCS / "references.md",
@@ -135,9 +136,13 @@ def download_table() -> str:
         whole = f"{record['download_mb']:,.0f}"
         lines.append(f"| {record['python']} | {record['asked']} | {whole} | {' | '.join(cells)} |")
     sizes = records[-1]["built_bytes"]
+    stored = sum(
+        file.stat().st_size for file in (HERE.parent / "pyrobnn" / "references" / "stored").glob("*.npz")
+    )
     lines += [
         "",
-        f"The wheel itself has {sizes['wheel'] / 1e6:.1f} MB, the source archive {sizes['sdist'] / 1e6:.1f} MB.",
+        f"The wheel itself has {sizes['wheel'] / 1e6:.1f} MB, of which the stored posteriors of `pb.references` are "
+        f"{stored / 1e6:.1f} MB, the source archive {sizes['sdist'] / 1e6:.1f} MB.",
     ]
     return "\n".join(lines)
 
@@ -477,6 +482,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "install": install_table,
     "download": download_table,
     "scoringbench": _of("benchmark_scoringbench", "scoringbench", "scoringbench"),
+    "coverage": _of("record_coverage", "coverage"),
     "history": _of("benchmark_history", "history"),
     "peers": _of("benchmark_peers", "peers"),
     "uci-log-density": lambda: uci_table("log_density", published=True),
