@@ -265,6 +265,23 @@ def gap_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def study_table(records: list[dict[str, Any]]) -> str:
+    """NUTS in ``compare_svi_mcmc.py``: what each comparison took of the CPU, and whether its chains have converged."""
+    lines = [
+        "| data | noise | NUTS' bound, s | methods fitted | CPU s of all | NUTS has converged | R-hat of f | ESS of f "
+        "| gap ratio | NUTS' verdict | what fails |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows = [record for record in records if record["part"] == "study"]
+    for r in sorted(rows, key=lambda r: (r["bound"], r["noise"] == NOISES[1])):
+        numbers = [f"{r[k]:.{d}f}" if r[k] else "" for k, d in (("rhat_function", 3), ("ess_function", 0))]
+        ratio, fails = f"{r['gap_ratio']:.1f}", ", ".join(f"`{name}`" for name in r["failed"])
+        cells = [r["data"], r["noise"], r["bound"], r["methods"], r["cpu seconds"]]
+        cells += [*(("yes", *numbers, ratio) if r["converged"] else ("no", "", "", "")), r["status"], fails]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def method_table(records: list[dict[str, Any]]) -> str:
     """Every method on the study's points: its noise, its doubt at the data and in the gap, and its verdict."""
     lines = [

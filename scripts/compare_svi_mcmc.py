@@ -14,10 +14,12 @@ lists; any option of ``pyrobnn compare`` is taken, also one of a method (``--svi
 the first data and noise where none are named, moves no knob and shortens the fits: two minutes.
 
 The knobs of SVI are moved on ``study_two_clusters``, with both models of the noise; ``--every-knob`` moves them on all
-data, ``--methods`` runs the methods it names wherever it is given. NUTS has two minutes of each comparison: enough for
-two clusters with one noise. Where the noise varies it takes about six, so give ``--nuts.max_seconds 600`` there. What
-has not converged says so in its verdict. How long the study takes is said before it starts (``--forecast``: that
-alone), what is left after each comparison, and the seconds and CPU seconds it took at the end.
+data, ``--methods`` runs the methods it names wherever it is given. NUTS stops when it has converged; what it leaves of
+the seconds of a comparison the next ones have, those with one noise first, which take the least. With two clusters
+whose noise varies it takes two to six minutes, with four it does not converge in its share: what has not is listed
+under the table, and hollow in the picture. ``--nuts.max_seconds 1500`` gives each comparison as much. How long the
+study takes is said before it starts (``--forecast``: that alone), what is left after each comparison, and the seconds
+and CPU seconds it took at the end.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import shlex
 import sys
@@ -54,7 +57,7 @@ noise: [inferred, heteroskedastic]
 prior_scale: 3.0
 methods:
   svi: {}
-  nuts: {until: converged, max_tree_depth: 12, max_seconds: 120}
+  nuts: {until: converged, max_tree_depth: 12, max_seconds: 150}
   laplace: {}
   ensemble: {}
   map: {}
@@ -111,12 +114,12 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, TypeError, OSError) as error:
         print(f"compare_svi_mcmc: {error}", file=sys.stderr)
         return cli.USAGE_ERROR
-    status, rows = 0, []
+    status, rows, spare = 0, [], 0.0
     for count, (folder, run) in enumerate(runs.items(), 1):
         named = ", ".join(f"{name} {value}" for name, value in run.cell.items())
         print(f"\n== {named}: {folder}", flush=True)
         file = asked.out / f"{folder.name}.yaml"
-        file.write_text(write_config(run.study), encoding="utf-8")
+        file.write_text(write_config(_granted(run.study, spare)), encoding="utf-8")
         words = ["--config", str(file), "--out", str(folder), "--resume", *rest]
         command = shlex.join(["python", "scripts/compare_svi_mcmc.py", *argv])
         found = cli.main(["compare", *words], command=command, left_out=run.left_out)
@@ -124,6 +127,7 @@ def main(argv: Sequence[str]) -> int:
             return found
         status = max(status, found)
         rows += _rows(run.cell, folder)
+        spare = _left(run.study, spare, folder)
         if found == cli.INTERRUPTED:
             break
         _draw(folder)
@@ -167,6 +171,35 @@ def _planned(
     return plain, {", ".join(knobs): why}
 
 
+def _granted(study: Mapping[str, Any], spare: float) -> dict[str, Any]:
+    """The study file with what the comparisons before have left of the seconds of their methods."""
+    methods = {
+        label: options | ({"max_seconds": options["max_seconds"] + spare} if "max_seconds" in options else {})
+        for label, options in study["methods"].items()
+    }
+    return dict(study) | {"methods": methods}
+
+
+def _left(study: Mapping[str, Any], spare: float, folder: Path) -> float:
+    """Whole seconds that one comparison leaves to the next."""
+    fits = _methods(folder)
+    bounds = {
+        label: options["max_seconds"]
+        for label, options in study["methods"].items()
+        if "max_seconds" in options
+    }
+    taken = [
+        each + spare - fits[label]["scores"]["fit_seconds"] for label, each in bounds.items() if label in fits
+    ]
+    return float(max(0, math.floor(min(taken)))) if taken else spare
+
+
+def _methods(folder: Path) -> dict[str, Any]:
+    """What the folder's summary says of each method; nothing where there is none."""
+    summary = folder / "summary.json"
+    return json.loads(summary.read_text(encoding="utf-8"))["methods"] if summary.exists() else {}
+
+
 def _beside(run: Run) -> float:
     """CPU seconds of compiling, judging and drawing."""
     return BESIDE + BESIDE_METHOD * len(run.config.methods)
@@ -185,7 +218,8 @@ def _forecast(runs: Sequence[Run]) -> str:
     total = duration(waiting + fitting + beside)
     return (
         f"{len(runs)} comparison{'s' * (len(runs) > 1)}: at most about {total} of an idle machine, of which "
-        f"{duration(waiting)} are NUTS, should it never converge before its bound, {duration(fitting)} other fits, and "
+        f"{duration(waiting)} are NUTS, should it never converge before its bound (a warm-up is ended all the same), "
+        f"{duration(fitting)} other fits, and "
         f"{duration(beside)} compiling, judging and drawing (less on two cores: they overlap)"
     )
 
@@ -210,7 +244,8 @@ def _folder(out: Path, cell: Mapping[str, Any]) -> Path:
 def _tell(table: pd.DataFrame, out: Path) -> None:
     """Print and write the table, means with standard errors where there are several seeds, and draw the gaps."""
     table.to_csv(out / "table.csv", index=False)
-    shown = table
+    chains = table.dropna(subset="converged")
+    shown = table.drop(columns="converged")
     if "seed" in table and table["seed"].nunique() > 1:
         grouped = table.groupby(["data", "noise", "method"], sort=False)
         numbers = [title for title in COLUMNS.values() if title in table]
@@ -222,6 +257,12 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
         shown = shown.reset_index()
     print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
     print(f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {out / 'table.csv'}")
+    if len(chains):
+        short = chains[~chains["converged"].astype(bool)]
+        rows = short[["method", "data", "noise"]].itertuples(index=False)
+        listed = "; ".join(" ".join(map(str, row)) for row in rows)
+        said = f"; not converged, so not to be relied on: {listed}" if listed else ""
+        print(f"chains that have converged: {len(chains) - len(short)} of {len(chains)}{said}")
     if table["in gap"].notna().any():
         figure = gaps(table)
         figure.savefig(out / "gaps.png", dpi=200)
@@ -229,7 +270,10 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
 
 
 def gaps(table: pd.DataFrame) -> Figure:
-    """How far each method's doubt opens in the widest gap: a panel for each data and noise, mean and error of seeds."""
+    """How far each method's doubt opens in the widest gap: a panel for each data and noise, mean and error of seeds.
+
+    Hollow where chains have not converged.
+    """
     cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
     claimed = table.dropna(subset="in gap")
     order = list(dict.fromkeys(claimed["method"]))
@@ -242,8 +286,11 @@ def gaps(table: pd.DataFrame) -> Figure:
             for place, method in enumerate(order):
                 ratios = rows.loc[rows["method"] == method, "in gap"].dropna()
                 if len(ratios):
+                    short = bool((rows.loc[ratios.index, "converged"] == False).any())  # noqa: E712 (None is none)
                     error = ratios.sem() if len(ratios) > 1 else 0.0
-                    ax.errorbar(ratios.mean(), place, xerr=error, fmt="o", ms=5, color=plots.style.EPISTEMIC)
+                    face = "white" if short else None
+                    color = plots.style.EPISTEMIC
+                    ax.errorbar(ratios.mean(), place, xerr=error, fmt="o", ms=5, color=color, mfc=face)
             ax.axvline(1.0, color=plots.style.MUTED, lw=0.8, ls=(0, (4, 2)))
             ax.set(xscale="log", xlim=(low, high))
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -280,26 +327,28 @@ def _cells(study: Mapping[str, Any], asked: argparse.Namespace) -> list[dict[str
         values = value if isinstance(value, list) else [value]
         axes.append(given or (values[:1] if asked.quick else values))
     seeds = [{"seed": seed} for seed in asked.seeds or ()] or [{}]
-    return [{"data": str(d), "noise": str(n), **seed} for d in axes[0] for n in axes[1] for seed in seeds]
+    return [{"data": str(d), "noise": str(n), **seed} for n in axes[1] for d in axes[0] for seed in seeds]
 
 
 def _rows(cell: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """A row of the table for each method that the folder's summary has."""
-    summary = folder / "summary.json"
-    if not summary.exists():
-        return []
-    methods = json.loads(summary.read_text(encoding="utf-8"))["methods"]
     return [
         {**cell, "method": label, "verdict": each["status"]}
         | {title: each["scores"].get(key) for key, title in COLUMNS.items()}
-        for label, each in methods.items()
+        | {"converged": _converged(each["verdict"]["checks"])}
+        for label, each in _methods(folder).items()
     ]
+
+
+def _converged(checks: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether chains have converged, by the checks of their R-hat, number and length; None of other draws."""
+    found = [check["status"] for check in checks if check["name"] in ("rhat_function", "ess_function", "ess")]
+    return all(status == "pass" for status in found) if found else None
 
 
 def _draw(folder: Path) -> None:
     """The figures of one comparison, for the page and for print."""
-    labels = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["methods"]
-    trees = {label: storage.read(folder / f"{label}.nc") for label in labels}
+    trees = {label: storage.read(folder / f"{label}.nc") for label in _methods(folder)}
     for name, draw in FIGURES.items():
         figure = draw(trees)
         figure.savefig(folder / f"{name}.png", dpi=200)

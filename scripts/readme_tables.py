@@ -514,6 +514,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "studies": _of("benchmark_studies", "studies"),
     "clusters-priors": _of("benchmark_clusters", "clusters", "prior_table"),
     "clusters-chains": _of("benchmark_clusters", "clusters", "chain_table"),
+    "clusters-study": _of("benchmark_clusters", "clusters", "study_table"),
     "clusters-gaps": _of("benchmark_clusters", "clusters", "gap_table"),
     "clusters-methods": _of("benchmark_clusters", "clusters", "method_table"),
 }

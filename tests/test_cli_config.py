@@ -312,6 +312,50 @@ def test_the_study_moves_its_knobs_on_two_clusters_or_where_it_is_told():
     assert "--every-knob" in next(iter(left_out.values()))
 
 
+def test_the_study_hands_on_the_seconds_that_are_left_and_says_what_has_not_converged(tmp_path, capsys):
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    study = script["_study"](None)
+    asked = argparse.Namespace(data=None, noise=None, seeds=None, quick=False)
+    order = [cell["noise"] for cell in script["_cells"](study, asked)]
+    assert order == ["inferred"] * 4 + ["heteroskedastic"] * 4
+    share = study["methods"]["nuts"]["max_seconds"]
+    granted = script["_granted"](study, 70.0)["methods"]
+    assert granted["nuts"]["max_seconds"] == share + 70.0 and granted["svi"] == {}
+    fits = {"nuts": {"scores": {"fit_seconds": 30.5}}, "svi": {"scores": {"fit_seconds": 500.0}}}
+    (tmp_path / "summary.json").write_text(json.dumps({"methods": fits}), encoding="utf-8")
+    assert script["_left"](study, 70.0, tmp_path) == share + 39.0
+    fits["nuts"]["scores"]["fit_seconds"] = 1e4
+    (tmp_path / "summary.json").write_text(json.dumps({"methods": fits}), encoding="utf-8")
+    assert script["_left"](study, 70.0, tmp_path) == 0.0
+    assert script["_left"](study, 70.0, tmp_path / "nowhere") == 70.0
+
+    def checks(**found):
+        return [{"name": name, "status": status} for name, status in found.items()]
+
+    converged = script["_converged"]
+    assert converged(checks(rhat_function="pass", ess_function="pass", pit="fail"))
+    assert not converged(checks(ess="fail")) and not converged(
+        checks(rhat_function="pass", ess_function="warn")
+    )
+    assert converged(checks(khat="pass")) is None
+    rows = [
+        {
+            "data": "clusters",
+            "noise": "inferred",
+            "method": method,
+            "verdict": "fail",
+            "in gap": 2.0,
+            "converged": said,
+        }
+        for method, said in (("nuts", False), ("svi", None), ("other", True))
+    ]
+    script["_tell"](pd.DataFrame(rows), tmp_path)
+    said = capsys.readouterr().out
+    assert "converged: 1 of 2; not converged, so not to be relied on: nuts clusters inferred\n" in said
+    faces = [line.get_markerfacecolor() for line in script["gaps"](pd.DataFrame(rows)).axes[0].get_lines()]
+    assert faces.count("white") == 1
+
+
 @pytest.mark.slow
 def test_a_page_says_that_its_run_was_short_and_what_a_script_left_out(tmp_path, capsys):
     words = ["compare", "--data", "gap", "--hidden", "3", "--methods", "mle", "--no-compile", "--no-progress"]

@@ -127,3 +127,12 @@ def test_linearised_predictions_are_advised_only_where_there_are_none():
     for predictive, said in (("linearized", False), ("draws", True)):
         laplace = pb.Laplace(predictive=predictive, num_steps=20, compile=False)
         assert ("linearised" in laplace.fit(model, x, x, num_draws=4).meta["remedy"]) == said
+
+
+def test_chains_that_time_has_stopped_are_not_advised_more_draws_than_they_were_allowed():
+    for draws in (3, 40):
+        tree = exact_tree(draws=draws)
+        assert "num_draws" in "".join(each.action for each in diagnose(tree).checks)
+        tree.attrs["stopped"] = "max_seconds"
+        said = "".join(each.action for each in diagnose(tree).checks)
+        assert "max_seconds" in said and "num_draws" not in said

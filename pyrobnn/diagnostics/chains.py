@@ -35,7 +35,7 @@ def check_length(evidence: Evidence) -> Check | None:
         f"≥ {thresholds.ESS_PASS:.0f}, < {thresholds.ESS_FAIL:.0f} fails",
         thresholds.ESS_SOURCE,
         f"There are {total} draws in all, too few to estimate anything.",
-        "Raise num_draws to at least 500 per chain.",
+        f"Raise {evidence.more_draws}, for at least 500 draws per chain.",
     )
 
 

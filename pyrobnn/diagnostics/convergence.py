@@ -245,7 +245,7 @@ def check_rhat(evidence: Evidence) -> Check | None:
         f"The largest {kind} over {rhat.size} identified quantities is {value:.3f}, {where}.{_shared(evidence)}",
         ""
         if status == "pass"
-        else f"Chains mix slowly {where}: raise num_draws."
+        else f"Chains mix slowly {where}: raise {evidence.more_draws}."
         if slow
         else f"Chains disagree {where}: raise num_warmup, and draw new starts (another seed).",
     )
@@ -314,7 +314,9 @@ def check_ess(evidence: Evidence) -> Check | None:
         thresholds.ESS_SOURCE,
         f"The smallest effective sample size is {value:.0f} ({kind}, {_shown(found.names[worst])}) of "
         f"{evidence.num_draws} draws.",
-        "" if status == "pass" else f"Draw more: num_draws={more} per chain would give about 400.",
+        ""
+        if status == "pass"
+        else f"Draw more: {more} draws per chain would give about 400; raise {evidence.more_draws}.",
     )
 
 

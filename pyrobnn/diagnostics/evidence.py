@@ -206,6 +206,13 @@ class Evidence:
             "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
         )
 
+    @property
+    def more_draws(self) -> str:
+        """What gives a run more draws, in words: what stopped it, where it was stopped before it had all of them."""
+        if self.text("stopped") == "max_seconds":
+            return "max_seconds, of which it has spent all"
+        return "num_draws"
+
     @functools.cached_property
     def claim(self) -> str:
         """What the draws say they are: "exact" (of the posterior, once converged), "approximate", or "none".
