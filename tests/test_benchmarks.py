@@ -665,7 +665,13 @@ def test_the_features_of_the_two_tables_are_those_of_the_train_part(tmp_path):
     lifted, of_test = tables.lift(x, x[:3] + 100.0, waves=8)
     assert lifted.shape == (400, 2 * 17) and lifted.var(0).sum() == pytest.approx(2)
     plain = lifted[:, :2] / lifted[:, :2].std(0)
-    np.testing.assert_allclose(plain, PowerTransformer().fit_transform(x), atol=1e-12)
+    np.testing.assert_allclose(plain, PowerTransformer("box-cox").fit_transform(x), atol=1e-12)
+    # a column with a value that is not positive has no logarithm; a new row that has none counts as the least seen
+    signed = np.stack([x[:, 0] - 1.0, x[:, 1]], 1)
+    plain = tables.lift(signed, x[:3], waves=0)[0][:, 1]  # those without come last
+    assert np.isfinite(plain).all() and (np.argsort(plain) == np.argsort(signed[:, 0])).all()
+    none = tables.lift(x, np.array([[-1.0, 1.0]]), waves=0)[1]
+    np.testing.assert_allclose(none, tables.lift(x, np.array([[x[:, 0].min(), 1.0]]), waves=0)[1])
     # rows of the test part change no feature of another row
     again = tables.lift(x, x[:3], waves=8)
     np.testing.assert_array_equal(again[0], lifted)
@@ -676,12 +682,21 @@ def test_the_features_of_the_two_tables_are_those_of_the_train_part(tmp_path):
 def test_every_member_of_the_two_tables_starts_wide():
     tables = script("benchmark_tables")
     with seeded(0):
-        net = tables.wide_net(85, (16, 16), "silu")
+        net = tables.wide_net(85, (16, 16), "silu", noise=0.1)
         model = BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HeteroskedasticGaussian())
     first, second = (model.reinitialized(seed).initial_values() for seed in (1, 2))
     for name, inputs in (("net.0.weight", 85), ("net.2.weight", 16)):
         assert not torch.equal(first[name], second[name])
         assert first[name].var() * inputs == pytest.approx(1.0, rel=0.2)  # a third of it as torch starts
+    # what the mean alone is trained with is the same net, and the scale starts at that noise
+    x = torch.ones(3, 85)
+    assert {name: p.shape for name, p in net.named_parameters()} == {
+        name: p.shape for name, p in net.mean_only().named_parameters()
+    }
+    torch.testing.assert_close(net.mean_only()(x), net(x)[:, :1])
+    with torch.no_grad():
+        net[-1].weight.zero_(), net[-1].bias.zero_()
+    torch.testing.assert_close(torch.nn.functional.softplus(net(x)[:, 1]), torch.full((3,), 0.1))
 
 
 def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp_path):
@@ -691,7 +706,7 @@ def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp
     )
     x, y, x_test, y_test = tables.load(tmp_path, "airfoil", validate=False)
     assert (x.shape, len(y_test)) == ((40, 2), 10)
-    np.testing.assert_allclose([*x.mean(0), *x.std(0), y.mean(), y.std()], [0, 0, 1, 1, 0, 1], atol=1e-12)
+    np.testing.assert_allclose([y.mean(), y.std()], [0, 1], atol=1e-12)
     assert len(tables.load(tmp_path, "airfoil", validate=True)[3]) == 8
     found = tables.scores(y_test, np.full(10, 0.5), y_test + 0.5)
     assert found["rmse"] == pytest.approx(0.5) and found["coverage_90"] == 1
@@ -700,7 +715,12 @@ def test_two_tables_are_read_scored_and_written_beside_the_published_numbers(tmp
     assert agree["rhat_max"] < 1.05 and agree["ess_min"] > 200
     spent = {"seconds": 90.0, "cpu_seconds": 170.0, "table": "airfoil", "part": "test"}
     written = tables.table(
-        [spent | found | agree | {"method": "pyrobnn"}, spent | {"method": "b", "stopped": "cut"}]
+        [
+            spent | found | agree | {"method": "pyrobnn", "rule": "before", "rmse": 9.0},
+            spent | found | agree | {"method": "pyrobnn", "rule": "now", "rmse": 0.3, "seed": 0},
+            spent | found | agree | {"method": "pyrobnn", "rule": "now", "rmse": 0.7, "seed": 1},
+            spent | {"method": "b", "rule": "now", "stopped": "cut"},
+        ]
     )
     assert "| airfoil | *BDE* | 0.1215 | -0.9126 |  |  |  | 240 on 10 cores |" in written
-    assert "| airfoil | pyrobnn | 0.5000 |" in written and "| airfoil | b | cut |" in written
+    assert "| airfoil | pyrobnn, mean of 2 seeds | 0.5000 |" in written and "| airfoil | b | cut |" in written
