@@ -127,7 +127,7 @@ def _of_an_option(read, text: str) -> float:
 
 def check(records, options, function) -> int:
     """Make a random part of the records again; 1 if one lies beyond the tolerance, 2 if there is none."""
-    from pyrobnn.studies.uci import fits, plan
+    from pyrobnn.studies.uci import append_record, checks, fits, plan
 
     if not records:
         print(f"no record of today's rules in {options.results}: nothing to check")
@@ -137,13 +137,14 @@ def check(records, options, function) -> int:
         f"{len(drawn)} of {len(records)} records again; {plan.plan(drawn, records, math.inf).describe(1)}",
         flush=True,
     )
-    failed = 0
+    failed, among = 0, sorted({record["dataset"] for record in records})
     for number, record in enumerate(drawn, 1):
         name = f"[{number}/{len(drawn)}] {record['dataset']} split {record['split']} {record['method']}"
         task = {key: record[key] for key in ("dataset", "split", "method", "rule")}
         again = function(task)
         wrong = plan.differences(record, again)
         failed += bool(wrong)
+        append_record(checks_of(options.results), checks.checked_cell(record, again, among))
         code = (
             ""
             if record.get("code") == fits.code_of(record["method"])
@@ -153,6 +154,11 @@ def check(records, options, function) -> int:
         print(f"{name}: {'; '.join(wrong) or exact}{code}", flush=True)
     print(f"{len(drawn) - failed} of {len(drawn)} records were met")
     return 1 if failed else 0
+
+
+def checks_of(results) -> Path:
+    """The file, beside the results, that keeps what was made again."""
+    return Path(results).with_name(f"{Path(results).stem}_checks.jsonl")
 
 
 def run(sweep, function, tasks, budget) -> int:

@@ -23,7 +23,7 @@ from types import ModuleType
 
 from scipy.stats import spearmanr
 
-from pyrobnn.studies.uci import RULES, compare_with_published, fits, read_published, read_records
+from pyrobnn.studies.uci import RULES, checks, compare_with_published, fits, read_published, read_records
 from pyrobnn.studies.uci.tables import markdown
 
 HERE = Path(__file__).parent
@@ -44,6 +44,8 @@ STALE = {
     " †": "† measured with earlier settings than today's",
     " ‡": "‡ measured with today's settings and earlier code (any line that the method's numbers may depend on)",
 }
+#: of a cell of earlier code that random cells made again speak for
+CHECKED = " §"
 #: checks whose values fall where something is wrong; cases of which a rank correlation is told
 FALLING, FEWEST = ("ess_function", "bfmi", "log_likelihood_rows"), 20
 MARKED = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -57,6 +59,10 @@ def uci_table(metric: str, published: bool) -> str:
     marks = uci_marks(records)
     table = markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns, marks)
     told = [text for mark, text in STALE.items() if mark in marks.values()]
+    if CHECKED in marks.values():
+        told.append(f"{CHECKED.strip()} {checks.MEANING}")
+    if counts := uci_checked(records):
+        told.append(f"Cells that were made again by today's code: {'; '.join(counts)}.")
     return "\n\n".join([table, *told])
 
 
@@ -68,8 +74,26 @@ def uci_marks(records: list[dict]) -> dict[tuple[str, str], str]:
         if record["rule"] != fits.rule_id(method):
             marks[cell] = " †"
         elif record.get("code") != fits.code_of(method):
-            marks.setdefault(cell, " ‡")
+            found = uci_evidence(record["dataset"], method)
+            marks.setdefault(cell, CHECKED if found is not None and found.passed else " ‡")
     return marks
+
+
+def uci_evidence(dataset: str, method: str) -> checks.Checked | None:
+    """What cells of a method that were made again by today's code say about those of a data set."""
+    recorded = read_records(HERE / "results" / "uci_checks.jsonl")
+    return checks.evidence(recorded, dataset, method, fits.rule_id(method), fits.code_of(method))
+
+
+def uci_checked(records: list[dict]) -> list[str]:
+    """A line for each method of which today's code made cells again."""
+    cells = dict.fromkeys((record["method"], record["dataset"]) for record in records)
+    told = dict.fromkeys(
+        found.describe(method)
+        for method, dataset in cells
+        if (found := uci_evidence(dataset, method)) is not None
+    )
+    return list(told)
 
 
 def uci_records() -> list[dict]:

@@ -34,6 +34,7 @@ from pyrobnn.studies.uci import (
     Rule,
     Sweep,
     append_record,
+    checks,
     compare_with_published,
     fits,
     mixture_scores,
@@ -285,6 +286,8 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     assert "about" in capsys.readouterr().out
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
     assert capsys.readouterr().out.count("the same number") == 3
+    kept = read_records(tmp_path / "results_checks.jsonl")
+    assert [(one["met"], one["nats"], one["among"]) for one in kept] == [(True, 0.0, ["mine"])] * 3
     assert benchmark.main([*common, "--methods", "linear", "--stale"]) == 0
     assert "nothing to run" in capsys.readouterr().out
     append_record(results, {**read_records(results)[0], "rule": "of another day"})
@@ -326,6 +329,44 @@ def test_stale_cells_show_as_stale_and_the_last_of_repeated_work_counts(tmp_path
     assert "| linear |  | -3.000 |" in lines and "| map | -4.000 † | -2.000 |" in lines
     assert "| swag |  | -5.000 ‡ |" in lines
     assert any(line.startswith("† ") for line in lines) and any(line.startswith("‡ ") for line in lines)
+
+
+def test_checked_cells_speak_for_those_of_earlier_code_when_all_of_enough_are_met(tmp_path, monkeypatch):
+    tables = script("readme_tables")
+    monkeypatch.setattr(tables, "HERE", tmp_path)
+    (tmp_path / "results").mkdir()
+    for dataset in ("yacht", "boston"):
+        for record in records("map", [-2.0] * 8, dataset=dataset):
+            made = {"rule": fits.rule_id("map"), "code": "earlier", "commit": "abc"}
+            append_record(tmp_path / "results" / "uci.jsonl", record | made)
+
+    def check(split, nats=0.01, made="earlier", code=None):
+        (record,) = records("map", [-2.0], dataset="yacht")
+        record |= {"split": split, "rule": fits.rule_id("map"), "code": made, "commit": "abc"}
+        again = record | {"code": code or fits.code_of("map"), "commit": "def", "finished_at": "today"}
+        again["scores"] = record["scores"] | {"log_density": -2.0 + nats}
+        append_record(
+            tmp_path / "results" / "uci_checks.jsonl", checks.checked_cell(record, again, ["yacht"])
+        )
+
+    def row():
+        lines = tables.uci_table("log_density", published=False).splitlines()
+        return next(line for line in lines if line.startswith("| map")), "\n".join(lines)
+
+    for split in range(checks.FEWEST - 1):
+        check(split)
+    check(0)  # a second time is no further cell
+    check(5, made=fits.code_of("map"))  # of today's code: no evidence on earlier code's
+    check(6, code="of yesterday")  # by other code than today's
+    assert row()[0].count("‡") == 2 and "map: 4 of 4 cells met at def" in row()[1]
+    check(checks.FEWEST - 1, nats=-0.02)
+    shown, told = row()
+    assert shown.count("‡") == 1 and shown.count("§") == 1  # boston was not drawn from
+    assert "map: 5 of 5 cells met at def (largest differences 0.020 nats" in told
+    assert f"at most {100 * (1 - 0.05 ** (1 / 5)):.0f} % of its cells would not be" in told
+    check(7, nats=0.06)
+    shown, told = row()
+    assert shown.count("‡") == 2 and "§" not in told and "map: 5 of 6 cells met" in told
 
 
 def test_the_code_of_a_method_is_what_its_numbers_depend_on(monkeypatch):

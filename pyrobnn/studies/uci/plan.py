@@ -122,15 +122,21 @@ def sample(records: Sequence[Record], part: float, seed: int) -> list[Record]:
     return random.Random(seed).sample(list(records), min(count, len(records)))
 
 
+def largest(record: Record, again: Record) -> tuple[float, float]:
+    """Nats a point by which a record made again is better, and by what share its RMSE is larger."""
+    old, new = record["scores"], again["scores"]
+    ratio = new["rmse"] / old["rmse"] if old["rmse"] else math.inf
+    return new["log_density"] - old["log_density"], ratio - 1
+
+
 def differences(record: Record, again: Record) -> list[str]:
     """In words, what of a record made again lies beyond the tolerance."""
     found, (old, new) = [], (record["scores"], again["scores"])
-    nats = new["log_density"] - old["log_density"]
+    nats, share = largest(record, again)
     if not abs(nats) <= MOST_NATS:
         found.append(
             f"log density {new['log_density']:.3f} for {old['log_density']:.3f} ({nats:+.3f} nats a point)"
         )
-    ratio = new["rmse"] / old["rmse"] if old["rmse"] else math.inf
-    if not abs(ratio - 1) <= MOST_RMSE:
+    if not abs(share) <= MOST_RMSE:
         found.append(f"RMSE {new['rmse']:.4g} for {old['rmse']:.4g}")
     return found
