@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
 from helpers import seeded
 from known_posteriors import linear_tree
+from test_law_likelihood import CASES, data, linear
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
@@ -86,3 +89,31 @@ def test_values_that_differ_by_rounding_alone_are_the_same():
     )
     apart = np.random.default_rng(1).normal(size=200)
     np.testing.assert_array_equal(merged(apart), apart)
+
+
+#: of full batches, which see the same data whatever their order
+METHODS = {
+    "laplace": pb.Laplace(num_steps=300, compile=False),
+    "map": pb.MAP(num_steps=300, compile=False),
+    "svi": pb.SVI(num_steps=1500, compile=False),
+    "nuts": pb.NUTS(num_chains=4, num_warmup=200, compile=False),
+}
+FITS = [("laplace", name) for name in CASES] + [
+    (method, "gaussian") for method in METHODS if method != "laplace"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "name"), FITS)
+def test_a_fit_to_rows_in_another_order_has_the_same_verdict(method, name):
+    x, y = data(name, num=80)
+    order, found = torch.randperm(len(x), generator=torch.Generator().manual_seed(1)), []
+    for rows_of in (torch.arange(len(x)), order):
+        model = linear(name, CASES[name].inferred())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posterior = METHODS[method].fit(model, x[rows_of], y[rows_of], seed=0)
+            found.append(diagnose(posterior.to_datatree(x[rows_of], y[rows_of])))
+    before, after = found
+    assert after.status == before.status, (statuses(before), statuses(after))
+    assert after.lines == before.lines, (statuses(before), statuses(after))
