@@ -27,7 +27,7 @@ from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
 from pyrobnn.sites.derived import Derived
-from pyrobnn.sites.factors import Factors
+from pyrobnn.sites.looks import at_many_points
 from pyrobnn.sites.nodes import (
     Node,
     datum_terms,
@@ -329,7 +329,7 @@ class Density:
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
         block, writes = pyro.poutine.block(), self._writes.handled(values)
-        with without_validation(), block, self._supply(values), rows, there, writes, Factors():
+        with without_validation(), block, self._supply(values), rows, there, writes, at_many_points():
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _supply(self, values: Mapping[str, Tensor | Callable[[Any], Tensor]]) -> Supply:

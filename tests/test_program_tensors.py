@@ -8,6 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
 from pyrobnn.density import Density
@@ -100,3 +101,36 @@ def test_writes_reads_and_views_are_those_of_torch(seed):
         torch.testing.assert_close(value[k], run(point.clone()))
         slope = (run(point + step) - run(point - step)) / (2 * step)
         torch.testing.assert_close(gradient[k], slope, rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_that_counts_its_missing_data_is_traced():
+    """It ran uncompiled: a trace has no values, so that it cannot know how many rows a mask leaves."""
+
+    def program(x, y):
+        missing = torch.isnan(x)
+        with pyro.plate("missing", int(missing.sum())):
+            guess = pyro.sample("guess", dist.Normal(0.0, 1.0))
+        whole = x.clone()
+        whole[missing] = guess
+        with pyro.plate("seen", len(x[~missing])):
+            pyro.sample("x", dist.Normal(0.5, 1.0), obs=x[~missing])
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(whole, 0.5), obs=y)
+
+    density = Density(program, (torch.tensor([0.1, torch.nan, -1.0, torch.nan]), torch.ones(4)))
+    slope = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
+    z, other = density.sample_box(3, seed=0), density.sample_box(3, seed=1)
+    for found, expected in zip(make_fx(slope)(z)(other), slope(other), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_data_that_are_arguments_of_a_trace_are_no_constants_of_it():
+    def program(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        pyro.factor("count", slope * (x > 0).sum() + (x[:2] * slope).sum())
+
+    x, y, z = torch.tensor([1.0, -1.0, 2.0]), torch.zeros(3), torch.tensor([[0.3], [0.4]])
+    density = Density(program, (x, y))
+    slope = torch.func.vmap(torch.func.grad_and_value(density.log_joint), in_dims=(0, None, None))
+    for found, expected in zip(make_fx(slope)(z, x, y)(z, -x, y), slope(z, -x, y), strict=True):
+        torch.testing.assert_close(found, expected)
