@@ -149,3 +149,32 @@ def test_another_process_predicts_the_same(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=300)
     for name, posterior, mean in zip(names, posteriors, pickle.loads(file.read_bytes()), strict=True):
         torch.testing.assert_close(mean, posterior.predict(X).mean, msg=name)
+
+
+def test_another_process_loads_what_was_saved(tmp_path):
+    """With the least imported, as the command line does: what a method's module registers must be found."""
+    models = {}
+    for name in METHODS:
+        posterior = fit(name, "inferred")
+        posterior.save(tmp_path / f"{name}.nc")
+        models[name] = posterior.model
+    file = tmp_path / "models.pkl"
+    file.write_bytes(pickle.dumps((X, models)))
+    code = (
+        "import pickle, sys, warnings; from pathlib import Path; path = Path(sys.argv[1]); "
+        "x, models = pickle.loads(path.read_bytes()); warnings.simplefilter('error', UserWarning); "
+        "from pyrobnn.posterior import storage; "
+        "found = {name: storage.load(path.parent / f'{name}.nc', model) for name, model in models.items()}; "
+        "told = {n: (p.predict(x), p.guide is None or p.log_q()) for n, p in found.items()}; "
+        "path.write_bytes(pickle.dumps({n: (p.mean, p.var, q) for n, (p, q) in told.items()}))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=300)
+    for name, (mean, var, q) in pickle.loads(file.read_bytes()).items():
+        posterior, prediction = fit(name, "inferred"), fit(name, "inferred").predict(X)
+        assert (q is True) == (posterior.guide is None), name
+        # Laplace factorises its blocks again: equal to rounding
+        torch.testing.assert_close(
+            (mean, var), (prediction.mean, prediction.var), rtol=1e-4, atol=1e-6, msg=name
+        )
+        if posterior.guide is not None:
+            torch.testing.assert_close(q, posterior.log_q(), rtol=1e-4, atol=1e-4, msg=name)

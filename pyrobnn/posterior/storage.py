@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,10 +144,14 @@ def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Po
     """The posterior with its approximation rebuilt, by who has registered its family."""
     if not isinstance(posterior.model, BNN):
         return posterior  # draws and log_q of the draws are there; q at other points needs the program's data
+    import_module(
+        "pyrobnn.inference"
+    )  # whose methods register their families; a loading process may have used none
     if family not in FAMILIES and family not in RESTORERS:
         warnings.warn(
-            f"an approximation of the family {family!r} cannot be rebuilt here: log_q, the guide and a network of its "
-            "own are left out. Import the method's module before loading (Pyro's guides are code and are not stored)",
+            f"an approximation of the family {family!r} cannot be rebuilt here: predictions put its draws through the "
+            "model's network, log_q and the guide are left out. Import the method's module before loading (Pyro's "
+            "guides are code and are not stored)",
             UserWarning,
             stacklevel=4,
         )
