@@ -190,6 +190,27 @@ def test_a_sampler_starts_at_modes_and_a_candidate_that_diverges_gives_way_to_th
         assert (10 * apart.amin(1) < apart.amax(1)).all(), f"{name}: {apart}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [1e-3, 1e-2, 1e-1, 1.0, 10.0])
+@pytest.mark.parametrize("method", ["map", "swag"])
+def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method, noise):
+    """Up to a nat a weight, twice what maximum likelihood is expected to lose; noise in units of the signal's sd."""
+    with seeded(0):
+        x, slope = torch.randn(2000, 3), torch.randn(3)
+        f = x @ slope
+        y = (f / f.std() + noise * torch.randn(2000))[:, None]
+    train, test = (
+        Dataset(x[rows], y[rows], "line", "regression") for rows in (slice(1000), slice(1000, 2000))
+    )
+    posterior, chosen, _ = RULES[method].fit(train, seed=0)
+    mean, scale = LinearFloor.fit(train).predict(test.x)
+    floor = torch.distributions.Normal(mean, scale).log_prob(test.y[:, 0].double())
+    lost = floor - posterior.predict(test.x).log_prob(test.y)
+    error = float(lost.std()) / math.sqrt(len(lost))
+    num_weights = sum(weight.numel() for weight in chosen.model(train, 0).net.parameters())
+    assert float(lost.mean()) < num_weights / train.num_data + 2 * error
+
+
 def test_a_rule_of_several_candidates_must_choose():
     with pytest.raises(ValueError, match="must choose"):
         Rule(MAP(), (1.0, 2.0), (0.1,))

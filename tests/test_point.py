@@ -56,6 +56,17 @@ def test_mini_batches_reach_the_same_mode():
     assert float((shift[0, 0] @ truth["precision"] @ shift[0, 0]).sqrt()) < 1.0
 
 
+def test_a_batch_that_holds_all_rows_is_the_whole_data_and_ends_at_the_mode():
+    truth = diabetes_linear()
+    num_data = len(truth["x"])
+    for size, whole in ((num_data, True), (10**6, True), (num_data - 1, False)):
+        search = pb.MAP(num_steps=20, lr=0.05, batch_size=size, compile=False)
+        posterior = search.fit(diabetes_model(), truth["x"], truth["y"])
+        assert ("gradient_norm" in posterior.meta) is whole
+        off = float((joined(posterior.draws)[0, 0] - truth["mean"]).abs().max())
+        assert (off < 1e-7) is whole, f"batches of {size}: {off}"
+
+
 def test_members_trained_together_are_as_if_alone():
     x, y = toy()
     model = toy_model()

@@ -42,7 +42,7 @@ class MAP(Method):
         batch_size: mini-batches of this size; None uses all data at once.
         clip_norm: rescale gradients to at most this norm.
         patience: stop when the mean loss of this many steps no longer falls.
-        polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (full batch only).
+        polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (only where a batch holds all of it).
         compile: compile the update; False gives the same numbers slower.
 
     Raises:
@@ -129,7 +129,7 @@ class MAP(Method):
                 self, problem, log_joint, init, seed=seed, callbacks=callbacks, progress=progress
             )
             theta, meta, notes = result.params, {}, []
-            if problem.loader is None and self.batch_size is None and not result.interrupted:
+            if self._whole(problem.loader is None, problem.num_rows) and not result.interrupted:
                 try:
                     theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps)
                 except KeyboardInterrupt:
@@ -151,8 +151,13 @@ class MAP(Method):
 
     def _sees_all(self, problem: Problem) -> bool:
         """Whether a few gradients on all of the data are to be had, cheaply and without noise."""
-        whole = self.batch_size is None or problem.num_rows <= _WHOLE
-        return problem.loader is None and whole and problem.density.stochastic is None
+        few = problem.num_rows <= _WHOLE
+        whole = self._whole(problem.loader is None, problem.num_rows) or (problem.loader is None and few)
+        return whole and problem.density.stochastic is None
+
+    def _whole(self, in_memory: bool, num_rows: int) -> bool:
+        """Whether every step sees all of the data: a batch that holds all rows is one by another name."""
+        return in_memory and (self.batch_size is None or self.batch_size >= num_rows)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's."""
@@ -160,5 +165,5 @@ class MAP(Method):
 
     def work(self, sizes: Sizes) -> float:
         """Gradients of one datum that ``fit`` takes."""
-        polishing = self.polish_steps * sizes.num_data if self.batch_size is None else 0
+        polishing = self.polish_steps * sizes.num_data if self._whole(True, sizes.num_data) else 0
         return self.num_steps * sizes.batch + polishing

@@ -237,6 +237,8 @@ def _rules() -> dict[str, Rule]:
     # every split of a data set
     whole = 10**6
     search = MAP(num_steps=1000, batch_size=whole)
+    # members are not polished: the noise is that of a search which is not either
+    unpolished = MAP(num_steps=1000, batch_size=whole, polish_steps=0)
     noises = tuple(OfLinear(share) for share in (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0))
     validated: dict[str, Any] = {
         "prior_scales": (1.0,),
@@ -253,7 +255,9 @@ def _rules() -> dict[str, Rule]:
     inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
-        "ensemble": Rule(DeepEnsemble(num_steps=1000, batch_size=whole), **validated),
+        "ensemble": Rule(
+            DeepEnsemble(num_steps=1000, batch_size=whole), **validated | {"validate_with": unpolished}
+        ),
         "svi-rt": Rule(svi, **inferred, choose="evidence", num_draws=400),
         "svi-lrt": Rule(lrt, **inferred, choose="evidence", num_draws=400),
         "laplace": Rule(
@@ -263,10 +267,9 @@ def _rules() -> dict[str, Rule]:
             choose="evidence",
             num_draws=400,
         ),
-        # an iterate an epoch would be three of kin8nm's
-        "swag": Rule(
-            SWAG(lr=None, num_steps=2000, collect_every=20, init_steps=1000), **validated, num_draws=100
-        ),
+        # an iterate an epoch would be few of many rows. It starts at the mode of the search that chose its noise: at
+        # another search's the noise is not what the net leaves
+        "swag": Rule(SWAG(num_steps=2000, collect_every=20), **validated, num_draws=100, init=search),
         "mc-dropout": Rule(
             MCDropout(p=0.01, num_steps=1500, batch_size=whole),
             prior_scales=(1.0,),
