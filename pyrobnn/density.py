@@ -27,7 +27,7 @@ from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
 from pyrobnn.sites.derived import Derived
-from pyrobnn.sites.looks import at_many_points
+from pyrobnn.sites.factors import at_many_points
 from pyrobnn.sites.nodes import (
     Node,
     datum_terms,

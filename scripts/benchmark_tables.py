@@ -12,7 +12,7 @@ one line of the results file; what is there is not run again.
 The rule: features without skew and waves of them; members of an ensemble trained on the mean alone, with noise that is
 small and known, for a net that may choose its noise explains by noise what it learns late; and as many chains of
 underdamped Langevin dynamics on all of the data, which start there and find the noise too. Its defaults come from
-held-out parts of airfoil's train part (three splits) and were held against the rule before them on concrete and energy
+held-out parts of airfoil's train part (three splits) and were held against the rule before them on concrete
 (``--validate`` scores any other).
 """
 

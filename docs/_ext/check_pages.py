@@ -84,7 +84,9 @@ class Scope:
         if body is None:
             return None
         names = [each.arg for each in body.args.args]
-        given = dict(zip(names, call.args)) | {each.arg: each.value for each in call.keywords if each.arg}
+        defaults = body.args.defaults
+        given = dict(zip(names[len(names) - len(defaults) :], defaults)) | dict(zip(names, call.args))
+        given |= {each.arg: each.value for each in call.keywords if each.arg}
         return Scope(self.module, body, {name: (value, self) for name, value in given.items()})
 
 

@@ -6,6 +6,7 @@ No result changes by more than the rounding of a sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -62,9 +63,18 @@ def returns_nothing(graph: GraphModule) -> bool:
 def materialize(tensor: Tensor) -> Tensor:
     """The same tensor, written to memory where inductor would otherwise compute it again in every loop that reads it.
 
-    Weights that are cheap to compute, read once per datum, are the case in point.
+    Weights that are cheap to compute, read once per datum, are the case in point. A view by ``as_strided`` would do so
+    too, but reads what is not there where inductor has stored the tensor in another order than its strides.
     """
-    return torch.as_strided(tensor, tensor.shape, tensor.stride())
+    return in_this_order()(tensor, tensor.stride())
+
+
+def in_this_order() -> Any:
+    """Inductor's operator (tensor, strides) that stores a tensor as its strides say."""
+    import_module(
+        "torch._inductor.inductor_prims"
+    )  # which registers it; imported late: it is not needed uncompiled
+    return torch.ops.prims.inductor_force_stride_order.default
 
 
 def shape_of(node: Node) -> torch.Size | None:
@@ -76,7 +86,7 @@ def materialize_node(graph: GraphModule, node: Node, shape: list[int]) -> Node:
     """:func:`materialize` as nodes of the graph, contiguous."""
     call, strides = graph.graph.call_function, list(torch.empty(shape, device="meta").stride())
     new = call(_ATEN.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    return call(_ATEN.as_strided.default, (new, shape, strides))
+    return call(in_this_order(), (new, strides))
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

@@ -1,15 +1,25 @@
-"""Matrices that a program factorises: one that has no factor makes the density undefined there, not the run."""
+"""A program that is written for one point, run or traced for many: matrices without a factor, looks at its data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.compile.looks import looks
+
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
+
+
+@contextlib.contextmanager
+def at_many_points() -> Iterator[None]:
+    """The handler under which a program that is written for one point is run, or traced, for many."""
+    with Factors(), looks():
+        yield
 
 
 class Factors(TorchFunctionMode):

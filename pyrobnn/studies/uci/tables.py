@@ -91,6 +91,12 @@ def difference(values: Values, dataset: str, method: str, other: str, overlap: f
     return cell([one[split] - two[split] for split in shared], overlap) if shared else None
 
 
+def _told(value: Cell) -> str:
+    if math.isfinite(value.error):
+        return f"{value.mean:.3f} ± {value.error:.3f}"
+    return f"{value.mean:.3f} (one split)"
+
+
 def smallest_difference(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
     """By data set: two standard errors of the paired difference of two methods, the median over all pairs.
 
@@ -235,8 +241,7 @@ def compare_with_published(
             Target(
                 dataset,
                 "the best method reaches the best published log density with homoskedastic noise",
-                f"{best} {means[best].mean:.3f} ± {means[best].error:.3f} "
-                f"({means[best].num_splits} splits), {peer} {peers[peer]:.3f}",
+                f"{best} {_told(means[best])} ({means[best].num_splits} splits), {peer} {peers[peer]:.3f}",
                 means[best].mean >= peers[peer],
             )
         )
@@ -273,6 +278,6 @@ def _no_worse(
         spread = theirs[1] if column["spread"] == "se" else theirs[1] / math.sqrt(20)
         slack = errors * math.hypot(0.0 if math.isnan(ours.error) else ours.error, spread)
         found.append(sign * (ours.mean - theirs[0]) >= -slack)
-        parts.append(f"{name} {ours.mean:.3f} ± {ours.error:.3f} against {theirs[0]:.3f} ± {spread:.3f}")
+        parts.append(f"{name} {_told(ours)} against {theirs[0]:.3f} ± {spread:.3f}")
     allowance = f" within {errors:g} standard errors" if errors else ""
     return Target(dataset, f"{method} is at least {column['label']}{allowance}", "; ".join(parts), all(found))

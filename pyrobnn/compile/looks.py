@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
-from pyrobnn.sites.factors import Factors
 
 # fmt: off
 _LOOKS = {
@@ -22,14 +20,7 @@ _LOOKS = {
 # fmt: on
 
 
-@contextlib.contextmanager
-def at_many_points() -> Iterator[None]:
-    """The handler under which a program that is written for one point is run, or traced, for many."""
-    with Factors(), _looks():
-        yield
-
-
-def _looks() -> contextlib.AbstractContextManager[Any]:
+def looks() -> contextlib.AbstractContextManager[Any]:
     """A handler for a program that is being traced; none where it is not.
 
     ``x[~torch.isnan(x)]`` has as many elements as the data say, which a trace of tensors without values cannot know.
