@@ -218,7 +218,7 @@ def _forecast(runs: Sequence[Run]) -> str:
     total = duration(waiting + fitting + beside)
     return (
         f"{len(runs)} comparison{'s' * (len(runs) > 1)}: at most about {total} of an idle machine, of which "
-        f"{duration(waiting)} are NUTS, should it never converge before its bound (a warm-up is ended all the same), "
+        f"{duration(waiting)} are NUTS, should it never converge before its bound, "
         f"{duration(fitting)} other fits, and "
         f"{duration(beside)} compiling, judging and drawing (less on two cores: they overlap)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
 
 import pyro
 import pyro.distributions as dist
@@ -69,8 +70,9 @@ def test_chains_in_two_modes_spend_the_budget_and_say_so():
 
 
 def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
-    with pytest.warns(UserWarning, match="not converged and its 1e-06 seconds are spent"):
+    with pytest.warns(UserWarning) as told:
         short = pb.NUTS(**UNTIL, max_seconds=1e-6).fit(easy)
+    assert any("not converged and its 1e-06 seconds are spent" in str(one.message) for one in told)
     assert short.meta["stopped"] == "max_seconds" and short.num_draws < 100
     seen = []
 
@@ -81,6 +83,17 @@ def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
     with pytest.warns(UserWarning, match="not converged and a callback stopped it"):
         assert pb.NUTS(**UNTIL).fit(easy, callbacks=[stop]).meta["stopped"] == "callback"
     assert seen[-1] >= 20
+
+
+def test_the_warm_up_is_cut_at_half_of_the_seconds_and_says_so():
+    config = pb.NUTS(**UNTIL | {"num_warmup": 50_000}, max_seconds=3.0)
+    began = time.monotonic()
+    with pytest.warns(UserWarning) as told:
+        posterior = config.fit(easy, seed=0)
+    assert time.monotonic() - began < 30.0  # minutes, were it not
+    assert any("the warm-up was not finished" in str(one.message) for one in told)
+    assert "its time was spent" in " ".join(posterior.meta["warnings"])
+    assert posterior.num_draws > 20 and posterior.sample_stats["acceptance_rate"].mean() > 0.5
 
 
 def test_a_net_waits_for_its_function_and_not_for_its_weights(tmp_path):

@@ -88,8 +88,8 @@ class NUTS(Method):
             values, sites, log density) and their effective sample size is ``min_ess``; num_draws is then the most that
             are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
         min_ess: the smallest effective sample size, bulk and tail, that it waits for.
-        max_seconds: and the seconds after which it waits no longer, those of the warm-up included, which is ended
-            all the same; None for no bound.
+        max_seconds: and the seconds after which it waits no longer. The warm-up has half of them: it is cut there, and
+            the fit says so. None for no bound.
 
     Raises:
         TypeError, ValueError: naming the option.

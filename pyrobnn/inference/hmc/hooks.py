@@ -78,8 +78,10 @@ class Hooks:
     def _look(self, look: Progress) -> bool:
         if self._tell(look):
             return True
-        limit = self._config.max_seconds
-        if limit is None or look.phase == "warm-up" or time.monotonic() - self._started < limit:
+        if self._config.max_seconds is None:
+            return False
+        share = 0.5 if look.phase == "warm-up" else 1.0  # the draws have the other half
+        if time.monotonic() - self._started < share * self._config.max_seconds:
             return False
         self._stopped = "max_seconds"
         return True

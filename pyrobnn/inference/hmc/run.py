@@ -21,6 +21,7 @@ from pyrobnn.inference.hmc.draws import Draws, Progress, progress
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
 from pyrobnn.inference.hmc.warmup import (
     TooCoarse,
+    cut,
     extended,
     judge,
     kept_in_warmup,
@@ -153,7 +154,8 @@ class Run:
 
         Args:
             num_draws: draws per chain.
-            look: called now and then with a :class:`Progress`; True stops the run at the draws that every chain has.
+            look: called now and then with a :class:`Progress`; True stops the run at the draws that every chain has,
+                and in the warm-up begins them.
             enough: called with the draws so far at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes.
 
@@ -188,7 +190,11 @@ class Run:
             count = int(slots.mean() if warming else slots.min())
             self.ready = 0 if warming else min(count, num_draws)
             stop = look is not None and look(progress(self, warming, count, wanted))
-            if count >= wanted and warming:
+            if warming and stop and (plan := cut(self.plan, self.phase, count)):
+                self.plan, self.most = plan, None
+                self._next_phase()
+                self.unfinished = "; ".join(filter(None, ["its time was spent", self.unfinished]))
+            elif count >= wanted and warming:
                 self._next_phase()
             elif not warming:
                 if count >= next_check and enough is not None and count < wanted:

@@ -22,6 +22,7 @@ _KEPT_SCALARS = 2**28  # over all chains
 _REACH = 0.2  # of an acceptance rate from its target, in a short phase
 _BEHIND = 10.0  # dimensions, in nats, by which chains in one place do not differ
 _FEW = 8  # transitions of a chain that say nothing
+_WINDOW = 25  # transitions that a mass matrix is made of, at least
 _COORDINATES = 1000  # looked at, beside the log density
 _NOISE = 0.1  # nats between densities of float32 and float64, beyond a constant
 _ROOM = 8.0  # units of the last place in a step
@@ -73,6 +74,12 @@ def lengthened(plan: list[Phase], phase: int, most: int, reason: str) -> list[Ph
     if sum(done for done, *_ in plan[: phase + 1]) + 2 * length <= most:
         return [*plan[: phase + 1], (2 * length, False, True), *plan[phase + 1 :]]
     return [*plan[: phase + 1], *((num, mass, mass) for num, mass, _ in plan[phase + 1 :])]
+
+
+def cut(plan: list[Phase], phase: int, done: int) -> list[Phase] | None:
+    """The plan that ends with ``phase`` after the ``done`` transitions it has; None where these say nothing yet."""
+    _, mass, own = plan[phase]
+    return None if done < _FEW else [*plan[:phase], (done, mass and done >= _WINDOW, own)]
 
 
 def underway(stats: Tensor, counts: Tensor, dim: int) -> str:
