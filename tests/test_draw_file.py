@@ -77,6 +77,7 @@ def test_a_network_with_draws_on_disk_predicts_saves_and_is_diagnosed(tmp_path):
     assert "posterior" in streamed.to_datatree(x, x[:, 0])
 
 
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")  # nor is it meant to be
 def test_a_stopped_run_has_the_draws_that_every_chain_has(tmp_path):
     config = NUTS(num_chains=3, num_warmup=30, trajectory=3, compile=False)
     streamed = config.fit(program, num_draws=2000, until_ess=100, stream_to=tmp_path / "draws")

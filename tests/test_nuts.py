@@ -270,6 +270,7 @@ def test_pyro_engine_agrees():
         assert value.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")  # nor is it meant to be
 def test_the_same_seed_gives_the_same_draws_however_many_are_asked_for():
     x, y = _regression_data()
     config = NUTS(num_chains=2, num_warmup=20, compile=False)
