@@ -115,11 +115,15 @@ def _ranking(title: str, elpds: Mapping[str, ELPDData], refused: tuple[str, ...]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         table: pd.DataFrame = arviz_stats.compare(dict(elpds))
-    rows = []
+    # the order and the weights are ArviZ's; from its release 1 on it rounds the rest, and turns the differences' sign
+    found, rows = dict(elpds), []
+    best = found[str(table.index[0])]
     for label, row in table.iterrows():
-        elpd, se, below, below_se = (float(row[name]) for name in ("elpd", "se", "elpd_diff", "dse"))
+        one = found[str(label)]
+        below = np.asarray(best.elpd_i - one.elpd_i, dtype=np.float64)
+        error = float(np.sqrt(below.size * below.var()))
         weight = float(row["weight"]) if np.isfinite(row["weight"]) else None
-        rows.append(Ranked(str(label), elpd, se, below, below_se, weight))
+        rows.append(Ranked(str(label), float(one.elpd), float(one.se), float(below.sum()), error, weight))
     return Ranking(title, sizes.pop(), tuple(rows), refused)
 
 
