@@ -6,6 +6,7 @@ No result changes by more than the rounding of a sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -66,18 +67,16 @@ def materialize(tensor: Tensor) -> Tensor:
     Weights that are cheap to compute, read once per datum, are the case in point. A view by ``as_strided`` would do so
     too, but reads what is not there where inductor has stored the tensor in another order than its strides.
     """
-    if (
-        tensor.device.type != "cpu"
-    ):  # the operator has not been tried elsewhere: the check of compiled code watches
+    # elsewhere the operator has not been tried: there the check of compiled code watches
+    if tensor.device.type != "cpu":
         return torch.as_strided(tensor, tensor.shape, tensor.stride())
     return in_this_order()(tensor, tensor.stride())
 
 
+@cache
 def in_this_order() -> Any:
-    """Inductor's operator (tensor, strides) that stores a tensor as its strides say."""
-    import_module(
-        "torch._inductor.inductor_prims"
-    )  # which registers it; imported late: it is not needed uncompiled
+    """Inductor's operator (tensor, strides) that stores a tensor as its strides say; registered by its module."""
+    import_module("torch._inductor.inductor_prims")
     return torch.ops.prims.inductor_force_stride_order.default
 
 
