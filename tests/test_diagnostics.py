@@ -65,6 +65,22 @@ def test_chains_in_different_function_modes_fail_and_name_the_place():
     assert "new starts" in check(verdict, "rhat_function").action and "new starts" in modes.action
 
 
+def test_chains_that_have_not_arrived_are_not_said_to_be_in_modes():
+    tree = exact_tree()
+    f, stats = tree["function"]["f"].values.copy(), tree["sample_stats"].to_dataset()
+    f[2:, :, 0] += 1.0
+    tree["function"] = tree["function"].to_dataset().assign(f=(("chain", "draw", "probe", "output"), f))
+    shape = f.shape[:2]
+    lp = np.random.default_rng(0).normal(size=shape) * 3.0
+    for gap, arrived in ((1.0, True), (40.0, False)):
+        level = lp + gap * (np.arange(shape[0]) > 1)[:, None]
+        tree["sample_stats"] = stats.assign(lp=(("chain", "draw"), level))
+        found = check(diagnose(tree), "modes")
+        assert found.status == "fail" and "new starts" in found.action
+        assert ("different modes" in found.evidence) == ("stacking" in found.action) == arrived
+        assert ("The log density of chain" in found.evidence) == (not arrived)
+
+
 def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
     tree = exact_tree()
     draws = {name: np.array(values) for name, values in tree["posterior"].data_vars.items()}

@@ -19,7 +19,7 @@ from pyrobnn.checks import divergences_by_chance
 from pyrobnn.diagnostics import diagnose, thresholds
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import checks
-from pyrobnn.inference.hmc.checks import disagreement, slow_energy, verdicts
+from pyrobnn.inference.hmc.checks import disagreement, levels, slow_energy, verdicts
 from pyrobnn.inference.hmc.draws import Draws
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.nuts import NUTS
@@ -132,6 +132,23 @@ def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_said():
     stats[..., STATS.index("energy")] = slow.cumsum(1)
     (told,) = disagreement(problem, {"z": z}, run_of(stats))
     assert "changes slowly" in told
+
+
+def test_chains_of_a_net_at_different_log_densities_are_said_with_their_noise():
+    problem, stats, lp = prepare(toy_model(), *toy(), points="held"), fine_stats(200), STATS.index("lp")
+    with seeded():
+        stats[..., lp] = 12.0 * torch.randn(2, 200)
+    noise = {"likelihood.scale": torch.tensor([0.004, 0.002]).expand(200, 2).T}
+    assert disagreement(problem, noise, run_of(stats)) == []
+    stats[1, :, lp] += 100.0
+    (told,) = disagreement(problem, noise, run_of(stats))
+    assert told.startswith("the chains have not arrived at one level: the log density of chain 0 is 10")
+    assert "below that of chain 1" in told and "noise of the chains is 0.002 to 0.004" in told
+    (told,) = disagreement(problem, {}, run_of(stats))
+    assert told.endswith("Run a longer num_warmup")
+    # who rose to the others' level within the first half has arrived; who stands still is told of elsewhere
+    stats[1, 100:, lp] -= 100.0
+    assert levels(stats, None) == "" == levels(torch.zeros_like(stats), None)
 
 
 def run_of(stats):

@@ -22,6 +22,7 @@ _TITLES = ("log-likelihood", "log prior", "log density", "noise")
 _MAX_QUANTITIES = 256
 _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
+_STACKING = "; if the modes stay, weight them by stacking on elpd rather than by counting chains"
 _SHOWN = 4  # groups of chains that are named
 MIN_DRAWS = 4
 
@@ -268,17 +269,32 @@ def check_modes(evidence: Evidence) -> Check | None:
     cut = int(np.diff(np.sort(column)).argmax())
     low = sorted(int(chain) for chain in np.argsort(column)[: cut + 1])
     high = sorted(set(range(len(column))) - set(low))
-    where = evidence.probe_name(int(probe))
+    where, late = evidence.probe_name(int(probe)), _levels(evidence)
+    what, cure = ("different functions", "") if late else ("different modes of the function", _STACKING)
     return Check(
         "modes",
         "fail",
         gap,
         f"chain means < {thresholds.MODES_FAIL:.0f} within-chain sd apart",
         thresholds.RHAT_SOURCE,
-        f"At {where} chains {low} and chains {high} sit in different modes of the function, {gap:.1f} "
-        "within-chain sd apart.",
-        f"Chains disagree at {where}: raise num_warmup, and draw new starts (another seed); if the modes stay, "
-        "weight them by stacking on elpd rather than by counting chains.",
+        f"At {where} chains {low} and chains {high} sit in {what}, {gap:.1f} within-chain sd apart.{late}",
+        f"Chains disagree at {where}: raise num_warmup, and draw new starts (another seed){cure}.",
+    )
+
+
+def _levels(evidence: Evidence) -> str:
+    """How far apart chains are in their log density, in words; empty where no farther than one of them varies."""
+    lp = evidence.draws(SAMPLE_STATS, "lp")
+    if lp is None or lp.ndim != 2 or not np.isfinite(lp).all():
+        return ""
+    means, spread = lp.mean(axis=1), float(np.sqrt(lp.var(axis=1).mean()))
+    apart = float(np.ptp(means))
+    if not apart > thresholds.MODES_FAIL * spread > 0.0:
+        return ""
+    return (
+        f" The log density of chain {int(means.argmin())} is {apart:.3g} nats below that of chain "
+        f"{int(means.argmax())}, where that of one varies by {spread:.2g}: the lower have not arrived, or hold next to "
+        "none of the posterior."
     )
 
 

@@ -18,6 +18,7 @@ from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, STATS
 from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
+from pyrobnn.likelihoods.base import SCALE
 
 if TYPE_CHECKING:
     from pyrobnn.inference.hmc.draws import Draws
@@ -31,6 +32,9 @@ _ENOUGH, _MANY, _VALUES = (
     1000,
     1000,
 )  # draws per chain and in all to be judged; values of a site that are
+_APART = (
+    3.0  # sds of one chain's log density between the means of two, which are then not draws of one posterior
+)
 _STEEP_TRIES = 25  # starts drawn, before one that does not go is kept
 _BLOCK = 64  # draws per chain between writes to a file
 
@@ -167,10 +171,12 @@ def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) 
 def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -> list[str]:
     """What must be said of a run whose warm-up was not finished, or whose draws of a program have not mixed.
 
-    A net's weights are not identified; its function is judged by the diagnosis.
+    A net's weights are not identified; its function is judged by the diagnosis, and its log density here.
     """
     notes = []
     chains, num = result.stats.shape[:2]
+    if problem.is_bnn and num >= _ENOUGH and (apart := levels(result.stats, draws.get(SCALE))):
+        notes.append(apart)
     if not problem.is_bnn and num >= _ENOUGH and chains > 1:
         named = {name: value.reshape(chains, num, -1)[..., :_VALUES] for name, value in draws.items()}
         counts = torch.full((chains,), num)
@@ -204,6 +210,37 @@ def _unmixed(what: str, rhat: float) -> str:
     return (
         f"the chains have not mixed: R-hat of {what} is {rhat:.3g} (wanted: at most 1.01), so the draws are not of the "
         "posterior yet. Run a longer num_warmup and more num_draws, scale the inputs, or reparameterise the model"
+    )
+
+
+def levels(stats: Tensor, noise: Tensor | None) -> str:
+    """Which chain of a net has not come to where another is, by their log densities, in words; empty if none.
+
+    Chains that have found different modes have different functions. How far their log densities are apart says whether
+    they have arrived in them: scripts/benchmark_modes.py.
+
+    Args:
+        stats: statistics (chain, draw, 7).
+        noise: draws of the scale of the noise (chain, draw, …), where it is inferred.
+    """
+    half = stats.shape[1] // 2
+    lp = stats[:, half:, STATS.index("lp")].double()
+    mean, spread = lp.mean(1), float(lp.var(1).mean().sqrt())
+    gap = float(mean.max() - mean.min())
+    if not gap > _APART * spread > 0.0:
+        return ""
+    low, high = int(mean.argmin()), int(mean.argmax())
+    said = (
+        f"the chains have not arrived at one level: the log density of chain {low} is {gap:.3g} nats below that of "
+        f"chain {high}, where that of one chain varies by {spread:.2g}"
+    )
+    if noise is None:
+        return f"{said}. Run a longer num_warmup"
+    scale = noise[:, half:].double().flatten(1).mean(1)
+    return (
+        f"{said}, and the noise of the chains is {float(scale.min()):.2g} to {float(scale.max()):.2g}. The smaller it "
+        "is the shorter are the steps, and it falls slowly: run a longer num_warmup, or keep the noise above what the "
+        "targets are accurate to, by a number or a LogNormal prior"
     )
 
 
