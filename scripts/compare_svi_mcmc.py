@@ -274,30 +274,32 @@ def gaps(table: pd.DataFrame) -> Figure:
 
     Hollow where chains have not converged.
     """
-    cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
     claimed = table.dropna(subset="in gap")
-    order = list(dict.fromkeys(claimed["method"]))
+    cells = list(claimed.groupby(["data", "noise"], sort=False))
+    most, hollow = claimed.groupby(["data", "noise"])["method"].nunique().max(), None
     low, high = min(0.4, 0.8 * claimed["in gap"].min()), max(2.5, 1.25 * claimed["in gap"].max())
     ticks = [tick for tick in (0.01, 0.03, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= tick <= high]
     with plots.style.style():
-        size = (2.9, 0.8 + 0.22 * len(order))
-        figure, axes = plots.style.panels(len(cells), max_columns=4, size=size, sharex=True)
+        size = (3.6, 0.8 + 0.18 * most)
+        figure, axes = plots.style.panels(len(cells), max_columns=2, size=size, sharex=True)
         for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
+            order = list(dict.fromkeys(rows["method"]))
             for place, method in enumerate(order):
-                ratios = rows.loc[rows["method"] == method, "in gap"].dropna()
-                if len(ratios):
-                    short = bool((rows.loc[ratios.index, "converged"] == False).any())  # noqa: E712 (None is none)
-                    error = ratios.sem() if len(ratios) > 1 else 0.0
-                    face = "white" if short else None
-                    color = plots.style.EPISTEMIC
-                    ax.errorbar(ratios.mean(), place, xerr=error, fmt="o", ms=5, color=color, mfc=face)
+                ratios = rows.loc[rows["method"] == method, "in gap"]
+                short = bool((rows.loc[ratios.index, "converged"] == False).any())  # noqa: E712 (None is none)
+                error = ratios.sem() if len(ratios) > 1 else 0.0
+                face, color = "white" if short else None, plots.style.EPISTEMIC
+                mark = ax.errorbar(ratios.mean(), place, xerr=error, fmt="o", ms=5, color=color, mfc=face)
+                hollow = mark if short else hollow
             ax.axvline(1.0, color=plots.style.MUTED, lw=0.8, ls=(0, (4, 2)))
             ax.set(xscale="log", xlim=(low, high))
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             ax.minorticks_off()
             ax.set(yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
-            ax.set_title(f"{data.removeprefix('study_').replace('_', ' ')}\n{noise} noise", fontsize=8.5)
+            ax.set_title(f"{data.removeprefix('study_').replace('_', ' ')}, {noise} noise", fontsize=8)
             ax.set_xlabel("epistemic sd, gap / data")
+        if hollow is not None:
+            figure.legend([hollow], ["chains that have not converged"], loc="outside lower center")
         return figure
 
 

@@ -20,8 +20,7 @@ from pyrobnn import plots
 from pyrobnn.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
-from pyrobnn.plots.predictive import PAGE
-from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, bands, panels, style
+from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, PAGE, bands, panels, style
 from pyrobnn.posterior.approximation import FlatApproximation
 
 KINDS = {
@@ -42,7 +41,14 @@ def texts(figure: Figure) -> str:
 def test_every_figure_draws_every_kind_of_tree(name: str) -> None:
     figure = getattr(plots, name)(KINDS)
     assert isinstance(figure, Figure)
+    assert figure.get_size_inches()[0] <= PAGE + 0.01  # six trees fit the width of a page
     figure.draw_without_rendering()
+
+
+def test_no_two_of_eleven_fits_have_the_same_line() -> None:
+    figure = plots.calibration({f"fit {i}": KINDS["regression_1d"] for i in range(11)})
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines[:11]}
+    assert len(looks) == 11
 
 
 def test_one_tree_needs_no_mapping_and_brings_its_label() -> None:
@@ -121,12 +127,6 @@ def test_the_words_about_the_gap_lie_over_no_axes() -> None:
     assert not any(words[0].get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
 
 
-@pytest.mark.parametrize("count", range(1, 6))
-def test_bands_fit_the_width_of_a_page(count: int) -> None:
-    figure = plots.predictive_bands({f"fit {i}": KINDS["regression_1d"] for i in range(count)})
-    assert figure.get_size_inches()[0] <= PAGE + 0.01
-
-
 def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
     x, sd = np.linspace(0, 1, 5), np.ones(5)
     with style():
@@ -139,7 +139,7 @@ def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "shape"), [(1, (1, 1)), (4, (1, 4)), (5, (2, 3)), (6, (2, 3)), (7, (2, 4))]
+    ("count", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))]
 )
 def test_the_last_row_of_panels_is_not_left_half_empty(count: int, shape: tuple[int, int]) -> None:
     _, axes = panels(count)

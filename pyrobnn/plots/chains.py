@@ -14,7 +14,7 @@ from scipy import stats
 from pyrobnn.diagnostics.convergence import F_AT, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.groups import FUNCTION, HISTORY, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
-from pyrobnn.plots.style import FITS, INK, MUTED, PALETTE, empty_panel, panels, style
+from pyrobnn.plots.style import FITS, INK, MUTED, PALETTE, empty_panel, fit_line, panels, style
 
 MAX_CHAINS = 8
 MAX_STEPS = 300
@@ -57,7 +57,7 @@ def _rows(
         for label, evidence in trees.items()
         for name, draws in _watched(evidence, most).items()
     ]
-    figure, axes = panels(max(1, len(cells)), size=size, max_columns=most)
+    figure, axes = panels(max(1, len(cells)), size=size, max_columns=2)
     if not cells:
         empty_panel(axes[0, 0], "no chains: independent draws of an approximation have no trace")
     return figure, [(ax, title, draws) for (title, draws), (ax,) in zip(cells, axes, strict=False)]
@@ -278,9 +278,8 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
                 if name not in found:
                     continue
                 steps, values = _smooth(found[name])
-                colour, dashes = FITS[index % len(FITS)], ("-", "--", ":")[index // len(FITS) % 3]
                 steps = steps * _steps_each(evidences[label], found[name])
-                (lines[label],) = ax.plot(steps, values, color=colour, ls=dashes, lw=1.3)
+                (lines[label],) = ax.plot(steps, values, lw=1.3, **fit_line(index))
                 late.append(values[len(values) // 10 :])
             low, high = np.concatenate(late).min(), np.concatenate(late).max()
             if low < high:

@@ -25,7 +25,7 @@ from pyrobnn.groups import (
     PREDICTIONS,
     PRIOR_PREDICTIVE,
 )
-from pyrobnn.plots.style import EPISTEMIC, FITS, INK, MUTED, empty_panel, panels, style
+from pyrobnn.plots.style import EPISTEMIC, INK, MUTED, empty_panel, fit_line, panels, style
 
 MAX_DATA = 2000
 MAX_PLACES = 60
@@ -149,15 +149,8 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
             keep = np.unique(np.linspace(0, len(first) - 1, min(len(first), 300)).astype(int))
             ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
             for label, z in same.items():
-                colour = FITS[list(trees).index(label) % len(FITS)]
-                ax.plot(
-                    at,
-                    [z[b].mean() for b in parts],
-                    color=colour,
-                    marker="o",
-                    markersize=2.5,
-                    label=label,
-                )
+                means, look = [z[b].mean() for b in parts], fit_line(list(trees).index(label))
+                ax.plot(at, means, marker="o", markersize=2.5, label=label, **look)
             ax.set_title(names[feature])
             ax.set(xlabel=names[feature], ylabel="residual / sd")
         axes[0, 0].set_ylim(-3, 3)

@@ -8,7 +8,17 @@ from matplotlib.figure import Figure
 from pyrobnn.diagnostics import leave_one_out as left_out
 from pyrobnn.diagnostics.evidence import Trees, gather
 from pyrobnn.diagnostics.thresholds import good_k
-from pyrobnn.plots.style import ALERT, EPISTEMIC, FITS, INK, MUTED, empty_panel, panels, style
+from pyrobnn.plots.style import (
+    ALERT,
+    EPISTEMIC,
+    INK,
+    MUTED,
+    empty_panel,
+    fit_line,
+    legend_below,
+    panels,
+    style,
+)
 
 MAX_DATA = 1000
 MAX_KHAT = 2.0
@@ -87,9 +97,7 @@ def loo_pit(trees: Trees) -> Figure:
         at = np.linspace(0, 1, 201)
         for label, pit in lines.items():
             difference = np.searchsorted(pit, at, side="right") / len(pit) - at
-            ax.plot(at, difference, color=FITS[labels.index(label) % len(FITS)], label=label)
+            ax.plot(at, difference, label=label, **fit_line(labels.index(label)))
         ax.set(xlim=(0, 1), xlabel="LOO-PIT", ylabel="ECDF − uniform")
-        reach = max(abs(limit) for limit in ax.get_ylim())
-        ax.set_ylim(-1.5 * reach, 1.2 * reach)
-        ax.legend(loc="lower left", ncols=2)
+        legend_below(figure, ax)
         return figure

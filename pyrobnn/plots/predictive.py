@@ -18,20 +18,19 @@ from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import (
     ALEATORIC,
     EPISTEMIC,
-    FITS,
     INK,
     MUTED,
     NORMAL_95,
     PALETTE,
     bands,
     empty_panel,
+    fit_line,
+    legend_below,
     panels,
     style,
 )
 
 MAX_POINTS = 400
-#: width of a page in inches
-PAGE = 7.2
 
 
 def _thin(num_points: int, most: int = MAX_POINTS) -> np.ndarray:
@@ -79,12 +78,10 @@ def predictive_bands(
     """
     trees = gather(trees)
     with style():
-        columns = 2 if len(trees) == 4 else min(len(trees), 3)
         figure, axes = panels(
             len(trees),
             rows_per_panel=(3.2, 1.0),
-            max_columns=columns,
-            size=(min(3.5, PAGE / columns), 3.4),
+            size=(3.5, 3.4),
             sharex=True,
             sharey=True,
         )
@@ -107,7 +104,10 @@ def predictive_bands(
             handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         if handles:
             figure.legend(
-                list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, 2 * columns)
+                list(handles.values()),
+                list(handles),
+                loc="outside lower center",
+                ncols=min(4, 2 * len(trees)),
             )
         return figure
 
@@ -250,7 +250,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             if pit is None:
                 continue
             covered = (np.abs(pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
-            ax.plot(levels, covered, color=FITS[index % len(FITS)], label=label)
+            ax.plot(levels, covered, label=label, **fit_line(index))
             fewest = len(pit) if fewest is None else min(fewest, len(pit))
         if fewest is None:
             empty_panel(ax, "no predictive draws with known outcomes")
@@ -264,7 +264,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
         ax.text(
             0.97, 0.04, "below: overconfident", transform=ax.transAxes, ha="right", color=MUTED, fontsize=8
         )
-        ax.legend(loc="upper left")
+        legend_below(figure, ax)
         return figure
 
 
@@ -329,14 +329,8 @@ def _error_panel(ax: Axes, points: Points, num_bins: int) -> None:
     if len(error) > 20:
         rank_correlation = stats.spearmanr(sd, error).statistic if np.ptp(sd) > 0 else float("nan")
         if np.isfinite(rank_correlation):
-            ax.text(
-                0.03,
-                0.97,
-                f"rank correlation {rank_correlation:.2f}".replace("-", "−"),
-                transform=ax.transAxes,
-                va="top",
-                fontsize=8,
-            )
+            said = f"rank correlation {rank_correlation:.2f}".replace("-", "−")
+            ax.set_xlabel(f"predicted sd ({said})")
 
 
 def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:

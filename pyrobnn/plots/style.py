@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,8 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 NORMAL_95 = 1.96
+#: width of a page in inches
+PAGE = 7.2
 INK = "#1c2128"
 MUTED = "#68717d"
 RULE = "#d5dae1"
@@ -89,19 +92,19 @@ def panels(
     num_panels: int,
     *,
     rows_per_panel: tuple[float, ...] = (1.0,),
-    max_columns: int = 4,
+    max_columns: int = 3,
     size: tuple[float, float] = (3.4, 2.7),
     sharex: bool = False,
     sharey: bool = False,
     share_stack: bool = True,
 ) -> tuple[Figure, np.ndarray]:
-    """Make an empty figure of equal panels, outside pyplot, so nothing has to be closed.
+    """Make an empty figure of equal panels, at most a page wide, outside pyplot, so nothing has to be closed.
 
     Args:
         num_panels: how many panels; they fill rows of at most ``max_columns``, as evenly as they can.
         rows_per_panel: height ratios of the axes stacked inside each panel.
         max_columns: the widest row.
-        size: width and height of one panel in inches.
+        size: width and height of one panel in inches; a row that would be wider than a page has narrower panels.
         sharex, sharey: share limits between corresponding axes of all panels.
         share_stack: share x between the axes stacked in one panel, with tick labels below the lowest only.
 
@@ -110,7 +113,7 @@ def panels(
     """
     rows = -(-max(num_panels, 1) // max_columns)
     columns = -(-max(num_panels, 1) // rows)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    figure = Figure(figsize=(min(size[0] * columns, PAGE), size[1] * rows), layout="constrained")
     stack = len(rows_per_panel)
     axes = np.empty((num_panels, stack), dtype=object)
     spec = figure.add_gridspec(rows * stack, columns, height_ratios=list(rows_per_panel) * rows)
@@ -146,6 +149,20 @@ def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total:
     if inner.any():
         ends = mean - inner, mean + inner
         axes.fill_between(x, *ends, color=EPISTEMIC, alpha=0.35, lw=0, label="95 % of the function")
+
+
+def fit_line(index: int) -> dict[str, Any]:
+    """Colour and dashes of the line that stands for one fit of several: no two of the first 24 look the same."""
+    return {"color": FITS[index % len(FITS)], "ls": ("-", "--", ":")[index // len(FITS) % 3]}
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend of one axes below the figure, which grows by it: many entries lie over no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels), default=0) > 18 else 3
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.17 * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def empty_panel(axes: Axes, message: str) -> None:

@@ -62,6 +62,6 @@ def outputs(trees: Trees) -> list[tuple[int, str, str]]:
 def line_key(trees: Trees) -> tuple[tuple[str, str, str], ...]:
     """Legend of a figure of `trees` with one line per method."""
     return tuple(
-        (f"--fig-{PALETTE.index(FITS[index % len(FITS)])}", "line", label)
+        (f"--fig-{PALETTE.index(FITS[index % len(FITS)])}", "line" if index < len(FITS) else "dash", label)
         for index, label in enumerate(trees)
     )

@@ -190,10 +190,12 @@ def calibration(trees: Trees) -> list[Block]:
                         prefix="loopit",
                     ),
                 ),
-                notes=tuple(
-                    f"{label} is not drawn: its leave-one-out weights (k-hat) are unreliable: the line would mislead."
-                    for label in unreliable
-                ),
+                notes=(
+                    f"Not drawn, since leave-one-out weights (k-hat) are unreliable and the lines would mislead: "
+                    f"{', '.join(unreliable)}.",
+                )
+                if unreliable
+                else (),
             )
         )
     labelled = where(trees, lambda t: class_points(t) is not None)
