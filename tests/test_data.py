@@ -294,6 +294,8 @@ class TestLoad:
     def test_bad_names(self):
         with pytest.raises(ValueError, match="unknown data 'diabetis': choose one of diabetes"):
             data.load("diabetis")
+        with pytest.raises(ValueError, match=r"pyrobnn.data.fashion_mnist\(\) loads it .* 'digits'"):
+            data.load("Fashion-MNIST")
         with pytest.raises(ValueError, match="has its own target"):
             data.load("diabetes", "bmi")
 

@@ -10,7 +10,7 @@ from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.study_sets import STUDIES, study
 from pyrobnn.data.uci_sets import OPENML, uci_all
 
-from . import real, synthetic
+from . import images, real, synthetic
 
 if TYPE_CHECKING:
     from pyrobnn.data.columns import Missing
@@ -80,6 +80,12 @@ def load(
 
         return from_csv(key, target, task=task, features=features, drop=drop, missing=missing)
     if key not in names():
+        function = key.lower().replace("-", "_")
+        if function in images.__all__:
+            raise ValueError(
+                f"{key!r} is a set of images and not known by name: pyrobnn.data.{function}() loads it for a net that "
+                "you build; by name there are the 'digits'"
+            )
         kinds = ", ".join(SUFFIXES)
         raise ValueError(
             f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a file ({kinds})"
