@@ -41,6 +41,8 @@ def classes(out=3):
         (classes(1), X, torch.zeros(40, dtype=torch.long), ValueError, "use Bernoulli"),
         (toy_model(Bernoulli()), X, torch.full((40,), 2.0), ValueError, "0 and 1 only"),
         ("model", X, Y, TypeError, "'model' must be a pyrobnn.BNN"),
+        (lambda y: None, X, None, TypeError, r"called as fn\(x, y\).*fit\(lambda x, y: program\(x\), data\)"),
+        (lambda x, y, z: None, X, Y, TypeError, "called as fn.*'z'.*make x a tuple"),
     ],
 )
 def test_bad_data(model, x, y, error, message):

@@ -21,7 +21,7 @@ from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.left_out import left_out_notes
 from pyrobnn.inference.fitting.memory import require
-from pyrobnn.inference.fitting.program import check_gaps, what_program_says
+from pyrobnn.inference.fitting.program import check_gaps, check_signature, what_program_says
 from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
@@ -361,6 +361,7 @@ def _program_problem(
     device: torch.device | None,
     values: Mapping[str, Tensor] | None,
 ) -> Problem:
+    check_signature(program)
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
     asked = device or (check_device(tensors[0].device) if tensors else None)
     x, y = (value.to(asked) if asked and isinstance(value, Tensor) else value for value in (x, y))

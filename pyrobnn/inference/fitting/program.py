@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,24 @@ from pyrobnn.sites import derived
 
 #: bytes of all deterministic sites' draws together, above which they are left out
 _MAX_DERIVED = 2**30
+
+
+def check_signature(program: Callable[..., Any]) -> None:
+    """Python would say it from the middle of a trace.
+
+    Raises:
+        TypeError: ``program`` cannot be called as ``fn(x, y)``.
+    """
+    try:
+        inspect.signature(program).bind(None, None)
+    except ValueError:  # a callable that does not tell its signature
+        pass
+    except TypeError as error:
+        raise TypeError(
+            f"a Pyro program is called as fn(x, y), and this one cannot be: {error}. One of a single argument is "
+            "fitted as fit(lambda x, y: program(x), data); for more than two, make x a tuple or a dict, or close over "
+            "the rest"
+        ) from None
 
 
 def check_gaps(density: Density, data: dict[str, Any]) -> None:
