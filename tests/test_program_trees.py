@@ -232,3 +232,25 @@ def test_an_improper_prior_has_no_predictive():
     posterior = pb.MAP(num_steps=5, compile=False).fit(program, None, y)
     tree = posterior.to_datatree(None, y)
     assert "posterior_predictive" in tree.children and "prior_predictive" not in tree.children
+
+
+def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do_not_hide_them():
+    def recursion(y, _=None):
+        slope, errors = pyro.sample("slope", dist.Normal(0.0, 1.0)), [torch.zeros(())]
+        for i in range(1, len(y)):
+            errors.append(y[i] - slope * y[i - 1])
+        pyro.sample("error", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1), obs=torch.stack(errors))
+
+    def gaps(y, _=None):
+        gap = y.isnan()
+        filled = pyro.sample("filled", dist.Normal(0.0, 1.0).expand([int(gap.sum())]).to_event(1))
+        with pyro.plate("row", len(y)):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y.clone().masked_scatter(gap, filled))
+
+    y = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    tree = fitted(recursion, y, None).to_datatree(y, None)
+    assert "log_likelihood" in tree and "posterior_predictive" not in tree and "observed_data" not in tree
+    assert pb.diagnose(tree).status in ("pass", "warn", "fail")
+    y[3] = math.nan
+    tree = fitted(gaps, y, None).to_datatree(y, None)
+    assert tree["observed_data"]["y"].shape == (20,) and tree["posterior_predictive"]["y"].shape[2:] == (20,)

@@ -57,31 +57,45 @@ def program_groups(
         seed: of replicates and prior draws.
     """
     density = density_of(posterior, x, y)
+    axes = density.derived.axes
     num_data = max(sum(density.derived.replicated.values()), 1)
     few = posterior.thin(max(1, max_pairs // (num_data * posterior.num_chains)))
     log_prior, terms = log_densities_by_site(few, density)
     before, replicated = derived.prior(density, num_prior_draws, seed) if num_prior_draws else ({}, {})
-    nodes = density.trace({name: value[0, 0] for name, value in few.draws.items()})
-    data = {name: nodes[name]["value"] for name in density.derived.replicated}
+    data = _data(density, few.draws)
     groups = {
         LOG_PRIOR: xr.Dataset({"log_prior": (SAMPLE_DIMS, _array(log_prior))}),
         LOG_LIKELIHOOD: draws_dataset(terms, _of_batches(density, terms)),
-        OBSERVED_DATA: draws_dataset(data, density.derived.axes, sample_dims=[]),
-        POSTERIOR_PREDICTIVE: draws_dataset(
-            derived.replicates(density, few.draws, seed), density.derived.axes
-        ),
-        PRIOR: draws_dataset(before, density.derived.axes),
-        PRIOR_PREDICTIVE: draws_dataset(replicated, density.derived.axes),
+        OBSERVED_DATA: draws_dataset(data, axes, sample_dims=[]),
+        POSTERIOR_PREDICTIVE: draws_dataset(_of(data, derived.replicates(density, few.draws, seed)), axes),
+        PRIOR: draws_dataset(before, axes),
+        PRIOR_PREDICTIVE: draws_dataset(_of(data, replicated), axes),
     }
     if isinstance(x, Tensor) and x.dim():
         rows = {
-            (density.derived.axes.get(name, [None])[0], len(value))
+            (axes.get(name, [None])[0], len(value))
             for name, value in data.items()
             if value.dim()
         }
         row = next(iter(rows))[0] if len(rows) == 1 and next(iter(rows))[1] == len(x) else None
         groups[CONSTANT_DATA] = xr.Dataset({"x": ((row or "obs", "feature"), _array(x.reshape(len(x), -1)))})
     return {name: data for name, data in groups.items() if data.data_vars}
+
+
+def _data(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The data of the sites that replicates are drawn of, where most of them are the same whatever the draw.
+
+    A program may observe what it has computed from its latent values, as the residuals of a recursion: a term of its
+    density, but no data that replicates could be held against. Gaps that are filled by latent values may stay.
+    """
+    first, last = (density.trace({name: value[at] for name, value in draws.items()}) for at in ((0, 0), (-1, -1)))
+    found = {name: (first[name]["value"], last[name]["value"]) for name in density.derived.replicated}
+    fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in found.items()}
+    return {name: one for name, (one, _) in found.items() if 2 * int(fixed[name].sum()) >= one.numel()}
+
+
+def _of(data: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if name in data}
 
 
 def density_of(posterior: Posterior, x: Any, y: Any) -> Density:
