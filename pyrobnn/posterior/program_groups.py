@@ -72,11 +72,7 @@ def program_groups(
         PRIOR_PREDICTIVE: draws_dataset(_of(data, replicated), axes),
     }
     if isinstance(x, Tensor) and x.dim():
-        rows = {
-            (axes.get(name, [None])[0], len(value))
-            for name, value in data.items()
-            if value.dim()
-        }
+        rows = {(axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()}
         row = next(iter(rows))[0] if len(rows) == 1 and next(iter(rows))[1] == len(x) else None
         groups[CONSTANT_DATA] = xr.Dataset({"x": ((row or "obs", "feature"), _array(x.reshape(len(x), -1)))})
     return {name: data for name, data in groups.items() if data.data_vars}
@@ -88,7 +84,9 @@ def _data(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     A program may observe what it has computed from its latent values, as the residuals of a recursion: a term of its
     density, but no data that replicates could be held against. Gaps that are filled by latent values may stay.
     """
-    first, last = (density.trace({name: value[at] for name, value in draws.items()}) for at in ((0, 0), (-1, -1)))
+    first, last = (
+        density.trace({name: value[at] for name, value in draws.items()}) for at in ((0, 0), (-1, -1))
+    )
     found = {name: (first[name]["value"], last[name]["value"]) for name in density.derived.replicated}
     fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in found.items()}
     return {name: one for name, (one, _) in found.items() if 2 * int(fixed[name].sum()) >= one.numel()}
