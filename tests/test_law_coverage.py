@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 
 import pyrobnn as pb
-from pyrobnn.estimators.averaged_noise import Averaged
+from pyrobnn.estimators.averaged_noise import Averaged, _too_small
 from pyrobnn.inference.fitting.noise_check import OPTIMISM
 
 INPUTS, HIDDEN, NEW = 21, 20, 2000
@@ -241,3 +241,42 @@ def test_each_output_has_a_noise_of_its_own(monkeypatch):
     assert (covered > 0.85).all() and (covered < 0.95).all(), covered
     first, second = fitted.method_reason_.partition("noise ")[2].split(" of")[0].split(", ")
     assert float(first) < 0.75 and float(second) > 0.9
+
+
+def test_rows_left_out_find_a_noise_that_is_too_small():
+    """Half of what it is: each output asks for twice as much, and one that is right for none."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 2, generator=generator, dtype=torch.float64)
+    y = x + 0.4 * torch.randn(600, 2, generator=generator, dtype=torch.float64)
+    held = torch.tensor([0.2, 0.4], dtype=torch.float64).expand(600, 2)
+    model = pb.BNN(pb.networks.mlp(2, (), 4, seed=0).double(), pb.priors.FanInNormal(), Averaged(1e-3))
+    search = pb.MAP(num_steps=100, lr=0.05, polish_steps=50, compile=False)
+    around = pb.Laplace(importance=False, map=search)
+    wider = _too_small(search, around, model, (x, y), torch.cat([held, held.square()], 1), {"seed": 0})
+    assert 1.85 < wider[0] < 2.15 and wider[1] < 1.1, wider
+
+
+def _noisy(kind: str, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tables whose noise grows along a column, has two sizes by another, or is the same everywhere."""
+    generator = np.random.default_rng(seed)
+    columns = {"grows": 2, "by a column": 5, "constant": 20}[kind]
+    x = generator.normal(size=(num, columns))
+    mean = x[:, 0] + np.sin(2 * x[:, 1])
+    scale = {
+        "grows": 0.3 * np.exp(0.5 * x[:, 0]),
+        "by a column": np.where(x[:, -1] > 0, 1.0, 0.2),
+        "constant": np.full(num, 0.5),
+    }
+    return x, mean + scale[kind] * generator.normal(size=num)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "num"), [("grows", 150), ("by a column", 500), ("constant", 250)])
+def test_intervals_of_a_net_that_gives_the_noise_hold_at_its_defaults(kind, num):
+    """Within three errors of 90 % of as many rows as the fit has seen: of those of another draw it knows no more."""
+    x, y = _noisy(kind, num + NEW, seed=3)
+    model = pb.BNNRegressor(noise="heteroskedastic", random_state=0, compile=False)
+    fitted, _ = told(lambda: model.fit(x[:num], y[:num]))
+    low, high = fitted.predict_interval(x[num:]).T
+    covered = ((y[num:] >= low) & (y[num:] <= high)).mean()
+    assert abs(covered - 0.9) < 3 * (0.09 / num) ** 0.5, covered
