@@ -528,6 +528,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metric": metric_table,
     "mams": mams_table,
     "length": length_table,
+    "modes": _of("benchmark_modes", "modes"),
     "svi": svi_table,
     "laplace": laplace_table,
     "rows": _of("benchmark_rows", "rows"),
