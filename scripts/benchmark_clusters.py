@@ -273,7 +273,7 @@ def study_table(records: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     rows = [record for record in records if record["part"] == "study"]
-    for r in sorted(rows, key=lambda r: (r["bound"], r["noise"] == NOISES[1])):
+    for r in rows:
         numbers = [f"{r[k]:.{d}f}" if r[k] else "" for k, d in (("rhat_function", 3), ("ess_function", 0))]
         ratio, fails = f"{r['gap_ratio']:.1f}", ", ".join(f"`{name}`" for name in r["failed"])
         cells = [r["data"], r["noise"], r["bound"], r["methods"], r["cpu seconds"]]

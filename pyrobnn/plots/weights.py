@@ -70,7 +70,7 @@ def covariance(
         label = str(one.meta["method"]) if isinstance(one, Posterior) else next(iter(gather(one)))
         named = {label: one}
     with style():
-        figure, axes = panels(max(1, len(named)), size=(3.6, 3.3), max_columns=3)
+        figure, axes = panels(max(1, len(named)), size=(3.6, 3.3), max_columns=2)
         for (label, source), (ax,) in zip(named.items(), axes, strict=False):
             ax.set_title(label)
             found = _picture(label, source, sites)
