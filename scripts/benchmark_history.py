@@ -2,6 +2,7 @@
 
     python scripts/benchmark_history.py             # measure, add a record, draw the figure
     python scripts/benchmark_history.py --check     # measure, compare with the records: exit code 1 if worse
+    python scripts/benchmark_history.py --check --budget 5m     # by as many repeats as fit, three at least
     python scripts/benchmark_history.py --accept "nuts gradient=checks its input"   # slower, and meant to be
 
 Times are CPU seconds over those of a fixed computation in NumPy that is timed in turn with them, so that they say
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -24,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmark_uci import duration
 from regressions import FEWEST, Number, centre, changes, comparable
 
 HERE = Path(__file__).parent
@@ -54,9 +57,18 @@ def main(argv: list[str] | None = None) -> int:
     history = read_records(options.results)
     if options.accept:
         return accept(options, history)
-    now = measure(range(options.repeats))
+    if options.check and not any(
+        comparable(each, name, {"machine": machine()}, history) for name, each in NUMBERS.items()
+    ):
+        print("nothing to compare with: run this without --check first")
+        return 2
+    repeats = planned(options, history)
+    if repeats < FEWEST:
+        print(f"nothing is measured: the noise is told from {FEWEST} repeats or more")
+        return 2
+    now = measure(range(repeats))
     if options.check:
-        return check(now, history, lambda: measure(range(options.repeats, 2 * options.repeats)))
+        return check(now, history, lambda: measure(range(repeats, 2 * repeats)))
     append_record(options.results, now)
     draw([*history, now], Path(options.results).with_name(FIGURE))
     print(table([*history, now]))
@@ -72,6 +84,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--check", action="store_true", help="compare, add no record; 1 where something is worse"
     )
     parser.add_argument("--repeats", type=int, default=5, help=f"processes, at least {FEWEST}")
+    parser.add_argument(
+        "--budget", type=duration, default=math.inf, help="such as 5m: the repeats that fit into it"
+    )
     parser.add_argument("--accept", metavar="NUMBER=WHY", help="the next checks start at the last record")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the records")
     parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
@@ -83,14 +98,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def planned(options: argparse.Namespace, history: Sequence[dict]) -> int:
+    """The repeats that fit into the budget, after what they cost by earlier records has been told."""
+    from pyrobnn.studies.uci.plan import plan
+
+    told = [record for record in history if "repeat_seconds" in record]
+    own = [record for record in told if record["machine"] == machine()]
+    repeat = {"dataset": "history", "method": "repeat"}
+    known = [
+        {**repeat, "cpu_seconds": record["repeat_seconds"], "peak_mb": record["peak_mb"]}
+        for record in own or told
+    ]
+    found = plan([repeat] * options.repeats, known, options.budget)
+    print(f"{len(found.tasks)} repeats of {len(NUMBERS)} numbers: {found.describe(1, 'repeats')}")
+    if known and not own:
+        print(f"timed on another machine: {known[-1]['cpu_seconds']:.0f} s a repeat on {told[-1]['machine']}")
+    if options.check:
+        print("where a number is worse, as many repeats again", flush=True)
+    return len(found.tasks)
+
+
 def check(now: dict, history: Sequence[dict], again: Callable[[], dict]) -> int:
-    """0 where nothing is worse, 1 where something is, 2 where there is no record to compare with."""
+    """0 where nothing is worse, 1 where something is."""
     held = {name: comparable(number, name, now, history) for name, number in NUMBERS.items()}
     if missing := [name for name, records in held.items() if not records]:
         print(f"not checked, for want of a record of this machine ({now['machine']}): {', '.join(missing)}")
-    if not any(held.values()):
-        print("nothing to compare with: run this without --check first")
-        return 2
     if differ := sorted({other for record in history for other in _versions_apart(record, now)}):
         print(f"records of other versions are among those compared with: {', '.join(differ)}")
     if changes(now, history, NUMBERS):
@@ -134,6 +166,7 @@ def measure(seeds: Sequence[int]) -> dict[str, Any]:
     from pyrobnn.studies.uci import fits
 
     values: dict[str, list[float]] = {name: [] for name in NUMBERS}
+    before = os.times()
     for seed in seeds:
         done = subprocess.run(
             [sys.executable, __file__, "--one", str(seed)],
@@ -146,7 +179,11 @@ def measure(seeds: Sequence[int]) -> dict[str, Any]:
         print("  ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
         for name, value in found.items():
             values[name].append(value)
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
     return {
+        "repeat_seconds": round(spent / len(seeds), 1),
+        "peak_mb": children_peak_mb(),
         "commit": fits.commit() or "?",
         "code": fits.code(),
         "versions": fits.versions(),
@@ -154,6 +191,16 @@ def measure(seeds: Sequence[int]) -> dict[str, Any]:
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "values": values,
     }
+
+
+def children_peak_mb() -> int | None:
+    """The most memory that a process of this one held, in MB; None where the system does not tell it (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / unit)
 
 
 def machine() -> str:

@@ -112,8 +112,8 @@ class Ours:
         from pyrobnn.inference.hmc.run import Run
 
         self.clock, self.chains = clock(args["clock"], args["device"]), args["num_chains"]
-        x, y = (torch.from_numpy(part) for part in data(case))
-        self.problem = prepare(torch_program(case), x, y, points="held", device=args["device"])
+        program, x, y = self.program(case)
+        self.problem = prepare(program, x, y, points="held", device=args["device"])
         seed = args.get("seed", 0)
         self.z = self.problem.density.sample_prior(self.chains, seed=1 + seed)
         gradient, _ = batched_gradient(self.problem.density.log_joint, self.z)
@@ -131,6 +131,12 @@ class Ours:
             self.gradient = compiled(gradient, self.z, enabled=compile)
         self.compile_seconds = self.run.compile_seconds
 
+    def program(self, case):
+        """The model, its inputs and targets."""
+        import torch
+
+        return torch_program(case), *(torch.from_numpy(part) for part in data(case))
+
     def fit(self, num_draws):
         """Seconds, ESS of the slowest quantity, leapfrogs per draw."""
         from pyrobnn.inference.hmc.hooks import slowest_ess
@@ -140,9 +146,9 @@ class Ours:
         seconds = self.clock() - start
         return seconds, slowest_ess(self.problem, draws.z), float(draws.stats[..., 4].mean())
 
-    def machine(self):
-        """Seconds per gradient and chain of the machine."""
-        steps = TIMED_LEAPFROGS // self.chains
+    def machine(self, leapfrogs=TIMED_LEAPFROGS):
+        """Seconds per gradient and chain of the machine, by so many gradients over all chains."""
+        steps = leapfrogs // self.chains
         start = self.clock()
         self.run.advance(steps)
         return (self.clock() - start) / steps / self.chains

@@ -45,9 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the sections; 1 where one failed."""
     options = parse(argv)
     if options.check:
-        return subprocess.run(
-            [sys.executable, str(HERE / "benchmark_history.py"), "--check"], check=False
-        ).returncode
+        budget = [] if math.isinf(options.budget) else ["--budget", f"{options.budget:g}s"]
+        arguments = [sys.executable, str(HERE / "benchmark_history.py"), "--check", *budget]
+        return subprocess.run(arguments, check=False).returncode
     from pyrobnn.studies.uci import append_record, fits, read_records
     from pyrobnn.studies.uci.plan import plan
 

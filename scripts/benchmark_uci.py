@@ -5,6 +5,7 @@
     python scripts/benchmark_uci.py --data-root DIR --budget 1h       # what fits into it, and what it leaves out
     python scripts/benchmark_uci.py --data-root DIR --check 5%        # a random part again: exit code 1 if it differs
     python scripts/benchmark_uci.py --data-root DIR --stale           # what other code made, again
+    python scripts/benchmark_uci.py --data-root DIR --gradients    # what NUTS would take where it was not run
     python scripts/benchmark_uci.py --table-only
 
 A data set is one of the usual names, or any folder in the same layout. Each finished fit is one line of the results
@@ -23,6 +24,9 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+#: the method whose cost is told where it was not run; leapfrogs over all chains that are timed: as many as make so
+#: many rows in all, but SHORT at least; the R-hat of converged chains
+CHAINS, ROWS, SHORT, GOOD_RHAT = "nuts", 20_000_000, 400, 1.05
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,8 +52,10 @@ def main(argv: list[str] | None = None) -> int:
             {fits.key(record): record for record in recorded}.values()
         )  # the last of repeated work
         return check(recorded, options, functools.partial(fits.run_task, root=options.data_root))
+    if options.gradients:
+        time_gradients(options)
     failures = 0
-    if not options.table_only:
+    if not (options.table_only or options.gradients):
         names = options.datasets or list(fits.DATASETS)
         tasks = uci.tasks(names, methods, options.splits, root=options.data_root)
         key = fits.key
@@ -61,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     records = current(uci.read_records(options.results), fits.rule_id, [fits.FLOOR, *uci.RULES])
     published = uci.read_published(HERE / "published_uci.json")
     show(records, [fits.FLOOR, *uci.RULES], published)
+    print("\n" + chains_table(records, uci.read_records(beside(options.results, "gradients"))))
     return 1 if failures else 0
 
 
@@ -91,6 +98,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", type=share, help="such as 5%%: make a random part of the records again")
     parser.add_argument("--stale", action="store_true", help="also what was made by other code than today's")
     parser.add_argument("--seed", type=int, default=0, help="of the part that --check draws")
+    parser.add_argument(
+        "--gradients", action="store_true", help="time a gradient of NUTS where it was not run"
+    )
     parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
     return parser.parse_args(argv)
 
@@ -144,7 +154,7 @@ def check(records, options, function) -> int:
         again = function(task)
         wrong = plan.differences(record, again)
         failed += bool(wrong)
-        append_record(checks_of(options.results), checks.checked_cell(record, again, among))
+        append_record(beside(options.results, "checks"), checks.checked_cell(record, again, among))
         code = (
             ""
             if record.get("code") == fits.code_of(record["method"])
@@ -156,9 +166,95 @@ def check(records, options, function) -> int:
     return 1 if failed else 0
 
 
-def checks_of(results) -> Path:
-    """The file, beside the results, that keeps what was made again."""
-    return Path(results).with_name(f"{Path(results).stem}_checks.jsonl")
+def beside(results, what: str) -> Path:
+    """The file, beside the results, of what was made again (``checks``) or of timed gradients."""
+    return Path(results).with_name(f"{Path(results).stem}_{what}.jsonl")
+
+
+def time_gradients(options) -> None:
+    """Time a gradient of the chains of NUTS' rule on the first split of every set that it was not run on."""
+    from benchmark_nuts import Ours
+
+    from pyrobnn.data import uci as load
+    from pyrobnn.studies import uci
+    from pyrobnn.studies.uci import fits
+
+    method, candidate = uci.RULES[CHAINS].method, next(uci.RULES[CHAINS].candidates())
+    args = {
+        "num_chains": method.num_chains,
+        "num_warmup": 50,
+        "num_draws": 1,
+        "clock": "cpu",
+        "device": "cpu",
+    }
+
+    class OnSet(Ours):
+        def program(self, case):
+            return candidate.model(case, 0), case.x, case.y
+
+    records, file = uci.read_records(options.results), beside(options.results, "gradients")
+    known = [*(record for record in records if record["method"] == CHAINS), *uci.read_records(file)]
+    for name in options.datasets or fits.DATASETS:
+        if name in {record["dataset"] for record in known}:
+            continue
+        train, _ = load(fits.DATASETS.get(name, name), 0, options.data_root)
+
+        def work(train=train):
+            ours = OnSet(train, {**args, "max_tree_depth": method.max_tree_depth})
+            ours.machine(SHORT)  # the first touches its memory
+            return {"scores": {}, "gradient_us": 1e6 * ours.machine(max(SHORT, ROWS // train.num_data))}
+
+        task = {"dataset": name, "method": CHAINS}
+        uci.append_record(file, fits.measured(task, work, {"num_train": train.num_data}))
+
+
+def chains_table(records, gradients, marks=None) -> str:
+    """What NUTS took on a set, and whether it converged; where it was not run, what it would take at most.
+
+    ``marks`` are as for :func:`pyrobnn.studies.uci.tables.markdown`.
+    """
+    from pyrobnn.studies.uci import RULES
+
+    rule, rows = RULES[CHAINS], []
+    method = rule.method
+    most = method.num_chains * (method.num_warmup + rule.num_draws) * (2**method.max_tree_depth - 1)
+    ran = [record for record in records if record["method"] == CHAINS]
+    for name in sorted({record["dataset"] for record in records}):
+        if own := [record for record in ran if record["dataset"] == name]:
+            spent = sum(record["cpu_seconds"] for record in own) / len(own)
+            rhat = [
+                [record["diagnosis"].get(f"rhat_f_{part}", math.inf) for part in ("max", "median")]
+                for record in own
+            ]
+            well = f"{sum(worst <= GOOD_RHAT for worst, _ in rhat)} of {len(own)}"
+            middle = sorted(half for _, half in rhat)
+            cells = f"{spent:,.0f}" + (marks or {}).get((name, CHAINS), ""), "", well
+            rows.append((name, own[0]["num_train"], *cells, f"{middle[0]:.2f} … {middle[-1]:.2f}"))
+        elif timed := [record for record in gradients if record["dataset"] == name]:
+            last = timed[-1]
+            cost = f"{most * last['gradient_us'] / 1e6:,.0f} at most"
+            rows.append((name, last["num_train"], f"not run: {cost}", f"{last['gradient_us']:,.0f}", "", ""))
+        else:
+            rows.append((name, "", "not run, and no gradient timed", "", "", ""))
+    head = (
+        "data",
+        "training rows",
+        "CPU s a split",
+        "µs a gradient of one chain",
+        f"splits with every R-hat of f ≤ {GOOD_RHAT}",
+        "median R-hat of f, by split",
+    )
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"At most: {method.num_chains} chains of {method.num_warmup} + {rule.num_draws} transitions, each cut at "
+            f"depth {method.max_tree_depth}, are {most:,} gradients. That is what the rule would spend, its choice of "
+            "the prior by SVI apart, and no promise that the chains converge.",
+        ]
+    )
 
 
 def run(sweep, function, tasks, budget) -> int:

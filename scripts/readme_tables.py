@@ -124,6 +124,13 @@ def uci_targets() -> str:
     return "\n".join(["| data | claim | holds | numbers |", "|---|---|---|---|", *rows])
 
 
+def uci_nuts() -> str:
+    """What NUTS took or would take on every set."""
+    gradients = read_records(HERE / "results" / "uci_gradients.jsonl")
+    records = uci_records()
+    return _script("benchmark_uci").chains_table(records, gradients, uci_marks(records))
+
+
 def install_records() -> list[dict]:
     """The last run of each Python with each choice of versions."""
     records = {(r["python"], r["asked"]): r for r in read_records(HERE / "results" / "install.jsonl")}
@@ -515,6 +522,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-coverage": lambda: uci_table("coverage", published=False),
     "uci-seconds": lambda: uci_table("cpu_seconds", published=False),
     "uci-targets": uci_targets,
+    "uci-nuts": uci_nuts,
     "verdicts": verdict_table,
     "verdict-summary": verdict_summary,
     "verdict-checks": check_table,

@@ -123,6 +123,27 @@ def test_the_check_fails_with_a_line_on_each_number_and_measures_an_alarm_again(
     assert history.main(["--accept", "nothing", "--results", str(path)]) == 2
 
 
+def test_the_check_tells_its_cost_and_a_budget_cuts_its_repeats(tmp_path, monkeypatch, capsys):
+    generator, path, runs = np.random.default_rng(6), tmp_path / "history.jsonl", []
+    monkeypatch.setattr(history, "machine", lambda: "m")
+    monkeypatch.setattr(
+        history,
+        "measure",
+        lambda seeds: runs.append(list(seeds)) or record(generator, "now", repeats=len(seeds)),
+    )
+    checked = ["--check", "--results", str(path), "--budget"]
+    append_record(path, record(generator, "c0ffee") | {"repeat_seconds": 30.0, "peak_mb": 800})
+    assert history.main([*checked, "100s"]) == 0 and runs == [[0, 1, 2]]
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 repeats of 7 numbers: about 1.5 min with 1 process, 800 MB a process")
+    assert "left out for the budget: 2 repeats" in shown
+    assert history.main([*checked, "80s"]) == 2 and len(runs) == 1  # nothing measured is no pass
+    assert "nothing is measured" in capsys.readouterr().out
+    monkeypatch.setattr(history, "machine", lambda: "another")
+    assert history.main([*checked, "1h"]) == 0 and runs[1] == [0, 1, 2, 3, 4]
+    assert "timed on another machine: 30 s a repeat on m" in capsys.readouterr().out
+
+
 def two_records():
     generator = np.random.default_rng(5)
     return [record(generator, "old"), record(generator, "new") | {"accepted": {"svi step": "why"}}]
