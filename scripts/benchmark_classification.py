@@ -255,6 +255,8 @@ def overlap(records: list[dict], data: str) -> float:
 
 def table(records: list[dict]) -> str:
     """Every method on clean test rows."""
+    from sweeps import not_run
+
     lines = [
         "| data | method | splits | " + " | ".join(SCORES.values()) + " | R-hat of f | CPU s |",
         "|---|---|---|" + "---|" * (len(SCORES) + 2),
@@ -268,7 +270,8 @@ def table(records: list[dict]) -> str:
             cells.append(f"{max(rhats):.2f}" if rhats else "")
             cells.append(f"{sum(r['cpu_seconds'] for r in rows) / len(rows):.0f}")
             lines.append(f"| {data} | {method} | {len(rows)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    have = {(record["data"], record["method"]) for record in current(records)}
+    return "\n".join([*lines, *not_run(DATA, METHODS, have)])
 
 
 def shift_table(records: list[dict]) -> str:

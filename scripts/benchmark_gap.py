@@ -133,12 +133,15 @@ def table(records: list[dict]) -> str:
     """Means over the splits of a set, by data and method."""
     from statistics import fmean
 
+    from sweeps import not_run
+
     lines = [
         "| data | method | gaps | 90 % interval holds: outside | inside | log density: outside | inside "
         "| sd inside / outside | worst log density inside | R-hat of f |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     rules = {method: rule_of(method) for method in methods()}
+    have: set[tuple[str, str]] = set()
     for data in DATASETS:
         for method in methods():
             rows = [
@@ -158,7 +161,8 @@ def table(records: list[dict]) -> str:
                 f"{max(rhats):.2f}" if rhats else "",
             ]
             lines.append(f"| {data} | {method} | {len(rows)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            have.add((data, method))
+    return "\n".join([*lines, *not_run(DATASETS, methods(), have)])
 
 
 def main(argv: list[str] | None = None) -> int:

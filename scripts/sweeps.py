@@ -49,3 +49,14 @@ def sweep(
         name = task.get("data", task.get("dataset"))
         print(f"{name} split {task['split']} {task['method']}: {said}", flush=True)
     return failures
+
+
+def not_run(data: Sequence[str], methods: Sequence[str], have: set[tuple[str, str]]) -> list[str]:
+    """Lines below a table: by set, the methods of which today's settings have no record."""
+    lacking = {name: [method for method in methods if (name, method) not in have] for name in data}
+    told = [
+        f"{name}: {'every method' if len(without) == len(methods) else ', '.join(without)}"
+        for name, without in lacking.items()
+        if without
+    ]
+    return ["", f"Not run by today's settings: {'; '.join(told)}."] if told else []

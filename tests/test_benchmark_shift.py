@@ -57,7 +57,9 @@ def test_a_record_of_classes_fills_its_tables(tmp_path, monkeypatch):
     assert 0 < records[1]["scores"]["auroc largest probability"] < 1
     assert "auroc mutual information" not in records[1]["scores"]  # of one draw there is none
     stale = [{**record, "rule": "another"} for record in records]
-    assert "map" not in classes.table(stale)
+    assert "| map |" not in classes.table(stale)
+    assert "Not run by today's settings: iris: ensemble, laplace" in classes.table(records)
+    assert "; wine: every method; " in classes.table(records)
 
 
 @pytest.mark.parametrize("data", ["noise too small", "classes"])
@@ -90,4 +92,5 @@ def test_a_record_of_a_gap_fills_its_table(tmp_path):
     # a line knows nothing of the gap: its interval is as wide there as beside it
     assert record["scores"]["inside sd"] == pytest.approx(record["scores"]["outside sd"], rel=0.05)
     assert "| gap | linear | 1 |" in gap.table([record])
-    assert "linear" not in gap.table([{**record, "rule": "another"}])
+    assert "| linear |" not in gap.table([{**record, "rule": "another"}])
+    assert "Not run by today's settings: gap: map, " in gap.table([record])
