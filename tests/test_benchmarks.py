@@ -646,6 +646,23 @@ def test_the_script_prints_tables_and_refuses_what_it_does_not_know(tmp_path, ca
     assert "| linear | -3.550 ± 0.050 |" in shown and "| map |" not in shown
 
 
+def test_what_the_chains_took_or_would_take_is_told_of_every_set():
+    benchmark = script("benchmark_uci")
+    rule = RULES["nuts"]
+    ran = {"dataset": "small", "method": "nuts", "num_train": 277, "cpu_seconds": 60.0}
+    rhats = [{"rhat_f_max": 1.04, "rhat_f_median": 1.0}, {"rhat_f_max": 2.0, "rhat_f_median": 1.3}, {}]
+    found = [{**ran, "diagnosis": rhat} for rhat in rhats]
+    found += [{"dataset": name, "method": "map", "num_train": 9} for name in ("large", "untimed")]
+    timed = [{"dataset": "large", "num_train": 40_000, "gradient_us": 2000.0}]
+    told = benchmark.chains_table(found, timed, {("small", "nuts"): " †"})
+    assert (
+        "| small | 277 | 60 † |  | 1 of 3 | 1.00 … inf |" in told
+    )  # an R-hat that is not finite is no good one
+    gradients = rule.method.num_chains * (rule.method.num_warmup + rule.num_draws) * 511
+    assert f"| large | 40000 | not run: {gradients * 0.002:,.0f} at most | 2,000 |  |  |" in told
+    assert "| untimed |  | not run, and no gradient timed |" in told and f"{gradients:,} gradients" in told
+
+
 # -- README -----------------------------------------------------------------------------------------------------------
 
 
