@@ -97,10 +97,10 @@ def rule_id(method: str, rules: Mapping[str, Rule] = RULES) -> str:
 
 def code_of(method: str, rules: Mapping[str, Rule] = RULES) -> str:
     """Eight letters that change with any line that a method's scores depend on: its own, its rule's and the data's."""
-    parts = {"data", "studies.uci.linear_floor", "studies.uci.scores"}
+    parts = {"data.dataset", "data.uci_sets", "studies.uci.linear_floor", "studies.uci.scores"}
     fitted: list[Any] = []
     if method != FLOOR:
-        parts |= {"model", "likelihoods", "networks", "priors", "posterior.predict"}
+        parts |= {"model", "likelihoods.gaussian", "networks", "priors", "posterior.predict"}
         fitted = [rules[method].method, rules[method].validate_with, rules[method].init]
     roots = {f"pyrobnn.{part}" for part in parts}
     roots |= {type(each).__module__ for each in fitted if each is not None}

@@ -15,7 +15,7 @@ import pyrobnn
 
 PACKAGE = Path(pyrobnn.__file__).parent
 #: parts of the package that no score depends on
-APART = ("report", "plots", "diagnostics", "estimators", "studies", "cli.py", "callbacks.py", "preflight.py")
+APART = ("report", "plots", "diagnostics", "estimators", "studies", "cli.py", "preflight.py")
 
 
 @cache
@@ -24,7 +24,8 @@ def code(*roots: str) -> str:
 
     Args:
         roots: modules; the letters then change with their lines and those of what they import, directly or not, and
-            with no others. None are all of the package that a score may depend on.
+            with no others: of a subpackage that gathers the names of its modules, those that the imported names come
+            from. None are all of the package that a score may depend on.
 
     Raises:
         ValueError: a module that the package does not have.
@@ -37,13 +38,17 @@ def code(*roots: str) -> str:
 
 def _all() -> Iterable[Path]:
     for path in PACKAGE.rglob("*.py"):
-        inside = path.relative_to(PACKAGE).parts
-        if inside[0] not in APART or inside[:2] == ("studies", "uci"):
+        if not _apart(path):
             yield path
 
 
+def _apart(path: Path) -> bool:
+    inside = path.relative_to(PACKAGE).parts
+    return inside[0] in APART and inside[:2] != ("studies", "uci")
+
+
 def _reached(roots: Iterable[str]) -> set[Path]:
-    """Files of the modules and of all that they import; the top of the package, which imports by need, is left out."""
+    """Files of the modules and of all that they import; what no score depends on and the package's top are left out."""
     seen: set[Path] = set()
     waiting = []
     for root in roots:
@@ -52,7 +57,7 @@ def _reached(roots: Iterable[str]) -> set[Path]:
         waiting.append(file)
     while waiting:
         file = waiting.pop()
-        if file not in seen:
+        if file not in seen and not _apart(file):
             seen.add(file)
             waiting += imported(file)
     return seen
@@ -61,13 +66,31 @@ def _reached(roots: Iterable[str]) -> set[Path]:
 @cache
 def imported(file: Path) -> frozenset[Path]:
     """Files of the package that a file imports, at its top or in a function."""
-    names: set[str] = set()
+    found: set[Path | None] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(path for name in names if (path := _file(name)) is not None)
+            found |= {_file(name.name) for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {_home(node.module, name.name) for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = file.parents[node.level - 1].relative_to(PACKAGE.parent).parts
+            module = ".".join([*package, *([node.module] if node.module else [])])
+            found |= {_home(module, name.name) for name in node.names}
+    return frozenset(path for path in found if path is not None)
+
+
+def _home(module: str, name: str) -> Path | None:
+    """The file that an imported name comes from: of a subpackage's name the module it is gathered from, if it is."""
+    if (own := _file(f"{module}.{name}")) is not None:
+        return own
+    file = _file(module)
+    if file is not None and file.name == "__init__.py":
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and name in {each.asname or each.name for each in node.names}:
+                return _home(
+                    node.module or "", next(e.name for e in node.names if (e.asname or e.name) == name)
+                )
+    return file
 
 
 def _file(module: str) -> Path | None:
