@@ -95,6 +95,19 @@ def test_copied_rows_are_told_unless_the_inputs_are_categories():
     regressor(SHORT).fit(kinds, kinds[:, 0] + generator.integers(0, 2, 60))
 
 
+@pytest.mark.parametrize(("dtype", "told"), [("float32", True), ("float64", False)])
+def test_a_column_that_float32_has_rounded_is_told(dtype, told):
+    """An offset of 1e9 leaves float32 steps of 64: of a standard deviation of 100 much is rounded away."""
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    x[:, 1] = 1e9 + 100 * x[:, 1]
+    model = pb.BNNRegressor("map", hidden=(), compile=False, random_state=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x.astype(dtype), x[:, 0])
+    rounded = [str(each.message) for each in caught if "rounded away" in str(each.message)]
+    assert bool(rounded) == told and all("'x1' comes in steps of 64" in each for each in rounded)
+
+
 def test_a_constant_column_is_told_by_its_name(table):
     x, y = table
     with pytest.warns(UserWarning, match=r"the feature 'x1' is constant and tells nothing"):

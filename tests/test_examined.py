@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,6 +76,17 @@ def test_methods_without_a_density_fail_by_what_they_predict(name, overconfident
     assert held_out.predictions == "fail" and found.value < 0.5 and "of 10 held-out" in found.evidence
     alone = diagnose(fitted[name].to_datatree(x, y))
     assert alone.status == "fail" and "too narrow" in find(alone, "training_pit").action
+
+
+@pytest.mark.parametrize(("num", "told"), [(15, True), (30, False)])
+def test_held_out_rows_too_few_to_tell_the_width_of_intervals_are_said_to_be(num, told):
+    x, y = wave(40, 0)
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    posterior = pb.Laplace(num_steps=50, importance=False, compile=False).fit(model, x, y, num_draws=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        unchecked = diagnose(posterior.to_datatree(x, y, test=wave(num, 1))).unchecked
+    assert any("fewer than 20 held-out" in words for words in unchecked) == told
 
 
 def test_calibrated_few_rows_and_training_rows_are_no_alarm():

@@ -62,6 +62,12 @@ def _left_out(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     return None if is_classification(evidence) or evidence.likelihood in CLASSES else loo_pit(evidence)
 
 
+def few_held_out(evidence: Evidence) -> bool:
+    """Whether held-out data can tell that intervals hold hardly any of them, and no more: too few for a PIT."""
+    found = _held_out(evidence)
+    return found is not None and _FEWEST_HELD_OUT <= len(found) < _MIN_DATA
+
+
 def check_pit(evidence: Evidence) -> Check | None:
     """Whether the PIT of held-out data is uniform."""
     found = _held_out(evidence)

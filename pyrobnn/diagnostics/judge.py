@@ -18,6 +18,7 @@ from pyrobnn.diagnostics.calibration import (
     check_pit,
     check_regions,
     check_training_pit,
+    few_held_out,
 )
 from pyrobnn.diagnostics.chains import check_chains, check_checked, check_common_start, check_length
 from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
@@ -245,6 +246,7 @@ SUBJECTS = (
     ("distance from a reference", independent, ("sd_ratio", "wasserstein", "total_variation")),
     ("leave-one-out", draws, ("loo_khat",)),
     ("calibration on held-out data", every, ("pit", "coverage_90", "ece")),
+    ("the width of intervals (fewer than 20 held-out rows)", few_held_out, ("pit",)),
 )
 
 

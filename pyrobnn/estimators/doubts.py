@@ -1,4 +1,4 @@
-"""What is doubtful of rows, in words: copies, constant columns, rows far from the training data."""
+"""What is doubtful of rows, in words: copies, constant or rounded columns, rows far from the training data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from pyrobnn.data.columns import constant_features
 
 #: share of the rows that may be copies of others without a word
 COPIES = 0.1
+#: of a column's standard deviation, the steps of float32 that its values may have without a word
+COARSE = 0.1
 #: of a feature's range in the training data, how far beyond it a row may be predicted without a word
 FAR = 0.5
 
 
 def tell_doubts(x: np.ndarray, y: np.ndarray, names: Sequence[str], *, weighted: bool) -> None:
-    """Warn of constant columns, and where more than a tenth of the rows, with a measured number, are copies of others.
+    """Warn of constant columns, of columns that float32 has rounded, and of copies.
+
+    Copies are told where more than a tenth of the rows, with a measured number, are copies of others.
 
     Args:
         x, y: (n, feature) and (n,) or (n, out).
@@ -24,6 +28,8 @@ def tell_doubts(x: np.ndarray, y: np.ndarray, names: Sequence[str], *, weighted:
         weighted: whether rows have weights; then copies are not looked for.
     """
     for text in constant_features(x, names):
+        warnings.warn(text, UserWarning, stacklevel=4)
+    for text in _coarse(x, names):
         warnings.warn(text, UserWarning, stacklevel=4)
     if weighted:
         return
@@ -36,6 +42,23 @@ def tell_doubts(x: np.ndarray, y: np.ndarray, names: Sequence[str], *, weighted:
             UserWarning,
             stacklevel=4,
         )
+
+
+def _coarse(x: np.ndarray, names: Sequence[str]) -> list[str]:
+    """A sentence about each column whose values float32 holds exactly, in steps that are large beside their spread."""
+    found = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = x.astype(np.float32)
+        steps = np.spacing(np.abs(narrow).max(0)).tolist()
+    for name, values, held, step in zip(names, x.T, narrow.T, steps):
+        spread = float(values.std())
+        if step > COARSE * spread > 0 and np.array_equal(values, held):
+            found.append(
+                f"the feature {str(name)!r} comes in steps of {step:.3g}, those of float32 at {values[0]:.3g}, and has "
+                f"a standard deviation of {spread:.3g}: what it says is rounded away; pass float64, or subtract its mean "
+                "before it becomes float32"
+            )
+    return found
 
 
 def tell_far(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> None:
