@@ -54,9 +54,9 @@ def _coarse(x: np.ndarray, names: Sequence[str]) -> list[str]:
         spread = float(values.std())
         if step > COARSE * spread > 0 and np.array_equal(values, held):
             found.append(
-                f"the feature {str(name)!r} comes in steps of {step:.3g}, those of float32 at {values[0]:.3g}, and has "
-                f"a standard deviation of {spread:.3g}: what it says is rounded away; pass float64, or subtract its mean "
-                "before it becomes float32"
+                f"the feature {str(name)!r} comes in steps of {step:.3g}, those of float32 at {values[0]:.3g}, "
+                f"and has a standard deviation of {spread:.3g}: what it says is rounded away; pass float64, or "
+                "subtract its mean before it becomes float32"
             )
     return found
 
