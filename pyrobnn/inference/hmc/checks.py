@@ -239,8 +239,8 @@ def levels(stats: Tensor, noise: Tensor | None) -> str:
     scale = noise[:, half:].double().flatten(1).mean(1)
     return (
         f"{said}, and the noise of the chains is {float(scale.min()):.2g} to {float(scale.max()):.2g}. The smaller it "
-        "is the shorter are the steps, and it falls slowly: run a longer num_warmup, or keep the noise above what the "
-        "targets are accurate to, by a number or a LogNormal prior"
+        "is the shorter are the steps, and it falls slowly: raise max_tree_depth and num_warmup, or keep the noise "
+        "above what the targets are accurate to, by a number or a LogNormal prior"
     )
 
 
