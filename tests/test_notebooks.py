@@ -57,6 +57,18 @@ def test_says_nothing_on_stderr(notebook):
     assert told == []
 
 
+def test_no_table_has_an_empty_column(notebook):
+    outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    tables = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
+    for table in tables:
+        rows = [
+            re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)
+            for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)
+        ]
+        columns = zip(*(row for row in rows if row), strict=True)
+        assert all(any(cell.strip() for cell in column) for column in columns)
+
+
 def test_has_figures_and_names_no_machine_path(notebook):
     images = 0
     for cell in notebook["cells"]:
