@@ -70,7 +70,7 @@ def method_of(name: str):
     """The method of the contract with the shortest of searches."""
     method = METHODS[name]
     search = pb.MAP(num_steps=10, polish_steps=1, compile=False)
-    if name.startswith("Laplace"):
+    if isinstance(method, pb.Laplace):
         return dataclasses.replace(method, map=search)
     return search if name == "MAP" else method
 
