@@ -14,10 +14,13 @@ environment for each library, gigabytes in all, and runs where it is named.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,11 +62,13 @@ def main(argv: list[str] | None = None) -> int:
     if finished := [name for name in options.sections if name in done]:
         print(f"finished before with this code (--again runs them anyhow): {', '.join(finished)}")
     print(planned.describe(1, "sections"), flush=True)
-    failed = 0
+    failed, ends = 0, time.perf_counter() + options.budget
     for task in planned.tasks:
         print(f"== {task['method']}", flush=True)
-        spent = timed(command(task["method"], options))
-        if spent["returncode"]:
+        spent = timed(command(task["method"], options), ends - time.perf_counter())
+        if spent["cut"]:  # a guess or another day's time was too short
+            print(f"{task['method']} was cut at the budget: the next run goes on with it", flush=True)
+        elif spent["returncode"]:
             failed += 1
             print(
                 f"{task['method']} failed (exit code {spent['returncode']}): the next run tries it again",
@@ -105,18 +110,36 @@ def command(section: str, options: argparse.Namespace) -> list[str]:
     return found
 
 
-def timed(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Run a command: its exit code, seconds of the wall (the cost a plan counts), and peak memory of its processes."""
-    started, process = time.perf_counter(), subprocess.Popen(arguments)
+def timed(arguments: Sequence[str], limit: float = math.inf) -> Mapping[str, Any]:
+    """Run a command: its exit code, seconds of the wall (the cost a plan counts), and peak memory of its processes.
+
+    After ``limit`` seconds it and all that it started are ended, and ``cut`` is true.
+    """
+    started, process = time.perf_counter(), subprocess.Popen(arguments, start_new_session=True)
+    cut = threading.Event()
+
+    def end() -> None:
+        cut.set()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGTERM)
+
+    timer = threading.Timer(max(limit, 0.0), end) if math.isfinite(limit) else None
     try:
+        if timer is not None:
+            timer.start()
         _, status, usage = os.wait4(process.pid, 0)
     except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGINT)
         process.wait()
         print("\ninterrupted: what is finished is kept; the same command goes on from here")
         sys.exit(130)
+    finally:
+        if timer is not None:
+            timer.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
     return {
         "returncode": process.returncode,
+        "cut": cut.is_set(),
         "cpu_seconds": round(time.perf_counter() - started, 1),
         "peak_mb": round(usage.ru_maxrss / 1024),
     }

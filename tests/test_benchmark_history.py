@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +195,19 @@ def test_the_cost_of_the_sections_is_told_first_and_what_finished_is_not_run_aga
     assert last["method"] == "svi" and last["peak_mb"] > 1 and last["cpu_seconds"] < 60
     speed.main([*asked, "1m"])
     assert "finished before with this code (--again runs them anyhow): svi" in capsys.readouterr().out
+
+
+def test_a_section_that_takes_longer_than_was_guessed_is_cut_at_the_budget(tmp_path, monkeypatch, capsys):
+    child = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {'import time; time.sleep(60)'!r}])"
+    )
+    (tmp_path / "benchmark_svi.py").write_text(child)
+    monkeypatch.setattr(speed, "HERE", tmp_path)
+    costs = tmp_path / "costs.jsonl"
+    known = {"dataset": "section", "method": "svi", "cpu_seconds": 0.5, "peak_mb": 9, "code": "other"}
+    append_record(costs, known | {"machine": speed.machine()})
+    started = time.perf_counter()
+    assert speed.main(["--costs", str(costs), "--sections", "svi", "--budget", "2s"]) == 0
+    assert time.perf_counter() - started < 30
+    assert "svi was cut at the budget: the next run goes on with it" in capsys.readouterr().out
+    assert len(read_records(costs)) == 1  # what was cut is no time of the whole
