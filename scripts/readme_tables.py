@@ -124,6 +124,15 @@ def uci_targets() -> str:
     return "\n".join(["| data | claim | holds | numbers |", "|---|---|---|---|", *rows])
 
 
+def uci_heads() -> str:
+    """Nets whose noise depends on the input, beside the published columns of that kind."""
+    heads = _script("benchmark_heads")
+    records = read_records(HERE / "results" / "heads.jsonl")
+    code = {name: fits.code_of(name, heads.METHODS) for name in heads.METHODS}
+    marks = {(r["dataset"], r["method"]): " ‡" for r in records if r["code"] != code[r["method"]]}
+    return "\n\n".join([heads.tables(records, marks), *([STALE[" ‡"]] if marks else [])])
+
+
 def uci_nuts() -> str:
     """What NUTS took or would take on every set."""
     gradients = read_records(HERE / "results" / "uci_gradients.jsonl")
@@ -523,6 +532,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-seconds": lambda: uci_table("cpu_seconds", published=False),
     "uci-targets": uci_targets,
     "uci-nuts": uci_nuts,
+    "uci-heads": uci_heads,
     "verdicts": verdict_table,
     "verdict-summary": verdict_summary,
     "verdict-checks": check_table,

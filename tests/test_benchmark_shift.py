@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import benchmark_classification as classes  # noqa: E402
 import benchmark_conformal as conformal  # noqa: E402
 import benchmark_gap as gap  # noqa: E402
+import benchmark_heads as heads  # noqa: E402
 
 
 def test_digits_are_moved_and_turned_as_they_say():
@@ -94,3 +95,24 @@ def test_a_record_of_a_gap_fills_its_table(tmp_path):
     assert "| gap | linear | 1 |" in gap.table([record])
     assert "| linear |" not in gap.table([{**record, "rule": "another"}])
     assert "Not run by today's settings: gap: map, " in gap.table([record])
+
+
+def test_the_noise_of_two_heads_follows_the_input_and_a_record_fills_its_tables():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 1, generator=generator)
+    y = x + torch.where(x > 0.5, 0.5, 0.05) * torch.randn(x.shape, generator=generator)
+    search = pb.MAP(num_steps=400, polish_steps=0, compile=False)
+    rule = heads.HeadsRule(search, prior_scales=(1.0,), noises=("learned",))
+    posterior, chosen, _ = rule.fit(Dataset(x, y, "mine", "regression"), seed=0)
+    quiet, loud = posterior.predict(torch.tensor([[0.2], [0.8]])).scale.flatten().tolist()
+    assert loud > 4 * quiet
+    assert rule.describe()["noises"] == ["of the input"] and chosen.prior_scale == 1.0
+    record = {
+        "dataset": "naval", "split": 0, "method": "map", "rule": heads.fits.rule_id("map", heads.METHODS),
+        "scores": {"log_density": 6.0, "rmse": 0.00042},
+    }  # fmt: skip
+    shown = heads.tables([record])
+    assert "| map |  | 6.000 |" in shown and "| map |  | 0.00042 |" in shown
+    assert "Not run by today's settings: kin8nm: every method; naval: ensemble; power" in shown
+    assert "homoskedastic" not in shown.replace("heteroskedastic", "")
+    assert "| map |" not in heads.tables([{**record, "rule": "another"}])

@@ -159,6 +159,8 @@ def markdown(
 def _text(value: Cell | None, digits: int, full: int) -> str:
     if value is None:
         return ""
+    if 0 < abs(value.mean) < 10.0 ** (1 - digits):  # two digits that say something: naval's RMSE is 0.0004
+        digits = 1 - math.floor(math.log10(abs(value.mean)))
     text = f"{value.mean:.{digits}f}"
     if math.isfinite(value.error):
         text += f" ± {value.error:.{digits}f}"
