@@ -627,6 +627,20 @@ def test_targets_are_judged_by_the_numbers():
     )
 
 
+def test_one_split_judges_nothing():
+    """Neither for nor against: a split of its own luck is no table of twenty."""
+    published, floor = read_published(PUBLISHED), records("linear", [-3.6, -3.7, -3.65])
+    lucky = records("svi-rt", [50.0]) + records("mc-dropout", [-50.0])
+    found = [t for t in compare_with_published(floor + lucky, published) if "best method" not in t.claim]
+    assert len(found) == 5 and {t.met for t in found} == {None}
+    assert "log density by 54 on one split" in found[0].evidence
+    # the best is the best of those that have several, though one of a single split seems better
+    best = compare_with_published(floor + lucky, published)[-1]
+    assert best.met is False and best.evidence.startswith("linear -3.650")
+    alone = compare_with_published(lucky, published)[-1]
+    assert alone.met is None and "(one split)" in alone.evidence
+
+
 def test_a_table_says_when_splits_are_missing():
     table = markdown(
         records("map", [-1.0] * 20) + records("nuts", [-1.0, -2.0]), "log_density", ["map", "nuts"], ["yacht"]

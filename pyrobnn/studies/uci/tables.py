@@ -210,7 +210,7 @@ def compare_with_published(
     Every method beats the linear floor by more than 5 standard errors (paired over splits, log density and RMSE);
     mean-field SVI is no worse than the published Pyro column; MC dropout is no worse than its published columns by more
     than 2 standard errors (ours and theirs combined); the best method is no worse than the best published log density
-    with homoskedastic noise on the same splits.
+    with homoskedastic noise on the same splits. A single split judges none of them: it may be an easy or a hard one.
     """
     columns = {column["id"]: column for column in published["columns"]}
     density, rmse, shares = values_of(records, "log_density"), values_of(records, "rmse"), overlaps(records)
@@ -238,13 +238,15 @@ def compare_with_published(
         }
         if not peers:  # nothing was published on these splits
             continue
-        best, peer = max(means, key=lambda method: means[method].mean), max(peers, key=peers.__getitem__)
+        several = [method for method in means if means[method].num_splits > 1]
+        best = max(several or means, key=lambda method: means[method].mean)
+        peer = max(peers, key=peers.__getitem__)
         targets.append(
             Target(
                 dataset,
                 "the best method reaches the best published log density with homoskedastic noise",
-                f"{best} {_told(means[best])} ({means[best].num_splits} splits), {peer} {peers[peer]:.3f}",
-                means[best].mean >= peers[peer],
+                f"{best} {_told(means[best])}, {peer} {peers[peer]:.3f}",
+                means[best].mean >= peers[peer] if several else None,
             )
         )
     return targets
@@ -253,16 +255,19 @@ def compare_with_published(
 def _beats_floor(
     density: Values, rmse: Values, dataset: str, method: str, floor: str, overlap: float
 ) -> Target:
-    gains = []
-    for values, sign in ((density, 1.0), (rmse, -1.0)):
+    gains, told = [], []
+    for values, name, sign in ((density, "log density", 1.0), (rmse, "RMSE", -1.0)):
         gap = difference(values, dataset, method, floor, overlap)
-        gains.append(sign * gap.mean / gap.error if gap is not None and gap.error > 0 else math.nan)
-    return Target(
-        dataset,
-        f"{method} beats the linear floor by more than 5 standard errors",
-        f"log density by {gains[0]:.1f}, RMSE by {gains[1]:.1f} standard errors",
-        None if math.isnan(sum(gains)) else min(gains) > 5,
-    )
+        if gap is None:
+            told.append(f"{name} on no split of both")
+        elif gap.num_splits > 1:
+            gain = sign * gap.mean
+            gains.append(gain / gap.error if gap.error else math.copysign(math.inf, gain))
+            told.append(f"{name} by {gains[-1]:.1f} standard errors")
+        else:
+            told.append(f"{name} by {sign * gap.mean:.2g} on one split")
+    claim = f"{method} beats the linear floor by more than 5 standard errors"
+    return Target(dataset, claim, ", ".join(told), min(gains) > 5 if len(gains) == 2 else None)
 
 
 def _no_worse(
@@ -274,12 +279,19 @@ def _no_worse(
     overlap: float,
     errors: float = 0.0,
 ) -> Target:
-    found, parts = [], []
+    found: list[bool] = []
+    parts, one = [], False
     for values, name, sign in ((density, "log_density", 1.0), (rmse, "rmse", -1.0)):
         ours, theirs = cell(list(values[dataset][method].values()), overlap), column[name][dataset]
         spread = theirs[1] if column["spread"] == "se" else theirs[1] / math.sqrt(20)
-        slack = errors * math.hypot(0.0 if math.isnan(ours.error) else ours.error, spread)
+        one |= ours.num_splits == 1
+        slack = errors * math.hypot(ours.error, spread)
         found.append(sign * (ours.mean - theirs[0]) >= -slack)
         parts.append(f"{name} {_told(ours)} against {theirs[0]:.3f} ± {spread:.3f}")
     allowance = f" within {errors:g} standard errors" if errors else ""
-    return Target(dataset, f"{method} is at least {column['label']}{allowance}", "; ".join(parts), all(found))
+    return Target(
+        dataset,
+        f"{method} is at least {column['label']}{allowance}",
+        "; ".join(parts),
+        None if one else all(found),
+    )
