@@ -110,27 +110,31 @@ def uci_records() -> list[dict]:
 
 def uci_targets() -> str:
     """What should hold on the UCI sets, and whether it does."""
-    targets = compare_with_published(uci_records(), read_published(HERE / "published_uci.json"))
-    word = {True: "yes", False: "**no**"}
-    open_yet = [t for t in targets if t.met is None]
-    targets = [t for t in targets if t.met is not None]
+    records = uci_records()
+    every = compare_with_published(records, read_published(HERE / "published_uci.json"))
+    targets, marks = [t for t in every if t.met is not None], uci_marks(records)
     floor = [t for t in targets if "linear floor" in t.claim]
     held = sum(bool(t.met) for t in floor)
-    summary = (
-        f"{held} of {len(floor)} pairs of method and data that have two splits or more; the others follow"
-    )
-    rows = [f"| all | a method beats the linear floor by more than 5 standard errors | | {summary} |"]
-    rows += [
-        f"| {t.dataset} | {t.claim} | {word[t.met]} | {t.evidence} |"
-        for t in targets
-        if t not in floor or not t.met
+    rows = [
+        f"| all | a method beats the linear floor by more than 5 standard errors | | {held} of {len(floor)} pairs of "
+        "method and data that have two splits or more; the others follow |"
     ]
-    told = ["| data | claim | holds | numbers |", "|---|---|---|---|", *rows]
-    if open_yet:
-        single = dict.fromkeys(t.dataset for t in open_yet)
-        names = ", ".join(f"{sum(t.dataset == name for t in open_yet)} of {name}" for name in single)
-        told += ["", f"{len(open_yet)} claims rest on one split so far and are not judged: {names}."]
-    return "\n".join(told)
+    shown = [t for t in targets if t not in floor or not t.met]
+    rows += [
+        f"| {t.dataset} | {t.claim} | {'yes' if t.met else '**no**'} | "
+        f"{t.evidence}{marks.get((t.dataset, t.method), '')} |"
+        for t in shown
+    ]
+    used = {marks.get((t.dataset, t.method)) for t in shown}
+    told = [text for mark, text in STALE.items() if mark in used]
+    if CHECKED in used:
+        told.append(f"{CHECKED.strip()} made by earlier code and checked by today's, as said below the first table")
+    if single := [t.dataset for t in every if t.met is None]:
+        names = ", ".join(f"{single.count(name)} of {name}" for name in dict.fromkeys(single))
+        told.append(f"{len(single)} claims rest on one split so far and are not judged: {names}.")
+    return "\n".join(
+        ["| data | claim | holds | numbers |", "|---|---|---|---|", *rows, "", "\n\n".join(told)]
+    )
 
 
 def uci_heads() -> str:

@@ -194,9 +194,10 @@ def read_published(path: str | Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Target:
-    """Something that should hold, the numbers it is judged by, and whether it does (None: no results yet)."""
+    """Something that a method should do, the numbers it is judged by, and whether it does (None: too few splits)."""
 
     dataset: str
+    method: str
     claim: str
     evidence: str
     met: bool | None
@@ -244,6 +245,7 @@ def compare_with_published(
         targets.append(
             Target(
                 dataset,
+                best,
                 "the best method reaches the best published log density with homoskedastic noise",
                 f"{best} {_told(means[best])}, {peer} {peers[peer]:.3f}",
                 means[best].mean >= peers[peer] if several else None,
@@ -271,7 +273,7 @@ def _beats_floor(
         else:
             told.append(f"{name} by {sign * gap.mean:.2g} on one split")
     claim = f"{method} beats the linear floor by more than 5 standard errors"
-    return Target(dataset, claim, ", ".join(told), min(gains) > 5 if len(gains) == 2 else None)
+    return Target(dataset, method, claim, ", ".join(told), min(gains) > 5 if len(gains) == 2 else None)
 
 
 def _without_the_worst(gains: Mapping[int, float], overlap: float) -> str:
@@ -304,6 +306,7 @@ def _no_worse(
     allowance = f" within {errors:g} standard errors" if errors else ""
     return Target(
         dataset,
+        method,
         f"{method} is at least {column['label']}{allowance}",
         "; ".join(parts),
         None if one else all(found),
