@@ -128,7 +128,9 @@ def uci_targets() -> str:
     used = {marks.get((t.dataset, t.method)) for t in shown}
     told = [text for mark, text in STALE.items() if mark in used]
     if CHECKED in used:
-        told.append(f"{CHECKED.strip()} made by earlier code and checked by today's, as said below the first table")
+        told.append(
+            f"{CHECKED.strip()} made by earlier code and checked by today's, as said below the first table"
+        )
     if single := [t.dataset for t in every if t.met is None]:
         names = ", ".join(f"{single.count(name)} of {name}" for name in dict.fromkeys(single))
         told.append(f"{len(single)} claims rest on one split so far and are not judged: {names}.")
