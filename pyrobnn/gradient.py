@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from pyrobnn.compile.trees import leaves_of, mapped
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -43,13 +47,22 @@ def why_not_batched(error: RuntimeError) -> str:
     return f"torch cannot run one of its operations at many points at once ({said or type(error).__name__})"
 
 
-def at_each(function: Callable[[Tensor], dict[str, Tensor]], z: Tensor) -> dict[str, Tensor]:
-    """Tensors by name at each of the points (point, dim), or point by point where the function cannot be batched."""
+def at_each(function: Callable[..., Any], *points: Any) -> Any:
+    """``function`` of the first element of every argument, of the second and so on, stacked.
+
+    Args:
+        function: returns a tensor, or tensors by name.
+        *points: tensors, or tensors by name, with a leading axis (point, …).
+    Returns:
+        As of ``torch.func.vmap``; point by point where the function cannot be batched.
+    """
     try:
         with warnings.catch_warnings():
             # an operation without a batching rule is only slower
             warnings.simplefilter("ignore", UserWarning)
-            return torch.func.vmap(function)(z)
+            return torch.func.vmap(function, randomness="different")(*points)
     except RuntimeError:
-        each = [function(one) for one in z]
-        return {name: torch.stack([values[name] for values in each]) for name in each[0]}
+        count = len(leaves_of(points)[0])
+        each = [function(*mapped(operator.itemgetter(index), points)) for index in range(count)]
+        columns = zip(*map(leaves_of, each), strict=True)
+        return mapped(lambda _: torch.stack(next(columns)), each[0])

@@ -16,7 +16,7 @@ from pyrobnn.inference.hmc.hooks import Hooks
 from pyrobnn.inference.optim.minimize import minimize
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged|Ctrl-C|not a mode|not evaluated|no k-hat)"
+    "ignore:.*(of the draws|transitions diverged|Ctrl-C|not a mode|not evaluated|no k-hat|have not arrived)"
 )
 
 

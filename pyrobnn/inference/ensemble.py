@@ -127,8 +127,7 @@ class DeepEnsemble(Method):
                 f"'num_draws' must be num_members={self.num_members}, got {num_draws}: set num_members"
             )
         problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=self.num_members)
-        if not problem.is_bnn:
-            check_batched(problem.density.subsampled(), "DeepEnsemble")
+        check_batched(problem.density.subsampled(), "DeepEnsemble")
         start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, seed)])
         density, num_rows = objective_of(self, problem, start)
         # each member draws a subsample of its own

@@ -251,8 +251,8 @@ class Laplace(Method):
                 "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
                 "use Laplace(curvature='hessian')"
             )
+        check_batched(problem.density, "Laplace")
         if not problem.is_bnn:
-            check_batched(problem.density, "Laplace")
             refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
         if self.curvature == "ggn":

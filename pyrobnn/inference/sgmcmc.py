@@ -140,8 +140,7 @@ class _StochasticGradientMCMC(Method):
         )
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
-        if not problem.is_bnn:
-            check_batched(problem.density.subsampled(), type(self).__name__)
+        check_batched(problem.density.subsampled(), type(self).__name__)
         plan = lay_out(self, num_draws, problem.num_rows)
         with seeded(seed, problem.device):
             begun = time.perf_counter()

@@ -228,8 +228,8 @@ class SVI(Method):
         problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=num_draws)
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
+        check_batched(problem.density, "SVI")
         if not problem.is_bnn:
-            check_batched(problem.density, "SVI")
             refuse_dependent(problem.density, "SVI")
         with seeded(seed, problem.device):
             return fit_guide(

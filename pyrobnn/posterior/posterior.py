@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import as_tensor, check_count, check_finite
+from pyrobnn.gradient import at_each
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import Approximation
 from pyrobnn.posterior.predict import Prediction
@@ -183,7 +184,8 @@ class Posterior:
         for start in range(0, total, draws_at_once):
             part = {name: value[start : start + draws_at_once] for name, value in params.items()}
             columns = [
-                torch.func.vmap(forward, in_dims=(0, None))(part, piece) for piece in x.split(points_at_once)
+                at_each(lambda one, piece=piece: forward(one, piece), part)
+                for piece in x.split(points_at_once)
             ]
             rows.append(torch.cat(columns, 1))
         f = torch.cat(rows)

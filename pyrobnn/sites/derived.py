@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyrobnn.gradient import at_each
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.nodes import Node, is_datum, is_deterministic, is_observed, is_subsample
 from pyrobnn.sites.supply import is_improper
@@ -166,22 +166,13 @@ def _latent(density: Density, draws: Mapping[str, Tensor]) -> Values:
 
 @torch.no_grad()
 def _at_each(one: Callable[[Values], Values], draws: Values, numel: int) -> Values:
-    """``one`` at every draw, in batches; draw by draw where the program or a sampler of its cannot be batched."""
+    """``one`` at every draw, in batches."""
     chains, num = next(iter(draws.values())).shape[:2]
     flat = {name: value.flatten(0, 1) for name, value in draws.items()}
     size = max(1, min(_CHUNK_DRAWS, _CHUNK_SCALARS // max(numel, 1)))
-    batched = torch.func.vmap(one, randomness="different")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # an operation without a batching rule is only slower
-            parts = [
-                batched({name: value[start : start + size] for name, value in flat.items()})
-                for start in range(0, chains * num, size)
-            ]
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    except RuntimeError:
-        each = [one({name: value[index] for name, value in flat.items()}) for index in range(chains * num)]
-        joined = {name: torch.stack([values[name] for values in each]) for name in each[0]}
+    parts = [
+        at_each(one, {name: value[start : start + size] for name, value in flat.items()})
+        for start in range(0, chains * num, size)
+    ]
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return {name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in joined.items()}

@@ -1,4 +1,4 @@
-"""A program that is written for one point, run or traced for many: matrices without a factor, looks at its data."""
+"""A program that is written for one point, run or traced for many: its factors, layers, and looks at its data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.compile.looks import looks
+from pyrobnn.sites.fused import WrittenOut
 
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
 
@@ -18,7 +19,7 @@ _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
 @contextlib.contextmanager
 def at_many_points() -> Iterator[None]:
     """The handler under which a program that is written for one point is run, or traced, for many."""
-    with Factors(), looks():
+    with Factors(), looks(), WrittenOut():
         yield
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.density import Density
+from pyrobnn.gradient import at_each
 from pyrobnn.inference.curvature.layers import Capture, Factors, Layer, find_layers
 from pyrobnn.model import BNN, NET
 
@@ -134,4 +135,4 @@ class NetworkJacobian:
             pull = torch.func.vjp(lambda z: self.output(z, point.unsqueeze(0)).squeeze(0), centre)[1]
             return torch.func.vmap(lambda v: pull(v)[0])(column.T)
 
-        return torch.func.vmap(one)(x, columns).detach()
+        return at_each(one, x, columns).detach()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import Refused
 from pyrobnn.model import NET
+from pyrobnn.sites.fused import WrittenOut
 
 SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 
@@ -135,7 +136,7 @@ class Capture:
         found = [(self.net.get_submodule(layer.name), layer.name) for layer in self.layers]
         handles = [module.register_forward_hook(remember(name)) for module, name in found]
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), WrittenOut():
                 f = torch.func.functional_call(self.net, self.params, (x,))
         finally:
             for handle in handles:

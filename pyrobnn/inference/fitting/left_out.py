@@ -10,6 +10,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.noise_check import left_to_others, no_root, prior_variance
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.likelihoods import Likelihood
@@ -180,8 +181,8 @@ def _spread_of(problem: Problem, posterior: Posterior) -> _Draws:
     draws = posterior.thin(max(1, DRAWS // posterior.num_chains)).stacked()
     weights = {name: value for name, value in draws.items() if name.startswith(NET)}
     with torch.no_grad():
-        forward = torch.func.vmap(posterior.network or model.forward, in_dims=(0, None))
-        f = forward(weights, x).double()
+        forward = posterior.network or model.forward
+        f = at_each(lambda one: forward(one, x), weights).double()
         centre = f.mean(0)
         mean = {name: value.mean(0) for name, value in weights.items()}
         if (
@@ -223,7 +224,7 @@ def _rows(model: BNN, draws: _Draws) -> Tensor:
         pull = torch.func.vjp(lambda point: outputs(point, row), flat)[1]
         return torch.func.vmap(lambda v: pull(v)[0])(columns.T)
 
-    rows = torch.func.vmap(one)(draws.x, _root(model, draws).to(flat)).detach().double()
+    rows = at_each(one, draws.x, _root(model, draws).to(flat)).detach().double()
     return rows * spread.double()
 
 

@@ -23,7 +23,7 @@ from pyrobnn.inference.fitting.left_out import left_out_notes
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.program import check_gaps, check_signature, what_program_says
 from pyrobnn.inference.optim.unfinished import stopped_short
-from pyrobnn.model import BNN, check_data
+from pyrobnn.model import BNN, check_data, rows_together
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, log_importance
 
@@ -156,7 +156,7 @@ def prepare(
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
     _check_draws(problem, num_draws)
-    for text in () if epoch is None else epoch.notes:
+    for text in (*(() if epoch is None else epoch.notes), *rows_together(model, x)):
         problem.note(text)
     _note_held_points(problem, points, values)
     return problem

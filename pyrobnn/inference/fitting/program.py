@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +13,10 @@ from torch import Tensor
 from torch.distributions import transforms
 
 from pyrobnn.checks import Refused, check_finite
+from pyrobnn.compile.trees import mapped
 from pyrobnn.density import Density
 from pyrobnn.gradient import why_not_batched
+from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded
 from pyrobnn.sites import derived
 
@@ -79,18 +83,24 @@ def check_batched(density: Density, method: str) -> None:
     """For methods that evaluate many points at once.
 
     Raises:
-        Refused: the program's Python looks at the values of its sites or of a subsample (``if``, ``.item()``, a loop
-            over a plate's rows), so that it can be run for one point at a time only.
+        Refused: the Python of the program, or of the net, looks at the values of its sites or of a subsample (``if``,
+            ``.item()``, a loop over a plate's rows), so that it can be run for one point at a time only.
     """
-    points = density.sample_prior(2, seed=0)
-    slope = torch.func.grad_and_value(density.log_joint)
+    run: Callable[[Any], Any]
+    points: Any
+    if density.owner is None:
+        points = density.sample_prior(2, seed=0)
+        run = torch.func.grad_and_value(density.log_joint)
+    else:  # the rest of a BNN is ours; two rows tell as much as all
+        points = {name: torch.stack([value, value]) for name, value in density.owner.initial_values().items()}
+        run = functools.partial(_net, density.owner, density.args[0][:2])
     try:
         with seeded(0, density.device):
-            torch.func.vmap(slope, randomness="different")(points)
+            torch.func.vmap(run, randomness="different")(points)
     except RuntimeError as error:
         try:
             with seeded(0, density.device):
-                slope(points[0])
+                run(mapped(operator.itemgetter(0), points))
         except RuntimeError:
             return  # the program's own mistake, which is told better where it is run
         raise Refused(
@@ -98,6 +108,10 @@ def check_batched(density: Density, method: str) -> None:
             "(torch.where for if, 'with pyro.plate(…) as rows' for a loop over rows), or use MAP or NUTS, which can "
             "run it point by point"
         ) from error
+
+
+def _net(model: BNN, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    return model.forward(weights, x)
 
 
 def refuse_dependent(density: Density, method: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_number
+from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.model import NET
@@ -166,13 +167,13 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     model = problem.bnn
     x = model.unit_exposure(probes(problem.x.cpu())[0]).to(problem.device)
-    function = torch.func.vmap(lambda params: model.forward(params, x))
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     blocks: dict[str, list[Tensor]] = {}
     for chain in range(num_chains):
         for start in range(0, num_draws, _BLOCK):
             rows = {n: v[chain : chain + 1, start : start + _BLOCK].to(x.device) for n, v in draws.items()}
-            f = function({name: value[0] for name, value in rows.items()}).unsqueeze(0)
+            one = {name: value[0] for name, value in rows.items()}
+            f = at_each(lambda params: model.forward(params, x), one).unsqueeze(0)
             f = model.likelihood.identified(f)
             log_prior = torch.stack([prior.log_prob(rows[name]) for name, prior in model.priors.items()]).sum(
                 0

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.callbacks import duration
+from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.snapshot import snapshot
@@ -178,7 +179,7 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
     if problem.is_bnn:
         rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
         x = problem.x[rows.to(problem.x.device)]
-        function = torch.func.vmap(lambda params: problem.bnn.forward(params, x))
+        function = partial(at_each, lambda params: problem.bnn.forward(params, x))
         num_chains, num_draws = next(iter(draws.values())).shape[:2]
         blocks = [  # a block at a time: the draws may be on disk
             function({name: value[chain, start : start + 256].to(x.device) for name, value in draws.items()})

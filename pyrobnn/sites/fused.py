@@ -1,0 +1,146 @@
+"""Layers that torch computes in one kernel, written out: such a kernel knows one point and first derivatives only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
+Weights = tuple[
+    Tensor, Tensor | None, Tensor | None
+]  # on h: the matrix, the bias, and of an LSTM the projection
+Step = Callable[[Tensor, State, Weights], State]
+
+
+class WrittenOut(TorchFunctionMode):
+    """The handler under which recurrent layers are loops over time and attention is two products and a softmax.
+
+    The kernels of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, their cells, attention and ``weight_norm`` have no batching rule
+    (``vmap`` refuses them or runs them point by point) and no forward or second derivatives, which linearised
+    predictions and Hessians need. A packed sequence is left to torch.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ATTENTION:
+            with _in_plain_products():
+                return func(*args, **kwargs)
+        if func in _CELLS and not kwargs:
+            return _cell(_CELLS[func], *args)
+        # a packed sequence has its weights here
+        if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
+            return _sequence(_SEQUENCES[func], *args)
+        if func.__name__ == "_weight_norm" and not kwargs:
+            return _of_length(*args)
+        return func(*args, **kwargs)
+
+
+def _in_plain_products() -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def _lstm(gates: Tensor, state: State, weights: Weights) -> State:
+    h, c = state
+    w, b, projection = weights
+    i, f, g, o = (gates + functional.linear(h, w, b)).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return h if projection is None else functional.linear(h, projection), c
+
+
+def _gru(gates: Tensor, state: State, weights: Weights) -> State:
+    (h,), (w, b, _) = state, weights
+    r, z, n = gates.chunk(3, -1)
+    hidden_r, hidden_z, hidden_n = functional.linear(h, w, b).chunk(3, -1)
+    n = (n + (r + hidden_r).sigmoid() * hidden_n).tanh()
+    return (n + (z + hidden_z).sigmoid() * (h - n),)
+
+
+def _simple(activation: Callable[[Tensor], Tensor]) -> Step:
+    def step(gates: Tensor, state: State, weights: Weights) -> State:
+        (h,), (w, b, _) = state, weights
+        return (activation(gates + functional.linear(h, w, b)),)
+
+    return step
+
+
+_CELLS: dict[Any, Step] = {
+    torch.lstm_cell: _lstm,
+    torch.gru_cell: _gru,
+    torch.rnn_tanh_cell: _simple(torch.tanh),
+    torch.rnn_relu_cell: _simple(torch.relu),
+}
+_SEQUENCES: dict[Any, Step] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: _CELLS[torch.rnn_tanh_cell],
+    torch.rnn_relu: _CELLS[torch.rnn_relu_cell],
+}
+_ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
+
+
+def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
+    """``weight_norm``: every slice along ``dim`` of its own length, or all of it where ``dim`` is -1."""
+    others = [axis for axis in range(direction.dim()) if axis != dim]
+    return direction * (length / torch.linalg.vector_norm(direction, dim=others, keepdim=dim >= 0))
+
+
+def _cell(
+    step: Step,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None = None,
+    b_h: Tensor | None = None,
+) -> Tensor | State:
+    before = (state,) if isinstance(state, Tensor) else tuple(state)
+    new = step(functional.linear(x, w_x, b_x), before, (w_h, b_h, None))
+    return new[0] if isinstance(state, Tensor) else new
+
+
+def _sequence(
+    step: Step,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> State:
+    """Outputs of the last layer (time, B, …), or (B, time, …), and the last state of every layer and direction."""
+    directions = 2 if bidirectional else 1
+    starts = (state,) if isinstance(state, Tensor) else tuple(state)  # (layer and direction, B, hidden) each
+    size = len(weights) // (num_layers * directions)
+    ends: list[State] = []
+    out = x.transpose(0, 1) if batch_first else x
+    for layer in range(num_layers):
+        if layer and dropout and train:
+            out = functional.dropout(out, dropout)
+        passes = []
+        for backwards in range(directions):
+            index = layer * directions + backwards
+            w_x, w_h, *rest = weights[index * size : (index + 1) * size]
+            b_x, b_h = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
+            passed, now = [], tuple(start[index] for start in starts)
+            gates = functional.linear(out, w_x, b_x).unbind(0)
+            for each in reversed(gates) if backwards else gates:
+                now = step(each, now, (w_h, b_h, rest[0] if rest else None))
+                passed.append(now[0])
+            passes.append(torch.stack(passed[::-1] if backwards else passed))
+            ends.append(now)
+        out = torch.cat(passes, -1)
+    out = out.transpose(0, 1) if batch_first else out
+    return out, *(torch.stack(last) for last in zip(*ends, strict=True))
