@@ -15,7 +15,6 @@ import pyrobnn as pb
 from pyrobnn.inference.curvature.forward import jvp
 from pyrobnn.sites.fused import WrittenOut
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged|not a mode|have not)")
 
 
