@@ -129,7 +129,7 @@ def markdown(
     digits = _DIGITS[metric]
     summary = summarize(records, metric)
     full = max((c.num_splits for row in summary.values() for c in row.values()), default=0)
-    title = f"{METRICS[metric]}, {full} splits"
+    title = f"{METRICS[metric]}, {full} split{'s' * (full != 1)}"
     lines = [f"| {title} | {' | '.join(datasets)} |", "|---|" + "---|" * len(datasets)]
     for method in methods:
         cells = [summary.get(dataset, {}).get(method) for dataset in datasets]
