@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,36 @@ def test_a_tracker_gets_the_numbers_and_the_figures_of_each_fit(study, tmp_path,
         "loss",
     ]
     assert all(step == 5 and axes for _, step, axes in watched.figures)
+
+
+def test_a_live_figure_is_drawn_into_the_folder_and_the_tracker(study, tmp_path, monkeypatch):
+    from PIL import Image
+
+    from pyrobnn.studies import tracking
+
+    recorder = Recorder()
+    monkeypatch.setitem(tracking.TRACKERS, "wandb", lambda name, out: recorder)
+    monkeypatch.setattr(tracking, "needed", lambda *asked: None)
+    monkeypatch.setattr(tracking, "EVERY", 50)
+    monkeypatch.setattr(tracking, "SHARE", 1.0)
+    prepared = {"map": (pb.MAP(num_steps=200, polish_steps=0, compile=False), {})}
+    drawn = dict(
+        compare.run_study(study, prepared, tmp_path / "a", progress=False, tracker="wandb", live=True)
+    )
+    frames = [name for name, _, _ in recorder.figures].count("predictive")
+    assert frames > 1
+    with Image.open(tmp_path / "a" / "map.gif") as animation:
+        assert animation.n_frames == frames
+    plain = dict(compare.run_study(study, prepared, tmp_path / "b", progress=False, live=False))
+    # watching changes nothing
+    for name, values in plain["map"]["posterior"].data_vars.items():
+        assert np.array_equal(values, drawn["map"]["posterior"][name])
+
+
+def test_a_live_figure_of_several_inputs_is_refused_before_any_fit(study, tmp_path):
+    wide = replace(study, train=replace(study.train, x=study.train.x.repeat(1, 2)))
+    with pytest.raises(ValueError, match="--live draws a regression on one input"):
+        next(compare.run_study(wide, {}, tmp_path, live=True))
 
 
 def test_a_tracker_that_is_not_installed_is_told_before_any_fit(study, tmp_path, monkeypatch):

@@ -124,6 +124,7 @@ def fit_all(
             resume=asked.resume,
             checkpoint=Path(asked.checkpoint) if asked.get("checkpoint") else None,
             tracker=asked.tracker,
+            live=asked.live,
         ):
             if isinstance(found, DataTree):
                 trees[name] = found

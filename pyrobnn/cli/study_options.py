@@ -15,7 +15,7 @@ PRINT_CONFIG = ("--print_config", "--print-config")
 #: what a file does not say: it is of one call
 NOT_IN_FILES = ("help", "config", "print_config", "methods", "method", "resume", "checkpoint")
 #: and what the numbers do not rest on
-NOT_KEPT = ("out", "no_progress", "tracker")
+NOT_KEPT = ("out", "no_progress", "tracker", "live")
 
 
 def add_study_options(parser: ArgumentParser, command: str) -> None:
@@ -114,6 +114,11 @@ def _add_run(parser: ArgumentParser, command: str) -> None:
         type=Literal["tensorboard", "mlflow", "wandb"],
         metavar="T",
         help="tensorboard, mlflow or wandb (offline): the numbers of every fit and its figures, beside OUT",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="draw a regression on one input while it is fitted: METHOD.gif beside OUT, and in the tracker",
     )
     parser.add_argument("--no_progress", "--no-progress", action="store_true", help="no progress bars")
 

@@ -29,7 +29,7 @@ from pyrobnn.preflight import Preflight, preflight
 from pyrobnn.studies.ahead import Ahead, cores
 from pyrobnn.studies.forecast import Forecast, Prepared
 from pyrobnn.studies.study import Study
-from pyrobnn.studies.tracking import check_tracker, watched
+from pyrobnn.studies.tracking import check_live, check_tracker, watched
 
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
@@ -66,6 +66,7 @@ def run_study(
     resume: bool = False,
     checkpoint: Path | None = None,
     tracker: str | None = None,
+    live: bool = False,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -86,14 +87,18 @@ def run_study(
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
         checkpoint: the file to write in place of ``out/<name>.checkpoint``; gone on from where it exists.
         tracker: one of ``pyrobnn.studies.tracking.TRACKERS``, which gets the numbers of every fit and its figures.
+        live: draw a regression on one input while it is fitted: ``out/<name>.gif``, and to the tracker.
 
     Raises:
-        ValueError: a bad seed, an unknown tracker, or a folder that cannot be written to; before any fit.
+        ValueError: a bad seed, an unknown tracker, a folder that cannot be written to, or data that no live figure
+            can draw; before any fit.
         ImportError: the tracker's library is not installed.
     """
     check_count("seed", seed, minimum=0)
     check_writable(out)
     check_tracker(tracker)
+    if live:
+        check_live(study.train)
     attributes = attributes or {}
     data = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
     marks = {name: data | dict(attributes.get(name, {})) for name in prepared}
@@ -123,7 +128,7 @@ def run_study(
                     ahead.wait(name)
                 # Pyro's own sampler calls nothing
                 calls = getattr(method, "engine", "") != "pyro"
-                with watched(tracker, name, out) as watch:
+                with watched(tracker, name, out, study.train if live else None) as watch:
                     told = {"callbacks": [watch]} if watch is not None and calls else {}
                     posterior = _fitted(
                         name, method, study, announce, arguments | kept | told, seed, device, progress
