@@ -359,7 +359,12 @@ def table(history: Sequence[Mapping]) -> str:
                 "{:.3g} ± {:.1g}".format(*centre(values)) + accepted if len(values) >= FEWEST else ""
             )
         lines.append(f"| {record['commit']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    why = [
+        f"Accepted at {record['commit']}: {NUMBERS[name].label}; {reason}."
+        for record in reversed(history)
+        for name, reason in record.get("accepted", {}).items()
+    ]
+    return "\n".join([*lines, *([""] if why else []), *why])
 
 
 def draw(history: Sequence[Mapping], path: Path) -> None:

@@ -153,6 +153,7 @@ def two_records():
 def test_the_history_is_a_table():
     rows = history.table(two_records()).splitlines()
     assert rows[2].startswith("| new | ") and rows[3].startswith("| old | ") and "(accepted)" in rows[2]
+    assert rows[-1] == "Accepted at new: SVI, a step of 1-50-1; why."
     assert "No record yet" in history.table([])
 
 
