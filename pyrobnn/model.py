@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ from pyrobnn.data import Standardizer
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
-from pyrobnn.seeding import seeded
+from pyrobnn.seeding import kept, seeded
 from pyrobnn.sites.fused import WrittenOut
 from pyrobnn.sites.point import given, point
 
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from pyrobnn.preflight import Preflight
 
 NET = "net."
-#: of the largest output: what a product of another number of rows, or a low precision, may change
-_ROUNDING = 0.01
 
 
 def _family(*layers: type[nn.Module], apart: type[nn.Module]) -> tuple[type[nn.Module], ...]:
@@ -347,7 +343,8 @@ def check_data(
 @torch.no_grad()
 def _output_width(model: BNN, x: Tensor) -> int:
     try:
-        f = model.forward({}, x[:2])
+        with kept(model.device):  # a net that draws is refused with words later
+            f = model.forward({}, x[:2])
     except (RuntimeError, ValueError, IndexError) as error:
         raise ValueError(
             f"the net cannot take 'x' of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
@@ -358,22 +355,3 @@ def _output_width(model: BNN, x: Tensor) -> int:
             "end it with nn.Flatten() or a linear layer with one column per output"
         )
     return f.shape[1]
-
-
-@torch.no_grad()
-def rows_together(model: BNN, x: Tensor) -> list[str]:
-    """A note if the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
-    few = x[:8]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a batch of one is asked for
-        alone, together = model.forward({}, few[:1]), model.forward({}, few)[:1]
-    off, most = float((alone - together).abs().max()), float(together.abs().max())
-    if off <= _ROUNDING * most or not math.isfinite(most):
-        return []
-    how = f"changes by {off:.2g} among seven others" if math.isfinite(off) else "is not a number"
-    return [
-        "the output of the net for a row depends on the other rows that it is given with (that of the first row alone "
-        f"{how}): the function is another one for a mini-batch and for the rows of a prediction, and what is computed "
-        "row by row, as curvature is, does not hold. Standardise with numbers of the training data (standardizer=) "
-        "instead of those of the batch"
-    ]

@@ -21,9 +21,10 @@ from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.left_out import left_out_notes
 from pyrobnn.inference.fitting.memory import require
+from pyrobnn.inference.fitting.net import refuse_random, rows_together
 from pyrobnn.inference.fitting.program import check_gaps, check_signature, what_program_says
 from pyrobnn.inference.optim.unfinished import stopped_short
-from pyrobnn.model import BNN, check_data, rows_together
+from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, log_importance
 
@@ -151,6 +152,7 @@ def prepare(
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
     x, y = check_data(model, x, y, where, whole=True)
+    refuse_random(model, x, deterministic=deterministic)
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)

@@ -1,4 +1,4 @@
-"""Recurrent layers and attention, written out: torch's function, at many points and with all derivatives."""
+"""Any torch net: recurrent layers and attention at many points, nets that draw, decide, or look at their batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ import pyrobnn as pb
 from pyrobnn.inference.curvature.forward import jvp
 from pyrobnn.sites.fused import WrittenOut
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged|not a mode|have not)")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged|not a mode|have not|left the mode|LSTM with)"
+)
+    "ignore:.*(of the draws|transitions diverged|not a mode|have not|SGD left the mode|LSTM with)"
+)
 
 
 class Recurrent(nn.Module):
@@ -30,8 +34,8 @@ class Recurrent(nn.Module):
     def forward(self, x):
         first = self.layer.batch_first
         out, state = self.layer(x if first else x.transpose(0, 1))
-        states = sum(each.sum() for each in (state if isinstance(state, tuple) else (state,)))
-        return self.head(out[:, -1] if first else out[-1]) + 0.01 * states
+        states = sum(each.sum((0, 2)) for each in (state if isinstance(state, tuple) else (state,)))
+        return self.head(out[:, -1] if first else out[-1]) + 0.01 * states[:, None]
 
 
 class Cells(nn.Module):
@@ -279,3 +283,50 @@ def test_a_net_whose_rows_depend_on_each_other_is_told_so(method):
     with pytest.warns(UserWarning, match="depends on the other rows"):
         posterior = method.fit(model, x, y, seed=0)
     assert any("depends on the other rows" in each for each in posterior.meta["warnings"])
+
+
+class Dropped(nn.Module):
+    """Dropout by a function, which no layer shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(2, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(self.layer(x).tanh(), 0.3, self.training))
+
+
+class Noisy(Dropped):
+    """Noise in every mode."""
+
+    def forward(self, x):
+        return super().forward(x) + 0.1 * torch.randn(len(x), 1)
+
+
+def recurrent_with_dropout():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2)), Recurrent(nn.LSTM, num_layers=2, dropout=0.5, batch_first=True)
+    )
+
+
+@pytest.mark.parametrize("net", [Dropped, recurrent_with_dropout])
+def test_a_net_that_draws_while_it_is_trained_is_refused_until_it_is_in_evaluation_mode(net):
+    model, x, y = flat(net)
+    for method in (SHORT, pb.NUTS(), pb.SVI()):
+        with pytest.raises(pb.Refused, match="in training mode and draws random numbers.*call net.eval"):
+            method.fit(model, x, y, seed=0)
+    model, x, y = flat(lambda: net().eval())
+    assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
+
+
+def test_methods_that_train_with_dropout_take_a_net_that_draws():
+    model, x, y = flat(Dropped)
+    posterior = pb.SWA(num_steps=20, compile=False).fit(model, x, y, seed=0)
+    assert torch.equal(posterior.predict(x).mean, posterior.predict(x).mean)
+
+
+def test_a_net_that_draws_in_evaluation_mode_too_is_refused_by_every_method():
+    for method in (SHORT, pb.NUTS(), pb.SWA()):
+        model, x, y = flat(lambda: Noisy().eval())
+        with pytest.raises(pb.Refused, match="in evaluation mode too"):
+            method.fit(model, x, y, seed=0)
