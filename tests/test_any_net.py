@@ -18,8 +18,6 @@ from pyrobnn.sites.fused import WrittenOut
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged|not a mode|have not|left the mode|LSTM with)"
 )
-    "ignore:.*(of the draws|transitions diverged|not a mode|have not|SGD left the mode|LSTM with)"
-)
 
 
 class Recurrent(nn.Module):
