@@ -210,6 +210,40 @@ def test_what_is_probably_a_mistake_is_said(tmp_path, column, message):
     assert dataset.x.shape == (40, 2)
 
 
+def test_a_target_that_one_row_or_one_value_rules_is_said():
+    """Neither is told of ordinary noise, of heavy tails as such, nor of counts, most of which are nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400)
+    targets = {
+        "price": np.where(np.arange(400) == 7, 3e8, np.exp(14 + rng.normal(size=400))),
+        "spend": np.where(rng.random(400) < 0.05, np.exp(x), 0.0),
+        "plain": rng.normal(size=400),
+        "wide": np.exp(14 + rng.normal(size=400)),
+        "claims": rng.poisson(0.1, 400),
+    }
+    said = {}
+    for name, y in targets.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            data.from_frame(pd.DataFrame({"a": x, name: y}), name, task="regression")
+        said[name] = [str(warning.message) for warning in caught]
+    assert "one of 400 rows makes" in said["price"][0] and "student_t" in said["price"][0]
+    assert "'spend' is 0 in 9" in said["spend"][0]
+    assert [len(told) for told in said.values()] == [1, 1, 0, 0, 0]
+
+
+def test_a_feature_that_equals_another_is_said():
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "again": x[:, 0], "y": x[:, 2]})
+    with pytest.warns(UserWarning, match="the feature 'again' equals 'a': a copy adds weights"):
+        data.from_frame(frame, "y")
+    # gaps of the same rows, and kinds that go together, are no copies
+    frame = frame.drop(columns="again")
+    frame.loc[:4, ["a", "b"]] = np.nan
+    frame["kind"], frame["sort"] = (np.where(x[:, 2] > 0, *pair) for pair in (("m", "n"), ("p", "q")))
+    data.from_frame(frame, "y", missing="impute")
+
+
 def test_few_whole_numbers_are_asked_about():
     frame = pd.DataFrame({"a": np.random.default_rng(0).normal(size=40), "few": np.arange(40) % 3})
     with pytest.raises(

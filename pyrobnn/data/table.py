@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from pyrobnn.data.cells import DATE, FEW_VALUES, alike, dated, numbers, truths
-from pyrobnn.data.columns import Columns, Missing, constant_features, refuse_gaps
+from pyrobnn.data.columns import LISTED, Columns, Missing, constant_features, refuse_gaps
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.files import check_names, read_frame
 
@@ -20,6 +20,8 @@ __all__ = ["from_csv", "from_frame", "read_features"]
 
 #: rows from which a column of consecutive whole numbers is no coincidence
 _FEWEST_COUNTED = 10
+#: rows from which it says something that one of them makes half of the variance
+_FEWEST_WEIGHED = 50
 
 
 def from_csv(
@@ -96,7 +98,8 @@ def from_frame(
 
     Warns:
         UserWarning: of rows and columns that are left out, and of columns that are legal and probably a mistake: one
-            that counts the rows, one that equals the target, constant features.
+            that counts the rows, one that equals the target or another feature, constant features, a target of numbers
+            that is one value in most rows, or most of whose variance is one row's.
 
     Example:
         >>> table = pd.DataFrame({"size": [1.0, 2.0, 4.0], "kind": ["a", "b", "a"], "price": [2.5, 3.5, 8.0]})
@@ -268,6 +271,48 @@ def _doubts(dataset: Dataset) -> list[str]:
             )
         if rows > 2 and np.array_equal(values, y):
             told.append(f"the feature {name!r} equals the target {dataset.target_name!r}: drop it")
+    if rows > 2:
+        told += _copies(dataset)
+    if dataset.task == "regression" and rows >= _FEWEST_WEIGHED:
+        told += _lopsided(dataset.target_name, y)
+    return told
+
+
+def _copies(dataset: Dataset) -> list[str]:
+    """A sentence about the columns of numbers that say the same as one before them."""
+    columns = dataset.columns.names if dataset.columns else ()
+    first: dict[bytes, str] = {}
+    copies = []
+    for name, values in zip(dataset.feature_names, dataset.x.numpy().T):
+        # an input of a category, or of where a value is missing, may well be that of another column
+        if name in columns and np.ptp(values) > 0:
+            original = first.setdefault(values.tobytes(), name)
+            copies += [f"{name!r} equals {original!r}"] if original != name else []
+    if not copies:
+        return []
+    more = f" and {len(copies) - LISTED} more" if len(copies) > LISTED else ""
+    return [f"the feature {', '.join(copies[:LISTED])}{more}: a copy adds weights and tells nothing, drop it"]
+
+
+def _lopsided(name: str, y: np.ndarray) -> list[str]:
+    """Sentences about numbers to whose noise no density fits, or whose units a single row decides."""
+    told = []
+    values, counts = np.unique(y, return_counts=True)
+    most = int(counts.argmax())
+    if 2 * counts[most] > len(y) and bool((y % 1 != 0).any()):
+        told.append(
+            f"the target {name!r} is {values[most]:g} in {counts[most] / len(y):.0%} of {len(y)} rows: noise with a "
+            "density gives no single value a probability. Unless the others are censored there, fit whether it is "
+            "that value as classes, and the rows where it is not by themselves"
+        )
+    squares = np.square(y - y.mean())
+    farthest, total = int(squares.argmax()), float(squares.sum())
+    if squares[farthest] > total / 2:
+        told.append(
+            f"one of {len(y)} rows makes {squares[farthest] / total:.0%} of the variance of the target {name!r}: it is "
+            f"{y[farthest]:g} there and {np.median(y):g} in the median. The scale of the fit is that row's: see "
+            "whether it is right, and if it is, predict the logarithm or take a response with heavy tails (student_t)"
+        )
     return told
 
 
