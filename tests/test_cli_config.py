@@ -193,6 +193,20 @@ def test_help_says_what_the_exit_status_means(command, capsys):
         )
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monkeypatch, capsys):
+    def stopped(name, method, study, announce, arguments, *rest):
+        if written:
+            arguments["checkpoint"].write_bytes(b"draws")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "_fitted", stopped)
+    options = ["fit", *FAST, "--method", "nuts", "--out", str(tmp_path / "n.nc")]
+    assert cli.main([*options, "--checkpoint", str(tmp_path / "kept")]) == 130
+    said = "with --resume goes on" if written else "starts anew: no checkpoint was written yet"
+    assert f"the same command {said}" in capsys.readouterr().err
+
+
 def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkeypatch, capsys):
     fitted, out = compare._fitted, tmp_path / "out"
     options = ["compare", *FAST, "--methods", "mle", "nuts", "--nuts.num_warmup", "15"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+from pathlib import Path
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -9,7 +13,7 @@ import xarray as xr
 from models import toy, toy_model
 
 import pyrobnn as pb
-from pyrobnn.posterior.storage import read
+from pyrobnn.posterior.storage import check_writable, read
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,29 @@ def test_a_failed_write_leaves_the_old_file(posterior, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         posterior.save(path)
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_full_disk_is_an_error_in_words(posterior, tmp_path, monkeypatch):
+    """And not the end of the process, which HDF5 makes of it."""
+    path = posterior.save(tmp_path / "p.nc")
+    before, size = path.read_bytes(), path.stat().st_size
+    room = shutil.disk_usage(tmp_path)
+    # what is asked for is no more than the file takes: a disk that has room for it is not refused
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: room._replace(free=size))
+    posterior.save(path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: room._replace(free=100))
+    with pytest.raises(OSError, match="the disk has 0.0 MB: make room"):
+        posterior.save(path)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_on_a_full_disk_is_refused_beforehand(tmp_path, monkeypatch):
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ValueError, match="No space left on device.: choose another"):
+        check_writable(tmp_path / "new")
 
 
 def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):

@@ -39,6 +39,8 @@ def run(argv: Sequence[str], command: str) -> int:
     for reason in left_out.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
-        say("stopped; the same command with --resume goes on", sys.stderr)
+        kept = Path(config.study.checkpoint or out.with_suffix(".checkpoint"))
+        goes_on = "with --resume goes on" if kept.exists() else "starts anew: no checkpoint was written yet"
+        say(f"stopped; the same command {goes_on}", sys.stderr)
         return INTERRUPTED
     return 1 if left_out else 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +31,8 @@ from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximati
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
 ENGINE: Final = "h5netcdf"
+#: bytes that a folder must take before anything is computed for it
+_PROBE: Final = 2**16
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:
@@ -70,11 +74,21 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
 
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
+        OSError: the disk has less room than the draws take.
     """
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     check_writable(path.parent)
+    # asked here: where the disk fills up below it, HDF5 ends the whole process
+    need, free = sum(node.to_dataset().nbytes for node in tree.subtree), shutil.disk_usage(path.parent).free
+    if free < need:
+        raise OSError(
+            errno.ENOSPC,
+            f"the draws take {need / 2**20:,.1f} MB and the disk has {free / 2**20:,.1f} MB: make room, or write "
+            "to another",
+            str(path.parent),
+        )
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         tree.to_netcdf(beside, engine=ENGINE)
@@ -94,8 +108,11 @@ def check_writable(folder: str | Path) -> None:
     probe = folder / f".{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        try:
+            # as good as no saved run is smaller: an empty file would fit on a full disk
+            probe.write_bytes(bytes(_PROBE))
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ValueError(f"cannot write to the folder {str(folder)!r} ({reason}): choose another") from error
