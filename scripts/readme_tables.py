@@ -566,6 +566,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "laplace": laplace_table,
     "rows": _of("benchmark_rows", "rows"),
     "conformal": _of("benchmark_conformal", "conformal"),
+    "conformal-uci": _of("benchmark_conformal", "conformal_uci", "uci_table"),
     "classification": _of("benchmark_classification", "classification"),
     "shift": _of("benchmark_classification", "classification", "shift_table"),
     "gap": _of("benchmark_gap", "gap"),

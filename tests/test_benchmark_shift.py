@@ -73,6 +73,44 @@ def test_a_record_of_conformal_sets_fills_its_table(data, monkeypatch):
     assert f"| {data} | map | 1 |" in conformal.table([record])
 
 
+def test_shares_that_are_off_are_told_from_ones_that_too_few_splits_tell():
+    def records(*shares):
+        return [{"scores": {"split coverage": share}} for share in shares]
+
+    assert conformal.verdict(records(0.85, 0.97)) == "within"
+    assert conformal.verdict(records(0.75, 0.95)) == "within two errors"
+    assert conformal.verdict(records(*[0.86, 0.87] * 9)) == "off"
+    assert conformal.verdict(records(*[0.93, 0.94] * 9)) == "off"
+
+
+def test_the_parts_of_a_standard_split_share_no_row(tmp_path, monkeypatch):
+    folder, draw = tmp_path / "yacht", torch.Generator().manual_seed(0)
+    folder.mkdir()
+    table = torch.rand(120, 3, generator=draw).double()
+    for name, rows in (
+        ("features", [0, 1]),
+        ("target", [2]),
+        ("train_0", range(100)),
+        ("test_0", range(100, 120)),
+    ):
+        (folder / f"index_{name}.txt").write_text("\n".join(map(str, rows)), encoding="utf-8")
+    text = "\n".join(" ".join(f"{value:.17g}" for value in row) for row in table.tolist())
+    (folder / "data.txt").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYROBNN_DATA", str(tmp_path))
+    monkeypatch.setattr(conformal, "methods", lambda: {"map": (quick, None)})
+    quick = pb.MAP(num_steps=3, polish_steps=0, compile=False)
+    train, test, [calibration] = conformal.parts("yacht", 0)
+    assert [len(x) for x, _ in (train, test, calibration)] == [81, 20, 19]
+    # no row twice, and the units are those of the fit
+    assert len(torch.cat([x for x, _ in (train, test, calibration)]).unique(dim=0)) == 120
+    assert abs(float(train[1].mean())) < 1e-5 and abs(float(test[1].mean())) > 1e-3
+    conformal.uci_model.cache_clear()
+    record = conformal.run_task({"data": "yacht, noise too small", "split": 0, "method": "map"})
+    conformal.uci_model.cache_clear()
+    assert "| noise too small | map | 1 |" in conformal.uci_table([record])
+    assert "| not run |" in conformal.uci_table([record])
+
+
 def test_features_with_a_gap_leave_rows_on_both_sides():
     x = torch.stack([torch.arange(90.0), (torch.arange(90) > 40).float(), torch.arange(90) % 3], 1)
     assert [column for column, *_ in gap.gaps(x)] == [0, 2]
