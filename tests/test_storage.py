@@ -52,6 +52,18 @@ def test_damaged_and_foreign_files(posterior, tmp_path):
         pb.Posterior.load(tmp_path / "none.nc", posterior.model)
 
 
+def test_a_flipped_bit_of_the_draws_is_told(posterior, tmp_path):
+    path = posterior.save(tmp_path / "p.nc")
+    content = bytearray(path.read_bytes())
+    name, value = max(posterior.draws.items(), key=lambda item: item[1].numel())
+    at = content.find(value.numpy().tobytes()[:64])
+    assert at > 0, name
+    content[at + 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="truncated or not a netCDF"):
+        pb.Posterior.load(path, posterior.model)
+
+
 def test_another_model_is_refused(posterior, tmp_path):
     path = posterior.save(tmp_path / "p.nc")
     with pytest.raises(ValueError, match="another model"):
