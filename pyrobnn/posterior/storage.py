@@ -101,7 +101,11 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
 def _checksums(tree: xr.DataTree) -> dict[str, dict[str, dict[str, bool]]]:
     """Ask HDF5 for a checksum of each block of values: a bit that a disk or a transfer flips is an error at reading."""
     return {
-        node.path: {str(name): {"fletcher32": True} for name, data in node.variables.items() if data.size and data.ndim}
+        node.path: {
+            str(name): {"fletcher32": True}
+            for name, data in node.variables.items()
+            if data.size and data.ndim
+        }
         for node in tree.subtree
     }
 
