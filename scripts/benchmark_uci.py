@@ -1,9 +1,10 @@
 """The UCI regression benchmark: every method on the 20 standard splits, beside the published numbers.
 
-    python scripts/benchmark_uci.py --data-root DIR --datasets yacht --jobs 2
+    python scripts/benchmark_uci.py --data-root DIR --data yacht --jobs 2
     python scripts/benchmark_uci.py --data-root DIR --scheduler tcp://host:8786
     python scripts/benchmark_uci.py --data-root DIR --budget 1h       # what fits into it, and what it leaves out
     python scripts/benchmark_uci.py --data-root DIR --check 5%        # a random part again: exit code 1 if it differs
+    python scripts/benchmark_uci.py --data-root DIR --data yacht wine --check 5% --budget 5m
     python scripts/benchmark_uci.py --data-root DIR --stale           # what other code made, again
     python scripts/benchmark_uci.py --data-root DIR --gradients    # what NUTS would take where it was not run
     python scripts/benchmark_uci.py --table-only
@@ -27,6 +28,8 @@ HERE = Path(__file__).parent
 #: the method whose cost is told where it was not run; leapfrogs over all chains that are timed: as many as make so
 #: many rows in all, but SHORT at least; the R-hat of converged chains
 CHAINS, ROWS, SHORT, GOOD_RHAT = "nuts", 20_000_000, 400, 1.05
+#: what a line of the results file must tell to be counted
+NEEDS = ("dataset", "split", "method", "rule", "scores", "cpu_seconds")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,11 +41,20 @@ def main(argv: list[str] | None = None) -> int:
     from pyrobnn.studies.uci import fits
 
     methods = options.methods or [fits.FLOOR, *uci.RULES]
+    names = options.datasets or list(fits.DATASETS)
+    tasks = []
+    if not options.table_only:
+        try:
+            tasks = uci.tasks(names, methods, options.splits, root=options.data_root)
+        except ValueError as error:
+            print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+            return 2
     if options.check:
+        wanted = {(task["dataset"], task["split"], task["method"]) for task in tasks}
         every = [
             record
-            for record in uci.read_records(options.results)
-            if record["dataset"] in (options.datasets or [record["dataset"]]) and record["method"] in methods
+            for record in uci.read_records(options.results, NEEDS)
+            if (record["dataset"], record["split"], record["method"]) in wanted
         ]
         recorded = current(every, fits.rule_id, methods)
         if older := [record["method"] for record in every if record not in recorded]:
@@ -56,15 +68,13 @@ def main(argv: list[str] | None = None) -> int:
         time_gradients(options)
     failures = 0
     if not (options.table_only or options.gradients):
-        names = options.datasets or list(fits.DATASETS)
-        tasks = uci.tasks(names, methods, options.splits, root=options.data_root)
         key = fits.key
         if options.stale:
             tasks = [{**task, "code": fits.code_of(task["method"])} for task in tasks]
             key = with_code
         sweep = uci.Sweep(options.results, key, jobs=options.jobs, scheduler=options.scheduler)
         failures = run(sweep, functools.partial(fits.run_task, root=options.data_root), tasks, options.budget)
-    records = current(uci.read_records(options.results), fits.rule_id, [fits.FLOOR, *uci.RULES])
+    records = current(uci.read_records(options.results, NEEDS), fits.rule_id, [fits.FLOOR, *uci.RULES])
     published = uci.read_published(HERE / "published_uci.json")
     show(records, [fits.FLOOR, *uci.RULES], published)
     print("\n" + chains_table(records, uci.read_records(beside(options.results, "gradients"))))
@@ -84,7 +94,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
-    parser.add_argument("--datasets", nargs="+", help="names or folders (default: the nine usual ones)")
+    parser.add_argument(
+        "--data",
+        "--datasets",
+        dest="datasets",
+        nargs="+",
+        metavar="SET",
+        help="names or folders (default: the nine usual ones)",
+    )
     parser.add_argument("--methods", nargs="+", help="default: all")
     parser.add_argument(
         "--splits", type=splits, default=None, help="such as 0-4 or 0,7 (default: all that a set has)"
@@ -110,6 +127,8 @@ def splits(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)):
+            raise argparse.ArgumentTypeError(f"splits are numbers such as 0-4 or 0,7, got {text!r}")
         found.extend(range(int(first), int(last or first) + 1))
     return found
 
@@ -143,18 +162,23 @@ def check(records, options, function) -> int:
         print(f"no record of today's rules in {options.results}: nothing to check")
         return 2
     drawn = plan.sample(records, options.check, options.seed)
-    print(
-        f"{len(drawn)} of {len(records)} records again; {plan.plan(drawn, records, math.inf).describe(1)}",
-        flush=True,
-    )
-    failed, among = 0, sorted({record["dataset"] for record in records})
+    planned = plan.plan(drawn, records, options.budget)
+    drawn = planned.tasks
+    print(f"{len(drawn)} of {len(records)} records again; {planned.describe(1, 'records')}", flush=True)
+    if not drawn:
+        print("nothing is checked")
+        return 2
+    failed = 0
+    # cells of a method on a set that is too dear for the budget were not drawn from: nothing is said of them
+    ran, left = ({(one["dataset"], one["method"]) for one in part} for part in (drawn, planned.left_out))
     for number, record in enumerate(drawn, 1):
         name = f"[{number}/{len(drawn)}] {record['dataset']} split {record['split']} {record['method']}"
         task = {key: record[key] for key in ("dataset", "split", "method", "rule")}
         again = function(task)
         wrong = plan.differences(record, again)
         failed += bool(wrong)
-        append_record(beside(options.results, "checks"), checks.checked_cell(record, again, among))
+        among = {one["dataset"] for one in records if (one["dataset"], record["method"]) not in left - ran}
+        append_record(beside(options.results, "checks"), checks.checked_cell(record, again, sorted(among)))
         code = (
             ""
             if record.get("code") == fits.code_of(record["method"])
@@ -192,7 +216,7 @@ def time_gradients(options) -> None:
         def program(self, case):
             return candidate.model(case, 0), case.x, case.y
 
-    records, file = uci.read_records(options.results), beside(options.results, "gradients")
+    records, file = uci.read_records(options.results, NEEDS), beside(options.results, "gradients")
     known = [*(record for record in records if record["method"] == CHAINS), *uci.read_records(file)]
     for name in options.datasets or fits.DATASETS:
         if name in {record["dataset"] for record in known}:
@@ -262,7 +286,7 @@ def run(sweep, function, tasks, budget) -> int:
     from pyrobnn.studies.uci import plan, read_records
 
     waiting, failures, started = sweep.pending(tasks), 0, time.perf_counter()
-    planned = plan.plan(waiting, read_records(sweep.path), budget, sweep.jobs)
+    planned = plan.plan(waiting, read_records(sweep.path, NEEDS), budget, sweep.jobs)
     tasks = [task for task in tasks if task not in planned.left_out]
     pending = len(planned.tasks)
     print(f"{len(tasks) - pending} of {len(tasks)} fits are in {sweep.path}; {pending} to run", flush=True)

@@ -20,7 +20,7 @@ import torch
 from helpers import seeded
 from sklearn.preprocessing import PowerTransformer
 
-from pyrobnn.data import Dataset, diabetes, uci
+from pyrobnn.data import Dataset, diabetes, uci, uci_splits
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
@@ -258,6 +258,23 @@ def test_unknown_names_are_refused_with_the_known_ones(small_sets):
         tasks(["yacht", "mine"], ["map"], [3], root=small_sets)
 
 
+def test_a_missing_file_of_a_split_is_told_before_anything_runs(small_sets, tmp_path, capsys):
+    common = ["--data-root", str(small_sets), "--results", str(tmp_path / "results.jsonl"), "--data", "mine"]
+    (small_sets / "mine" / "index_test_2.txt").unlink()  # the last split
+    (small_sets / "mine" / "index_train_0.txt").unlink()
+    with pytest.raises(ValueError, match=r"mine lacks index_train_0.txt, index_test_2.txt"):
+        uci_splits("mine", small_sets)
+    benchmark = script("benchmark_uci")
+    for wrong in ([], ["--splits", "7"], ["--data", "yaht"], ["--methods", "dropout"], ["--check", "5%"]):
+        assert benchmark.main([*common, *wrong]) == 2
+        told = capsys.readouterr()
+        assert told.err.count("\n") == 1 and not told.out
+    for file in (small_sets / "mine").glob("index_t*_*.txt"):
+        file.unlink()
+    with pytest.raises(ValueError, match="mine has no splits"):
+        uci_splits("mine", small_sets)
+
+
 def test_a_set_has_the_splits_of_its_folder(small_sets):
     found = tasks(["yacht", "mine"], ["linear"], root=small_sets)
     assert [(task["dataset"], task["split"]) for task in found] == [
@@ -315,6 +332,10 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     append_record(results, {**read_records(results)[0], "rule": "of another day"})
     assert benchmark.main([*common, "--methods", "linear", "--check", "100%"]) == 0
     assert "1 records of earlier settings are stale, and not checked: linear" in capsys.readouterr().out
+    cut = [*common, "--methods", "linear", "--check", "100%", "--budget", "0.001s"]
+    assert benchmark.main(cut) == 2  # a budget that nothing fits into proves nothing, and says so
+    told = capsys.readouterr().out
+    assert "left out for the budget: 3 records, of mine linear" in told and "nothing is checked" in told
     first, *rest = read_records(results)[:3]
     first["scores"]["log_density"] += 0.06
     results.unlink()
@@ -484,7 +505,14 @@ def test_a_torn_line_spoils_no_other(tmp_path):
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"n": 1, "squ')
     append_record(path, {"n": 2, "square": 4})
-    assert [record["n"] for record in read_records(path)] == [0, 2]
+    with pytest.warns(
+        UserWarning, match=r"results.jsonl: line 2 is no JSON object \(half a line\?\): left out"
+    ):
+        assert [record["n"] for record in read_records(path)] == [0, 2]
+    with pytest.warns(
+        UserWarning, match="line 1 has no 'm'; line 2 is no JSON.*; line 3 has no 'm': left out"
+    ):
+        assert read_records(path, ["n", "m"]) == []
 
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):

@@ -71,10 +71,20 @@ def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset,
 
 
 def uci_splits(name: str, root: str | Path | None = None) -> int:
-    """How many standard splits a UCI set has; arguments and errors as in :func:`uci`."""
-    folder, count = _folder(name, root), 0
-    while (folder / f"index_train_{count}.txt").is_file():
-        count += 1
+    """How many standard splits a UCI set has; arguments as in :func:`uci`.
+
+    Raises:
+        ValueError: as :func:`uci`, no split, or a file of a split before the last that is missing.
+    """
+    folder = _folder(name, root)
+    found = {path.name for path in folder.glob("index_t*_*.txt")}
+    numbers = [int(n) for file in found if (n := file.removesuffix(".txt").rpartition("_")[2]).isdigit()]
+    count = max(numbers, default=-1) + 1
+    files = [f"index_{part}_{split}.txt" for split in range(count) for part in ("train", "test")]
+    if missing := [file for file in files if file not in found]:
+        raise ValueError(f"{folder} lacks {', '.join(missing[:4])}{' and more' * (len(missing) > 4)}")
+    if not count:
+        raise ValueError(f"{folder} has no splits: index_train_0.txt and index_test_0.txt are the first")
     return count
 
 

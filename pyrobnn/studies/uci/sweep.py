@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,15 +40,33 @@ def append_record(path: str | Path, record: Record) -> None:
         os.fsync(file.fileno())
 
 
-def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a results file in order; a torn line is left out, no file is no records."""
+def read_records(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The records of a results file in order; no file is no records.
+
+    Args:
+        path: the results file.
+        needs: entries without which a record is left out.
+
+    Warns:
+        UserWarning: lines that are left out, by number: torn ones, and records that lack what they need.
+    """
     if not Path(path).is_file():
         return []
-    records = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            if isinstance(record := json.loads(line), dict):
-                records.append(record)
+    records, left = [], []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict):
+            left.append(f"line {number} is no JSON object (half a line?)")
+        elif lacking := [name for name in needs if name not in record]:
+            left.append(f"line {number} has no {', '.join(map(repr, lacking))}")
+        else:
+            records.append(record)
+    if left:
+        more = f" and {len(left) - 4} more" * (len(left) > 4)
+        warnings.warn(f"{path}: {'; '.join(left[:4])}{more}: left out", stacklevel=2)
     return records
 
 
