@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     failures = sweeps.sweep(options, run_task, key, tasks)
     from pyrobnn.studies.uci import read_records
 
-    records = read_records(options.results)
+    records = read_records(options.results, ("data", "split", "method", "scores", "rule"))
     print(table(records), shift_table(records), sep="\n\n")
     return 1 if failures else 0
 

@@ -317,7 +317,7 @@ def main(argv=None):
     failures = sweeps.sweep(options, run_task, key, tasks)
     from pyrobnn.studies.uci import read_records
 
-    records = read_records(options.results)
+    records = read_records(options.results, ("data", "split", "method", "scores"))
     print(table(records), uci_table(records), sep="\n\n")
     return 1 if failures else 0
 

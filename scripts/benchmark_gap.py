@@ -15,6 +15,7 @@ and how their hyper-parameters are chosen are those of benchmark_uci.py.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,7 +143,8 @@ def table(records: list[dict]) -> str:
     ]
     rules = {method: rule_of(method) for method in methods()}
     have: set[tuple[str, str]] = set()
-    for data in DATASETS:
+    names = [*DATASETS, *sorted({r["dataset"] for r in records} - {*DATASETS})]
+    for data in names:
         for method in methods():
             rows = [
                 r for r in records
@@ -162,18 +164,25 @@ def table(records: list[dict]) -> str:
             ]
             lines.append(f"| {data} | {method} | {len(rows)} | {' | '.join(cells)} |")
             have.add((data, method))
-    return "\n".join([*lines, *not_run(DATASETS, methods(), have)])
+    return "\n".join([*lines, *not_run(names, methods(), have)])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run what is pending, then print the table."""
     import sweeps
+    from benchmark_uci import refuse
 
     from pyrobnn.studies.uci import fits, read_records
 
-    parser = sweeps.parser(__doc__, RESULTS, DATASETS, methods(), num_splits=2)
+    parser = sweeps.parser(__doc__, RESULTS, DATASETS, methods(), num_splits=2, folders=True)
     parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
     options = parser.parse_args(argv)
+    if not options.table_only:
+        try:
+            for name, split in itertools.product(options.data, options.splits):
+                load(name, split, options.data_root)
+        except ValueError as error:
+            return refuse(error)
     tasks = [
         {"dataset": data, "split": split, "method": method, "rule": rule_of(method)}
         for split in options.splits
@@ -181,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
         for method in options.methods
     ]
     failures = sweeps.sweep(options, functools.partial(run_task, root=options.data_root), fits.key, tasks)
-    print(table(read_records(options.results)))
+    print(table(read_records(options.results, ("dataset", "split", "method", "rule", "scores", "diagnosis"))))
     return 1 if failures else 0
 
 

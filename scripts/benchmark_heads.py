@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 import sweeps  # noqa: E402
+from benchmark_uci import refuse  # noqa: E402
 
 from pyrobnn.data import Dataset, Standardizer  # noqa: E402
 from pyrobnn.likelihoods import HeteroskedasticGaussian  # noqa: E402
@@ -32,11 +33,19 @@ from pyrobnn.studies.uci.rules import NUM_HIDDEN, Candidate, Rule  # noqa: E402
 from pyrobnn.studies.uci.tables import markdown  # noqa: E402
 
 RESULTS = HERE / "results" / "heads.jsonl"
+NEEDS = ("dataset", "split", "method", "rule", "scores")
 DATASETS = ("kin8nm", "naval", "power", "protein")
+
+#: what a record says of the noise
+OF_INPUT = "of the input"
 
 
 class TwoHeads(Candidate):
     """A net that returns the mean and the standard deviation of the noise."""
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values for a record."""
+        return {**super().describe(), "noise": OF_INPUT}
 
     def model(self, train: Dataset, seed: int) -> BNN:
         """1 × 50 ReLU on ``train`` in standard units, two outputs."""
@@ -59,7 +68,7 @@ class HeadsRule(Rule):
 
     def describe(self) -> dict[str, Any]:
         """As plain values."""
-        return {**super().describe(), "noises": ["of the input"]}
+        return {**super().describe(), "noises": [OF_INPUT]}
 
 
 METHODS = {
@@ -73,25 +82,29 @@ def tables(records: Sequence[Mapping[str, Any]], marks: Mapping[tuple[str, str],
     today = [r for r in records if r["rule"] == fits.rule_id(r["method"], METHODS)]
     published = read_published(HERE / "published_uci.json")
     alike = [column for column in published["columns"] if column["noise"] == "heteroskedastic"]
+    have = {(record["dataset"], record["method"]) for record in today}
+    names = [*DATASETS, *sorted({name for name, _ in have} - {*DATASETS})]
     shown = [
-        markdown(today, metric, list(METHODS), DATASETS, {**published, "columns": alike}, marks)
+        markdown(today, metric, list(METHODS), names, {**published, "columns": alike}, marks)
         for metric in ("log_density", "rmse")
     ]
-    have = {(record["dataset"], record["method"]) for record in today}
-    return "\n".join(["\n\n".join(shown), *sweeps.not_run(DATASETS, list(METHODS), have)])
+    return "\n".join(["\n\n".join(shown), *sweeps.not_run(names, list(METHODS), have)])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run what is pending, then print the tables."""
-    parser = sweeps.parser(__doc__, RESULTS, DATASETS, list(METHODS), num_splits=1)
+    parser = sweeps.parser(__doc__, RESULTS, DATASETS, list(METHODS), num_splits=1, folders=True)
     parser.add_argument("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
     options = parser.parse_args(argv)
-    tasks = [] if options.table_only else fits.tasks(
-        options.data, options.methods, options.splits, METHODS, root=options.data_root
-    )  # fmt: skip
+    try:
+        tasks = [] if options.table_only else fits.tasks(
+            options.data, options.methods, options.splits, METHODS, root=options.data_root
+        )  # fmt: skip
+    except ValueError as error:
+        return refuse(error)
     run = functools.partial(fits.run_task, root=options.data_root, rules=METHODS)
     failures = sweeps.sweep(options, run, fits.key, tasks)
-    print(tables(read_records(options.results)))
+    print(tables(read_records(options.results, NEEDS)))
     return 1 if failures else 0
 
 

@@ -47,8 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             tasks = uci.tasks(names, methods, options.splits, root=options.data_root)
         except ValueError as error:
-            print(f"{Path(__file__).name}: {error}", file=sys.stderr)
-            return 2
+            return refuse(error)
     if options.check:
         wanted = {(task["dataset"], task["split"], task["method"]) for task in tasks}
         every = [
@@ -77,7 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     records = current(uci.read_records(options.results, NEEDS), fits.rule_id, [fits.FLOOR, *uci.RULES])
     published = uci.read_published(HERE / "published_uci.json")
     show(records, [fits.FLOOR, *uci.RULES], published)
-    print("\n" + chains_table(records, uci.read_records(beside(options.results, "gradients"))))
+    gradients = uci.read_records(beside(options.results, "gradients"))
+    print("\n" + chains_table(records, gradients))
+    print("\n" + rest_table(uci.read_records(options.results, NEEDS), gradients))
     return 1 if failures else 0
 
 
@@ -120,6 +121,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
     return parser.parse_args(argv)
+
+
+def refuse(error: Exception) -> int:
+    """What is wrong with the options, in one line; the exit code of that, as argparse has it."""
+    print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+    return 2
 
 
 def splits(text: str) -> list[int]:
@@ -240,8 +247,7 @@ def chains_table(records, gradients, marks=None) -> str:
     from pyrobnn.studies.uci import RULES
 
     rule, rows = RULES[CHAINS], []
-    method = rule.method
-    most = method.num_chains * (method.num_warmup + rule.num_draws) * (2**method.max_tree_depth - 1)
+    method, most = rule.method, _most_gradients()
     ran = [record for record in records if record["method"] == CHAINS]
     for name in sorted({record["dataset"] for record in records}):
         if own := [record for record in ran if record["dataset"] == name]:
@@ -279,6 +285,44 @@ def chains_table(records, gradients, marks=None) -> str:
             "the prior by SVI apart, and no promise that the chains converge.",
         ]
     )
+
+
+def rest_table(records, gradients) -> str:
+    """The splits that today's rules have not run, by method and set, and what one would take.
+
+    A set has as many splits as any method has records of; a pair without a record is guessed as for a budget.
+    """
+    from pyrobnn.studies.uci import RULES, fits, plan
+
+    cost, most, total = plan.Cost(records), _most_gradients(), 0.0
+    per_gradient = {record["dataset"]: record["gradient_us"] / 1e6 for record in gradients}
+    names = sorted({record["dataset"] for record in records})
+    full = {name: {record["split"] for record in records if record["dataset"] == name} for name in names}
+    done = {
+        (r["dataset"], r["split"], r["method"]) for r in current(records, fits.rule_id, [fits.FLOOR, *RULES])
+    }
+    lines = [f"| splits to run × CPU s of one | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for method in (fits.FLOOR, *RULES):
+        cells = []
+        for name in names:
+            count = sum((name, split, method) not in done for split in full[name])
+            seconds, known = cost({"dataset": name, "method": method})
+            if not known and method == CHAINS and name in per_gradient:
+                seconds = most * per_gradient[name]
+            total += count * seconds
+            cells.append(f"{count} × {seconds:,.0f}{'' if known else '?'}" if count else "")
+        if any(cells):
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    guess = f"of {CHAINS} the most that its gradients would take, else the dearest record of the method"
+    return "\n".join([*lines, "", f"In all {total / 3600:,.0f} CPU hours. ? never timed: {guess}."])
+
+
+def _most_gradients() -> int:
+    """Of a fit of NUTS' rule, every tree cut at its depth."""
+    from pyrobnn.studies.uci import RULES
+
+    method, num_draws = RULES[CHAINS].method, RULES[CHAINS].num_draws
+    return method.num_chains * (method.num_warmup + num_draws) * (2**method.max_tree_depth - 1)
 
 
 def run(sweep, function, tasks, budget) -> int:

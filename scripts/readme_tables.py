@@ -148,6 +148,12 @@ def uci_heads() -> str:
     return "\n\n".join([heads.tables(records, marks), *([STALE[" ‡"]] if marks else [])])
 
 
+def uci_rest() -> str:
+    """What is not run by today's settings, and what it would take."""
+    records, gradients = (read_records(HERE / "results" / f"uci{end}.jsonl") for end in ("", "_gradients"))
+    return _script("benchmark_uci").rest_table(records, gradients)
+
+
 def uci_nuts() -> str:
     """What NUTS took or would take on every set."""
     gradients = read_records(HERE / "results" / "uci_gradients.jsonl")
@@ -547,6 +553,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci-seconds": lambda: uci_table("cpu_seconds", published=False),
     "uci-targets": uci_targets,
     "uci-nuts": uci_nuts,
+    "uci-rest": uci_rest,
     "uci-heads": uci_heads,
     "verdicts": verdict_table,
     "verdict-summary": verdict_summary,

@@ -13,12 +13,31 @@ from benchmark_uci import splits
 Task = Mapping[str, Any]
 
 
-def parser(doc: str, results: Path, data: Sequence[str], methods: Sequence[str], num_splits: int):
-    """The options of a study: data, methods, splits, and where its records are."""
+def parser(
+    doc: str,
+    results: Path,
+    data: Sequence[str],
+    methods: Sequence[str],
+    num_splits: int,
+    *,
+    folders: bool = False,
+):
+    """The options of a study: data, methods, splits, and where its records are.
+
+    ``folders``: whether any folder in the layout of the UCI sets is data too; the study looks whether it is there.
+    """
     # before torch is loaded: the nets are small, and parallelism is across fits
     os.environ["OMP_NUM_THREADS"] = "1"
     found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--data", nargs="+", default=list(data), metavar="SET", help=", ".join(data))
+    others = ", or a folder in the layout of the UCI sets" if folders else ""
+    found.add_argument(
+        "--data",
+        nargs="+",
+        choices=None if folders else list(data),
+        default=list(data),
+        metavar="SET",
+        help=", ".join(data) + others,
+    )
     found.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
     default = list(range(num_splits))
     found.add_argument(

@@ -33,6 +33,18 @@ def test_digits_are_moved_and_turned_as_they_say():
     assert float((noisy.x - images.x).std()) == pytest.approx(0.5, rel=0.15)
 
 
+@pytest.mark.parametrize("study", [classes, conformal, gap, heads], ids=lambda study: study.__name__)
+def test_a_study_refuses_a_name_that_it_does_not_know_before_anything_runs(study, tmp_path, capsys):
+    results = tmp_path / "records.jsonl"
+    for wrong in (["--data", "yaht"], ["--methods", "dropout"], ["--splits", "3-1"]):
+        try:
+            code = study.main([*wrong, "--results", str(results)])
+        except SystemExit as error:  # of argparse
+            code = error.code
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert code == 2 and wrong[1] in told and not results.exists()
+
+
 def test_unseen_digits_are_in_no_training_row():
     train, tests = classes.load("unseen", 1)
     assert int(train.y.max()) == int(tests["clean"].y.max()) == 7

@@ -352,6 +352,18 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     assert [record["split"] for record in read_records(results)[3:]] == [first["split"]]
 
 
+def test_what_is_left_to_run_is_told_with_its_cost():
+    made = records("linear", [0.0, 0.0, 0.0]) + records("nuts", [0.0], dataset="boston")
+    for record in made:
+        record |= {"rule": fits.rule_id(record["method"]), "cpu_seconds": 7.0}
+    made += [{**records("map", [0.0])[0], "rule": "earlier", "cpu_seconds": 4.0}]
+    timed = [{"dataset": "yacht", "method": "nuts", "gradient_us": 1000.0}]
+    lines = script("benchmark_uci").rest_table(made, timed).splitlines()
+    assert lines[0] == "| splits to run × CPU s of one | boston | yacht |"
+    assert "| linear | 1 × 7? |  |" in lines and "| map | 1 × 4? | 3 × 4 |" in lines
+    assert "| nuts |  | 3 × 818? |" in lines and lines[-1].startswith("In all 1 CPU hours.")
+
+
 def test_stale_cells_show_as_stale_and_the_last_of_repeated_work_counts(tmp_path, monkeypatch):
     tables = script("readme_tables")
     monkeypatch.setattr(tables, "HERE", tmp_path)
@@ -704,7 +716,8 @@ def test_the_script_prints_tables_and_refuses_what_it_does_not_know(tmp_path, ca
     append_record(results, {**records("map", [-1.0])[0], "rule": "of another day"})
     assert benchmark.main(["--results", str(results), "--table-only"]) == 0
     shown = capsys.readouterr().out
-    assert "| linear | -3.550 ± 0.050 |" in shown and "| map |" not in shown
+    scores, rest = shown.split("| splits to run")
+    assert "| linear | -3.550 ± 0.050 |" in scores and "| map |" not in scores and "| map | 2 × 1 |" in rest
 
 
 def test_what_the_chains_took_or_would_take_is_told_of_every_set():

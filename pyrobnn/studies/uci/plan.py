@@ -78,7 +78,7 @@ class Plan:
 
 def plan(pending: Sequence[Record], records: Sequence[Record], budget: float, jobs: int = 1) -> Plan:
     """The pending tasks in their order until ``budget`` seconds (inf for all) of ``jobs`` processes are spent."""
-    cost, runs, left, spent, guessed = _Cost(records), [], [], 0.0, 0
+    cost, runs, left, spent, guessed = Cost(records), [], [], 0.0, 0
     for task in pending:
         seconds, known = cost(task)
         if spent + seconds > budget * jobs:
@@ -90,7 +90,7 @@ def plan(pending: Sequence[Record], records: Sequence[Record], budget: float, jo
     return Plan(runs, left, spent, guessed, max(peaks, default=None), LINE * len(runs))
 
 
-class _Cost:
+class Cost:
     """CPU seconds of a task: the median of its method on its data; else of its method; else of everything."""
 
     def __init__(self, records: Sequence[Record]) -> None:
