@@ -99,12 +99,15 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
 
 
 def _checksums(tree: xr.DataTree) -> dict[str, dict[str, dict[str, bool]]]:
-    """Ask HDF5 for a checksum of each block of values: a bit that a disk or a transfer flips is an error at reading."""
+    """Ask HDF5 for a checksum of each block of values: a bit that a disk or a transfer flips is an error at reading.
+
+    Of numbers alone: HDF5 has no checksums of strings, such as the labels of classes.
+    """
     return {
         node.path: {
             str(name): {"fletcher32": True}
             for name, data in node.variables.items()
-            if data.size and data.ndim
+            if data.size and data.ndim and data.dtype.kind in "biufc"
         }
         for node in tree.subtree
     }
