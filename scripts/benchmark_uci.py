@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "uci.jsonl"
 #: the method whose cost is told where it was not run; leapfrogs over all chains that are timed: as many as make so
 #: many rows in all, but SHORT at least; the R-hat of converged chains
 CHAINS, ROWS, SHORT, GOOD_RHAT = "nuts", 20_000_000, 400, 1.05
@@ -107,7 +108,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--splits", type=splits, default=None, help="such as 0-4 or 0,7 (default: all that a set has)"
     )
-    parser.add_argument("--results", default=HERE / "results" / "uci.jsonl", help="the results file")
+    parser.add_argument("--results", default=RESULTS, help="the results file")
     parser.add_argument("--jobs", type=int, default=1, help="processes on this machine")
     parser.add_argument("--scheduler", help="address of a Dask scheduler whose workers run the fits")
     parser.add_argument(
@@ -314,7 +315,7 @@ def rest_table(records, gradients) -> str:
         if any(cells):
             lines.append(f"| {method} | {' | '.join(cells)} |")
     guess = f"of {CHAINS} the most that its gradients would take, else the dearest record of the method"
-    return "\n".join([*lines, "", f"In all {total / 3600:,.0f} CPU hours. ? never timed: {guess}."])
+    return "\n".join([*lines, "", f"In all {total / 3600:,.1f} CPU hours. ? never timed: {guess}."])
 
 
 def _most_gradients() -> int:
@@ -326,33 +327,46 @@ def _most_gradients() -> int:
 
 
 def run(sweep, function, tasks, budget) -> int:
-    """Run what is pending and say how it goes; the number of fits that failed."""
+    """Run what is pending and say how it goes; the number of fits that failed.
+
+    Costs that no record tells are guessed; what a budget left out is planned again with what was measured.
+    """
     from pyrobnn.studies.uci import plan, read_records
 
     waiting, failures, started = sweep.pending(tasks), 0, time.perf_counter()
-    planned = plan.plan(waiting, read_records(sweep.path, NEEDS), budget, sweep.jobs)
-    tasks = [task for task in tasks if task not in planned.left_out]
-    pending = len(planned.tasks)
-    print(f"{len(tasks) - pending} of {len(tasks)} fits are in {sweep.path}; {pending} to run", flush=True)
-    print(planned.describe(sweep.jobs), flush=True)
+    told = f"{len(tasks) - len(waiting)} of {len(tasks)} fits are in {sweep.path}"
+    shipped = read_records(RESULTS, NEEDS) if Path(sweep.path) != RESULTS else []
     try:
-        for number, (task, outcome) in enumerate(sweep.run(function, tasks), 1):
-            name = f"{task['dataset']} split {task['split']} {task['method']}"
-            if isinstance(outcome, Exception):
-                failures += 1
-                print(f"[{number}/{pending}] {name}: {type(outcome).__name__}: {outcome}", flush=True)
-            else:
-                found = outcome["scores"]
-                print(
-                    f"[{number}/{pending}] {name}: log density {found['log_density']:.3f}, "
-                    f"RMSE {found['rmse']:.3f}, coverage {found['coverage']:.2f}, {outcome['seconds']:.1f} s "
-                    f"(CPU {outcome['cpu_seconds']:.1f} s) {outcome.get('chosen', {}).get('label', '')}",
-                    flush=True,
-                )
+        while True:
+            known = [*shipped, *read_records(sweep.path, NEEDS)]
+            planned = plan.plan(waiting, known, budget - (time.perf_counter() - started), sweep.jobs)
+            print(f"{told}; {len(planned.tasks)} to run", planned.describe(sweep.jobs), sep="\n", flush=True)
+            failures += _run_planned(sweep, function, planned.tasks)
+            waiting, told = planned.left_out, f"{time.perf_counter() - started:.0f} s are spent"
+            if not (waiting and planned.tasks):
+                break
     except KeyboardInterrupt:
         print("\ninterrupted: what is finished is kept; the same command goes on from here")
         sys.exit(130)
     print(f"finished in {time.perf_counter() - started:.0f} s, {failures} failed")
+    return failures
+
+
+def _run_planned(sweep, function, tasks) -> int:
+    failures = 0
+    for number, (task, outcome) in enumerate(sweep.run(function, tasks), 1):
+        name = f"[{number}/{len(tasks)}] {task['dataset']} split {task['split']} {task['method']}"
+        if isinstance(outcome, Exception):
+            failures += 1
+            print(f"{name}: {type(outcome).__name__}: {outcome}", flush=True)
+        else:
+            found = outcome["scores"]
+            print(
+                f"{name}: log density {found['log_density']:.3f}, "
+                f"RMSE {found['rmse']:.3f}, coverage {found['coverage']:.2f}, {outcome['seconds']:.1f} s "
+                f"(CPU {outcome['cpu_seconds']:.1f} s) {outcome.get('chosen', {}).get('label', '')}",
+                flush=True,
+            )
     return failures
 
 

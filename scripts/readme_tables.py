@@ -561,6 +561,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdict-distance": distance_table,
     "references": references_table,
     "scale": _of("benchmark_scale", "scale"),
+    "ranks": _of("benchmark_ranks", "ranks"),
     "tables": _of("benchmark_tables", "tables"),
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,

@@ -18,6 +18,7 @@ import benchmark_classification as classes  # noqa: E402
 import benchmark_conformal as conformal  # noqa: E402
 import benchmark_gap as gap  # noqa: E402
 import benchmark_heads as heads  # noqa: E402
+import benchmark_ranks as ranks  # noqa: E402
 
 
 def test_digits_are_moved_and_turned_as_they_say():
@@ -43,6 +44,24 @@ def test_a_study_refuses_a_name_that_it_does_not_know_before_anything_runs(study
             code = error.code
         told = capsys.readouterr().err.splitlines()[-1]
         assert code == 2 and wrong[1] in told and not results.exists()
+
+
+def test_chains_shared_out_over_processes_are_told_by_the_busiest():
+    fast, slow = (
+        {"steps": 100.0, "short": 1.0, "gathering": 0.1, "cpu_seconds": spent} for spent in (2.0, 4.0)
+    )
+    one = {
+        "processes": 1,
+        "chains": 8,
+        "cpu_seconds": 4.0,
+        "each": [{**slow, "steps": 200.0}],
+        "gathered_bytes": 0,
+    }
+    two = {"processes": 2, "chains": 8, "cpu_seconds": 4.0, "each": [fast, slow], "gathered_bytes": 2e6}
+    assert ranks.table([one, two]).splitlines()[2:] == [
+        "| 1 | 8 | 200 | 4.0 | 1.0 | 1.00 | 0.0 | 0.100 |",
+        "| 2 | 4 | 200 | 4.0 | 1.0 | 1.00 | 2.0 | 0.100 |",
+    ]
 
 
 def test_unseen_digits_are_in_no_training_row():

@@ -352,6 +352,22 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     assert [record["split"] for record in read_records(results)[3:]] == [first["split"]]
 
 
+def test_a_budget_is_planned_again_with_what_was_measured(tmp_path, monkeypatch, capsys):
+    benchmark = script("benchmark_uci")
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "shipped.jsonl")
+    append_record(tmp_path / "shipped.jsonl", {**records("map", [0.0])[0], "rule": "r", "cpu_seconds": 40.0})
+    waiting = [{"dataset": "mine", "split": split, "method": "map", "rule": "r"} for split in range(4)]
+    sweep = Sweep(tmp_path / "results.jsonl", fits.key)
+
+    def quick(task):
+        return {**records("map", [0.0], task["dataset"])[0], **task, "cpu_seconds": 0.1}
+
+    assert benchmark.run(sweep, quick, waiting, 60.0) == 0
+    told = capsys.readouterr().out
+    assert "left out for the budget: 3 fits, of mine map" in told and "3 to run\nabout 1 s" in told
+    assert len(read_records(sweep.path)) == 4
+
+
 def test_what_is_left_to_run_is_told_with_its_cost():
     made = records("linear", [0.0, 0.0, 0.0]) + records("nuts", [0.0], dataset="boston")
     for record in made:
@@ -361,7 +377,7 @@ def test_what_is_left_to_run_is_told_with_its_cost():
     lines = script("benchmark_uci").rest_table(made, timed).splitlines()
     assert lines[0] == "| splits to run × CPU s of one | boston | yacht |"
     assert "| linear | 1 × 7? |  |" in lines and "| map | 1 × 4? | 3 × 4 |" in lines
-    assert "| nuts |  | 3 × 818? |" in lines and lines[-1].startswith("In all 1 CPU hours.")
+    assert "| nuts |  | 3 × 818? |" in lines and lines[-1].startswith("In all 0.7 CPU hours.")
 
 
 def test_stale_cells_show_as_stale_and_the_last_of_repeated_work_counts(tmp_path, monkeypatch):
