@@ -46,6 +46,21 @@ def test_labels_that_differ_in_nothing_but_case_are_told():
     ]
 
 
+def test_truth_values_in_several_ways_are_told():
+    cells = ["yes", "No", "Y", "1.0", "n"] * 8
+    frame = pd.DataFrame({"a": np.arange(40.0) ** 2, "b": cells, "y": cells})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data.from_frame(frame, "y")
+    assert [str(w.message).partition(": ")[2][:20] for w in caught] == [
+        "of the column 'b' '1",
+        "of the classes of 'y",
+    ]
+    assert all("two truth values in 5 ways" in str(w.message) for w in caught)
+    frame = frame.replace({"No": "maybe"})
+    data.from_frame(frame.assign(y=["yes", "no"] * 20), "y")
+
+
 def test_numbers_become_classes_on_request(tmp_path):
     path = write(tmp_path, "a,kind\n1,7\n2,3\n3,7\n")
     dataset = data.from_csv(path, "kind", task="classification")
@@ -74,11 +89,21 @@ def test_numbers_become_classes_on_request(tmp_path):
         ),
         ("a,y,b,y\n1,2,3,2\n4,5,6,5\n", "y", "names the column 'y' more than once"),
         ("a,y ,y\n1,2,2\n4,5,5\n", "y", "names the column 'y' more than once"),
-        ("a,y\n1,2,3\n4,5,6\n", "y", r"rows have more cells than the header has names \(2\)"),
-        ("a,y\n1,2\n4,5,6\n", "y", "not a CSV file with a header"),
+        ("a,y\n1,2,3\n4,5,6\n", "y", r"more cells than its first line has names, 'a', 'y' \(2\)"),
+        ("a,y\n1,2\n4,5,6\n", "y", r"'a', 'y' \(2\), and another line has more cells \(Expected 2 .* line 3"),
+        (
+            "# of the lab\na,y\n1,2\n4,5\n",
+            "y",
+            "'# of the lab' .*: name every column, and delete what stands",
+        ),
+        (
+            "# of\n# the lab\na,y\n4,5\n",
+            "y",
+            r"'# of' \(1\), .*: begin with the line of names, without title",
+        ),
         ("a,,y\n1,2,3\n4,2,6\n", "y", "column 2 of 3 has no name"),
         (",a,y\n1,2,3\n1,2,6\n", "y", "column 1 of 3 has no name"),
-        ("a,y,\n1,2,\n4,5,\n", "y", "column 3 of 3 has no name"),
+        ("a,y,\n1,2,\n4,5,7\n", "y", "column 3 of 3 has no name"),
         ("1.5,2.5\n3.5,4.5\n", "2.5", "first line of table.csv holds numbers only"),
         ("a;y\n1;2,500\n2;4,500\n3;4,125\n", "y", "'y' holds numbers with commas, such as '2,500'"),
         ("a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n", "y", "'b' holds numbers with commas, such as '2,5'"),
@@ -90,14 +115,14 @@ def test_numbers_become_classes_on_request(tmp_path):
         (
             'a,y\n1,"1,234"\n2,9\n3,8\n',
             "y",
-            "'y' holds numbers but for 1 of 3 cells, first '1,234' in row 1",
+            "'y' holds numbers with commas, such as '1,234': write them",
         ),
         ("a,y\n1,3\n2,3\n", "y", "2 rows of one value, 3: there is nothing to learn"),
         ("a,y\n1,2\n", "y", "one row: there is nothing to learn"),
         (
             "a,y\n" + "".join(f"{i},{i}%\n" for i in range(9)),
             "y",
-            "text with 9 different values in 9 rows",
+            "holds numbers with a unit or in parts, such as '0%'",
         ),
         (
             "a,y\n9007199254740993,1\n9007199254740992,2\n",
@@ -271,14 +296,49 @@ def test_a_missing_file(tmp_path):
 
 
 def test_numbers_with_a_unit_are_no_classes(tmp_path):
-    # 12 values in 36 rows were 12 classes
-    rows = [f"{i * i},{i % 12 - 3}.5%" for i in range(36)]
-    path = write(tmp_path, "\n".join(["a,share", *rows]))
-    with pytest.raises(
-        ValueError, match="'share' holds numbers with '%' behind them, such as .* plain numbers"
-    ):
-        data.from_csv(path, "share")
-    assert len(data.from_csv(path, "share", task="classification").class_names) == 12
+    # these were so many classes
+    for many, cell in ((12, "{}.5%"), (3, "{} kg"), (5, "€{}"), (6, "-{} people")):
+        rows = [f"{i * i},{cell.format(i % many)}" for i in range(36)]
+        path = write(tmp_path, "\n".join(["a,share", *rows]))
+        with pytest.raises(
+            ValueError, match="'share' holds numbers with a unit or in parts, .* plain numbers"
+        ):
+            data.from_csv(path, "share")
+        assert len(data.from_csv(path, "share", task="classification").class_names) == many
+
+
+@pytest.mark.parametrize("large", [1, 11, 19, 20])
+def test_thousands_are_said_to_be_so_however_few_they_are(large):
+    cells = [f"1,{200 + i}.50" if i < large else f"{100 + i}.25" for i in range(20)]
+    frame = pd.DataFrame({"a": np.arange(20.0) ** 2, "y": cells})
+    with pytest.raises(ValueError, match="column 'y' holds numbers with commas, such as '1,200.50': write"):
+        data.from_frame(frame, "y")
+
+
+def test_columns_without_name_and_value_are_left_out_with_a_word(tmp_path):
+    path = write(tmp_path, "a,y,,\n1,2,,\n4,5,,\n")
+    with pytest.warns(UserWarning, match="2 of 4 columns have neither a name nor a value and are left out"):
+        assert data.from_csv(path, "y").feature_names == ("a",)
+
+
+def test_a_number_that_may_stand_for_a_missing_value_is_told():
+    """It is not told of tails, of a single extreme, of values that are few, nor of many zeros."""
+    rng = np.random.default_rng(0)
+    mark = rng.random(200) < 0.05
+    columns = {
+        "marked": np.where(mark, -999.0, rng.normal(size=200)),
+        "capped": np.where(mark, 9999.0, rng.uniform(20, 90, 200)),
+        "tails": rng.standard_cauchy(200),
+        "zeros": np.where(mark, 0.0, np.exp(rng.normal(size=200))),
+        "few": np.where(mark, 9, rng.integers(0, 3, 200)),
+        "y": np.where(mark, -1.0, rng.uniform(0.0, 1.0, 200)),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data.from_frame(pd.DataFrame(columns), "y")
+    said = [str(warning.message) for warning in caught]
+    expected = ["feature 'marked' is -999 in", "feature 'capped' is 9999 in", "target 'y' is -1 in"]
+    assert len(said) == 3 and all(any(part in each for each in said) for part in expected)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 #: so few different values may be meant as classes, also where they are written with digits
 FEW_VALUES = 10
 _SECONDS = 86_400.0
+#: a truth value in words: more than two of them are several ways to write one thing
+_TRUTHS = frozenset("yes no y n true false t f 1 0 1.0 0.0".split())
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
@@ -31,15 +33,16 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         return column.dt.total_seconds().to_numpy(dtype=np.float64) / _SECONDS
     if not pd.api.types.is_numeric_dtype(column):
         text = column[~gaps].astype(str).str.strip()
+        found = pd.to_numeric(text, errors="coerce")
+        stray = found.isna()
         commas = text.str.fullmatch(r"[+-]?\d+(,\d+)+(\.\d+)?([eE][+-]?\d+)?")
-        if 2 * commas.sum() > len(text):
+        # with few thousands among them, the cells that are no numbers are those with commas
+        if 2 * commas.sum() > len(text) or (stray.any() and commas[stray].all()):
             raise ValueError(
                 f"{where}: column {column.name!r} holds numbers with commas, such as {text[commas].iloc[0]!r}: write "
                 "them with a decimal point and without separators (pandas.read_csv has the options decimal and "
                 "thousands)"
             )
-        found = pd.to_numeric(text, errors="coerce")
-        stray = found.isna()
         if 2 * stray.sum() >= len(text):
             return None
         if stray.any():
@@ -141,6 +144,13 @@ def clock(where: str, column: pd.Series) -> np.ndarray:
     return seconds.to_numpy(dtype=np.float64) / _SECONDS
 
 
+def with_units(text: pd.Series) -> bool:
+    """Whether all cells (without gaps) are a number with the same unit or currency, or digits parted in some way."""
+    # with the signs that word processors write, and the brackets of accountants
+    units = text.str.extract(r"^[-+−–(]?([$€£¥“\"]?\s*)\d[\d.,\s']*?(\s*[^\d.,')]{0,12})\)?$")
+    return bool(units.notna().all().all()) and len(units.drop_duplicates()) == 1
+
+
 def refuse_units(where: str, name: str, text: pd.Series) -> None:
     """Refuse numbers with one unit, currency or other separators, which are no categories.
 
@@ -150,10 +160,7 @@ def refuse_units(where: str, name: str, text: pd.Series) -> None:
     Raises:
         ValueError: naming the column and what stands around its numbers.
     """
-    # with the signs that word processors write, and the brackets of accountants
-    units = text.str.extract(r"^[-+−–(]?([$€£¥“\"]?\s*)\d[\d.,\s']*?(\s*[^\d.,')]{0,6})\)?$")
-    alike = bool(units.notna().all().all()) and len(units.drop_duplicates()) == 1
-    if alike and text.nunique() > FEW_VALUES:
+    if with_units(text) and text.nunique() > FEW_VALUES:
         raise ValueError(
             f"{where}: column {name!r} holds numbers written such as {text.iloc[0]!r}: write plain numbers, with a "
             "decimal point and without units and separators, or drop it"
@@ -174,7 +181,12 @@ def truths(column: pd.Series) -> bool:
 
 
 def alike(labels: Iterable[str]) -> str | None:
-    """The first labels that differ in nothing but case and spaces, as words; None where there are none."""
+    """Labels that mean the same, as words: truth values in several ways, or the first that differ in nothing but case
+    and spaces; None where there are none."""
+    labels = list(labels)
+    folded = {" ".join(label.casefold().split()) for label in labels}
+    if 2 < len(folded) and folded <= _TRUTHS:
+        return f"{', '.join(map(repr, labels))} are two truth values in {len(labels)} ways and count as different"
     known: dict[str, str] = {}
     for label in labels:
         if (other := known.setdefault(" ".join(label.casefold().split()), label)) != label:

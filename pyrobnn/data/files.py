@@ -121,7 +121,8 @@ def _text(path: Path) -> pd.DataFrame:
             )
     except pd.errors.ParserWarning as error:
         raise ValueError(
-            f"{path.name}: rows have more cells than the header has names ({len(names)}): name every column"
+            f"{path.name}: rows have more cells than its first line has names, {_listed(names)}: name every column, "
+            "and delete what stands before the line of names"
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -129,6 +130,12 @@ def _text(path: Path) -> pd.DataFrame:
             f"0x{error.object[error.start]:02x}, as files in Latin-1, Windows-1252 or UTF-16 do: save it as UTF-8"
         ) from error
     except (pd.errors.EmptyDataError, pd.errors.ParserError, csv.Error) as error:
+        if "saw" in str(error):  # pandas counts the cells of the first line and of one below
+            raise ValueError(
+                f"{path.name}: its first line has the names {_listed(names)}, and another line has more cells "
+                f"({str(error).strip().rpartition('error: ')[2]}): begin with the line of names, without title "
+                "or comment"
+            ) from error
         raise ValueError(
             f"{path.name} is not a CSV file with a header line, in UTF-8: {' '.join(str(error).split())}"
         ) from error
@@ -223,6 +230,10 @@ def _header(path: Path) -> tuple[str, list[str], int]:
     return separator, names, 0 if told is None else 1
 
 
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (f" … ({len(names)})" if len(names) > 3 else f" ({len(names)})")
+
+
 def _plain(name: str) -> str:
     # pandas calls a column without a name so when it writes what it has read
     return re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", name.strip())
@@ -233,6 +244,14 @@ def _is_number(cell: str) -> bool:
 
 
 def _without_index(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    bare = [not name and bool(frame.iloc[:, place].isna().all()) for place, name in enumerate(frame.columns)]
+    if any(bare) and len(frame):
+        warnings.warn(
+            f"{file}: {sum(bare)} of {len(bare)} columns have neither a name nor a value and are left out",
+            UserWarning,
+            stacklevel=4,
+        )
+        frame = frame.loc[:, [not each for each in bare]]
     names = list(frame.columns)
     left_out = 0
     while (

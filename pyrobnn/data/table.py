@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pyrobnn.data.cells import DATE, FEW_VALUES, alike, dated, numbers, truths
+from pyrobnn.data.cells import DATE, FEW_VALUES, alike, dated, numbers, truths, with_units
 from pyrobnn.data.columns import LISTED, Columns, Missing, constant_features, refuse_gaps
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.data.files import check_names, read_frame
@@ -232,11 +231,10 @@ def _text_classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[st
             f"{where}: target {column.name!r} holds dates, such as {class_names[0]!r}: write a number, such as days "
             "since the first (if the dates are classes, say so with task='classification')"
         )
-    units = {re.sub(r"^[+-]?(\d+\.?\d*|\.\d+)", "", name) for name in class_names}
-    if len(class_names) > FEW_VALUES and len(units) == 1:
+    if with_units(pd.Series(class_names)):
         raise ValueError(
-            f"{where}: target {column.name!r} holds numbers with {units.pop().strip()!r} behind them, such as "
-            f"{class_names[0]!r}: write plain numbers (if they are classes, say so with task='classification')"
+            f"{where}: target {column.name!r} holds numbers with a unit or in parts, such as {class_names[0]!r}: write "
+            "plain numbers (if they are classes, say so with task='classification')"
         )
     if len(class_names) > max(len(labels) // 2, 2):
         raise ValueError(
@@ -272,7 +270,7 @@ def _doubts(dataset: Dataset) -> list[str]:
         if rows > 2 and np.array_equal(values, y):
             told.append(f"the feature {name!r} equals the target {dataset.target_name!r}: drop it")
     if rows > 2:
-        told += _copies(dataset)
+        told += _copies(dataset) + _marks(dataset)
     if dataset.task == "regression" and rows >= _FEWEST_WEIGHED:
         told += _lopsided(dataset.target_name, y)
     return told
@@ -292,6 +290,29 @@ def _copies(dataset: Dataset) -> list[str]:
         return []
     more = f" and {len(copies) - LISTED} more" if len(copies) > LISTED else ""
     return [f"the feature {', '.join(copies[:LISTED])}{more}: a copy adds weights and tells nothing, drop it"]
+
+
+def _marks(dataset: Dataset) -> list[str]:
+    """Sentences about numbers such as -999 that may stand for a missing value: repeated, and farther from all others
+    than those are from each other."""
+    columns = dataset.columns.names if dataset.columns else ()
+    named = [
+        ("feature", *each) for each in zip(dataset.feature_names, dataset.x.numpy().T) if each[0] in columns
+    ]
+    if dataset.task == "regression":
+        named.append(("target", dataset.target_name, dataset.y.numpy().reshape(-1)))
+    told = []
+    for part, name, cells in named:
+        values, counts = np.unique(cells, return_counts=True)
+        if len(values) <= FEW_VALUES:
+            continue
+        for end, beside, others in ((0, 1, values[1:]), (-1, -2, values[:-1])):
+            if counts[end] > 1 and abs(values[end] - values[beside]) > np.ptp(others):
+                told.append(
+                    f"the {part} {name!r} is {values[end]:g} in {counts[end]} of {len(cells)} rows and in the others "
+                    f"between {others[0]:g} and {others[-1]:g}: if it stands for a missing value, leave the cells empty"
+                )
+    return told
 
 
 def _lopsided(name: str, y: np.ndarray) -> list[str]:
