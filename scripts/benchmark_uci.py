@@ -291,30 +291,30 @@ def chains_table(records, gradients, marks=None) -> str:
 def rest_table(records, gradients) -> str:
     """The splits that today's rules have not run, by method and set, and what one would take.
 
-    A set has as many splits as any method has records of; a pair without a record is guessed as for a budget.
+    A set has as many splits as any method has records of; what no record times is guessed as for a budget.
     """
     from pyrobnn.studies.uci import RULES, fits, plan
 
-    cost, most, total = plan.Cost(records), _most_gradients(), 0.0
+    today = current(records, fits.rule_id, [fits.FLOOR, *RULES])
+    costs, most, total = (plan.Cost(today), plan.Cost(records)), _most_gradients(), 0.0
     per_gradient = {record["dataset"]: record["gradient_us"] / 1e6 for record in gradients}
     names = sorted({record["dataset"] for record in records})
     full = {name: {record["split"] for record in records if record["dataset"] == name} for name in names}
-    done = {
-        (r["dataset"], r["split"], r["method"]) for r in current(records, fits.rule_id, [fits.FLOOR, *RULES])
-    }
+    done = {(r["dataset"], r["split"], r["method"]) for r in today}
     lines = [f"| splits to run × CPU s of one | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for method in (fits.FLOOR, *RULES):
         cells = []
         for name in names:
             count = sum((name, split, method) not in done for split in full[name])
-            seconds, known = cost({"dataset": name, "method": method})
+            guesses = [cost({"dataset": name, "method": method}) for cost in costs]
+            seconds, known = next((guess for guess in guesses if guess[1]), guesses[1])
             if not known and method == CHAINS and name in per_gradient:
                 seconds = most * per_gradient[name]
             total += count * seconds
             cells.append(f"{count} × {seconds:,.0f}{'' if known else '?'}" if count else "")
         if any(cells):
             lines.append(f"| {method} | {' | '.join(cells)} |")
-    guess = f"of {CHAINS} the most that its gradients would take, else the dearest record of the method"
+    guess = f"of {CHAINS} the most that its gradients would take, else its dearest record, and more on a larger set"
     return "\n".join([*lines, "", f"In all {total / 3600:,.1f} CPU hours. ? never timed: {guess}."])
 
 
