@@ -21,7 +21,7 @@ def growth(options):
         for value in values:
             case = CASES["1-50-1"] | ({name: value} if name != "num_chains" else {})
             args = {"num_chains": value if name == "num_chains" else 16, "num_warmup": 20, "num_draws": 10}
-            args |= {"clock": options.clock, "max_tree_depth": 6}
+            args |= {"clock": options.clock, "device": "cpu", "max_tree_depth": 6}
             peer = peer_or_none(options, case, args)
             row = timed(Ours(case, args), peer, options.repeats)
             yield {"varied": name, "value": value, **row}
@@ -54,8 +54,8 @@ def draw_growth(rows, path):
         figure.savefig(path)
 
 
-def main():
-    """Print the rows; write the figure."""
+def parse(argv=None):
+    """The options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,7 +64,12 @@ def main():
     parser.add_argument("--numpyro-python", default=sys.executable)
     parser.add_argument("--figure", help="write the figure here")
     parser.add_argument("--results", help="append the rows here, one JSON object a line")
-    options = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main():
+    """Print the rows; write the figure."""
+    options = parse()
     from pyrobnn.studies.uci import append_record
 
     rows = []

@@ -13,10 +13,12 @@ from pyrobnn.studies.uci import append_record, read_records
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
+import benchmark_growth as growth  # noqa: E402
 import benchmark_history as history  # noqa: E402
 import benchmark_speed as speed  # noqa: E402
 import readme_tables  # noqa: E402
 import regressions  # noqa: E402
+from benchmark_nuts import Ours  # noqa: E402
 
 #: typical values, and the spread of a repeat on the scale of its changes
 CENTRES = {"nuts gradient": 6.0, "svi step": 1.0, "nuts ess": 3.0, "svi score": -1.1}
@@ -212,3 +214,13 @@ def test_a_section_that_takes_longer_than_was_guessed_is_cut_at_the_budget(tmp_p
     assert time.perf_counter() - started < 30
     assert "svi was cut at the budget: the next run goes on with it" in capsys.readouterr().out
     assert len(read_records(costs)) == 1  # what was cut is no time of the whole
+
+
+def test_growth_makes_a_row_of_each_size(monkeypatch):
+    asked = growth.parse(["--clock", "cpu"])
+    monkeypatch.setattr(growth, "GROWTH", {"num_chains": (1, 2)})
+    monkeypatch.setattr(growth, "Ours", lambda case, args: Ours(case, args | {"compile": False}))
+    monkeypatch.setattr(growth, "peer_or_none", lambda *_: None)
+    monkeypatch.setattr(growth, "timed", lambda ours, peer, repeats: {"machine_us": float(ours.chains)})
+    rows = [(row["varied"], row["value"], row["machine_us"]) for row in growth.growth(asked)]
+    assert rows == [("num_chains", 1, 1.0), ("num_chains", 2, 2.0)]
