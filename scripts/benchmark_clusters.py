@@ -196,6 +196,7 @@ def _judged(
             "divergences": int(stats["diverging"].sum()),
             "stopped": posterior.meta["stopped"],
             "accept": method.target_accept,
+            "depth": method.max_tree_depth,
         }
     return record
 
@@ -324,6 +325,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="of the fresh data")
     parser.add_argument("--prior", type=float, nargs=2, default=PRIOR, metavar=("S", "BIAS"))
     parser.add_argument("--seconds", type=float, default=600.0, help="the most that a run of NUTS takes")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="of NUTS' trees, at most")
     parser.add_argument("--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at")
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
@@ -332,7 +334,7 @@ def main() -> None:
     options = parser.parse_args()
     options.nuts = pb.NUTS(
         num_warmup=WARMUP,
-        max_tree_depth=DEPTH,
+        max_tree_depth=options.depth,
         target_accept=options.accept,
         until="converged",
         max_seconds=options.seconds,

@@ -258,6 +258,43 @@ def row(name, posterior, *, dtype, seed, num_draws):
     }
 
 
+def table(records):
+    """How many runs of each posterior are right, and the worst of them by each number."""
+    lines = [
+        "| posterior | runs | right | warned of | wrong, and silent | largest error, in Monte-Carlo errors | of what "
+        "| largest R-hat | least ESS | accepted (aim: 0.8) | divergences | 1000 gradients, all chains |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    runs = {(r["name"], r["dtype"], r["seed"]): r for r in records}  # the last of each
+    for name in sorted({name for name, _, _ in runs}):
+        rows = [run for run in runs.values() if run["name"] == name]
+        outcomes = [each["outcome"] for each in rows]
+        cells = [len(rows), *(outcomes.count(each) for each in ("right", "warned", "WRONG"))]
+        if ran := [each for each in rows if each["outcome"] != "refused"]:
+            worst = max(ran, key=lambda each: each["errors"])
+            accepted = sorted(each["acceptance"] for each in ran)
+            gradients = sorted(each["gradients"] / 1e3 for each in ran)
+            cells += [
+                f"{worst['errors']:.1f}",
+                worst["where"],
+                f"{max(each['rhat'] for each in ran):.3f}",
+                f"{min(each['ess'] for each in ran):.0f}",
+                f"{accepted[0]:.2f} to {accepted[-1]:.2f}",
+                sum(each["divergences"] for each in ran),
+                f"{gradients[0]:.0f} to {gradients[-1]:.0f}",
+            ]
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    outcomes = [run["outcome"] for run in runs.values()]
+    told = sum(run["outcome"] == "right" and bool(run["warnings"]) for run in runs.values())
+    lines += [
+        "",
+        f"Of {len(outcomes)} runs {outcomes.count('right')} are right ({told} of them warned all the same), "
+        f"{outcomes.count('warned')} are not and were warned of, {outcomes.count('refused')} were refused, and "
+        f"{outcomes.count('WRONG')} are wrong without a warning.",
+    ]
+    return "\n".join(lines)
+
+
 def main():
     """Print a row per posterior, and how many are right."""
     parser = argparse.ArgumentParser(

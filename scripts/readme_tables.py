@@ -576,6 +576,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,
     "warmup": warmup_table,
+    "posteriordb": _of("benchmark_posteriordb", "posteriordb"),
     "metric": metric_table,
     "mams": mams_table,
     "length": length_table,

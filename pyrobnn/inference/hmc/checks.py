@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 _RHAT = 1.05  # of a program's draws, above which a fit says so
 _ENERGY = 0.3  # fraction of missing information of its chains, below which it does, as the verdict does
-_ENOUGH, _MANY, _VALUES = (
-    100,
-    1000,
-    1000,
-)  # draws per chain and in all to be judged; values of a site that are
-_APART = (
-    3.0  # sds of one chain's log density between the means of two, which are then not draws of one posterior
-)
+#: draws per chain and in all to be judged; values of a site that are
+_ENOUGH, _MANY, _VALUES = 100, 1000, 1000
+#: sds of one chain's log density between the means of two, which are then not draws of one posterior
+_APART = 3.0
 _STEEP_TRIES = 25  # starts drawn, before one that does not go is kept
 _BLOCK = 64  # draws per chain between writes to a file
 
@@ -275,7 +271,7 @@ def verdicts(stats: Tensor, config: NUTS) -> list[str]:
     elif count > divergences_by_chance(diverging.numel()):
         messages.append(
             f"{count} of {diverging.numel()} transitions diverged: the sampler could not follow the density there, and "
-            f"the draws are biased away from it. Raise target_accept (now {config.target_accept:g}) or reparameterise "
+            f"may have left out what lies behind. Raise target_accept (now {config.target_accept:g}) or reparameterise "
             "the model"
         )
     num = torch.full((len(stats),), stats.shape[1])
