@@ -579,7 +579,19 @@ def ordered(x, y):  # Pyro's own distribution fills a tensor
         pyro.sample("y", dist.OrderedLogistic(s * x[:, 0], cuts), obs=(y[:, 0] > 0).long())
 
 
-@pytest.mark.parametrize("program", [writes_in_place, autoregressive, recursive, ordered])
+def counted(x, y):  # torch's multinomial overwrites its impossible logits
+    impossible = torch.tensor([-torch.inf], dtype=x.dtype)
+    logits = torch.cat([slope() * x[:2, 0], impossible])
+    pyro.sample("y", dist.Multinomial(7, logits=logits), obs=torch.tensor([3.0, 4.0, 0.0], dtype=x.dtype))
+
+
+def with_gaps(x, y):  # Pyro's picks the values that are known
+    s = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.NanMaskedNormal(s * x[:, 0], 0.5), obs=GAPS)
+
+
+@pytest.mark.parametrize("program", [writes_in_place, autoregressive, recursive, ordered, counted, with_gaps])
 def test_programs_that_fill_tensors_are_run_at_many_points_at_once(program):
     density = Density(program, (X, Y))
     z = torch.tensor([[0.3], [-1.2], [2.0]])

@@ -59,7 +59,8 @@ def is_masked(node: Node) -> bool:
     fn = node["fn"]
     while isinstance(fn, torch.distributions.Independent):
         fn = fn.base_dist
-    return not (node["mask"] is None or node["mask"] is True) or isinstance(fn, dist.MaskedDistribution)
+    masking = (dist.MaskedDistribution, dist.NanMaskedNormal)
+    return not (node["mask"] is None or node["mask"] is True) or isinstance(fn, masking)
 
 
 @contextlib.contextmanager
@@ -79,7 +80,7 @@ def log_prob_sum(node: Node) -> Tensor:
             while isinstance(fn, torch.distributions.Independent):
                 # the elements of an event are summed here, in float64, not inside the distribution
                 fn = fn.base_dist
-            return fn.log_prob(node["value"]).sum(dtype=torch.float64) * scale
+            return _unmasked(fn, node["value"]).sum(dtype=torch.float64) * scale
         log_prob, _ = _log_prob(fn, node["value"], node["mask"])
     return (log_prob * scale).sum(dtype=torch.float64)
 
@@ -128,6 +129,8 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
     """
     if isinstance(fn, dist.MaskedDistribution):
         return _log_prob(fn.base_dist, value, _both(mask, fn._mask))
+    if isinstance(fn, dist.NanMaskedNormal):  # which picks the known values by a mask of each point
+        return _log_prob(dist.Normal(fn.loc, fn.scale), value, _both(mask, value.isfinite()))
     if isinstance(fn, torch.distributions.Independent):
         dims = tuple(range(-fn.reinterpreted_batch_ndims, 0))
         inner = mask.reshape(mask.shape + (1,) * len(dims)) if isinstance(mask, Tensor) else mask
@@ -138,14 +141,24 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
         kept = None if kept is None else kept.expand(log_prob.shape).any(dims)
         return log_prob.sum(dims, dtype=torch.float64), kept
     if mask is None or mask is True:
-        return fn.log_prob(value), None
+        return _unmasked(fn, value), None
     if mask is False:
         batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
         return value.new_zeros(batch), torch.zeros(batch, dtype=torch.bool, device=value.device)
     # where() alone would keep the value clean, but the gradient of what it drops is zero times NaN
     harmless = torch.where(mask.reshape(mask.shape + (1,) * fn.event_dim), value, _in_support(fn, value))
-    log_prob = fn.log_prob(harmless)
+    log_prob = _unmasked(fn, harmless)
     return torch.where(mask, log_prob, torch.zeros_like(log_prob)), mask
+
+
+def _unmasked(fn: Any, value: Tensor) -> Tensor:
+    """``fn.log_prob(value)``, a multinomial's written out: torch overwrites some of its logits, which vmap refuses."""
+    if not isinstance(fn, torch.distributions.Multinomial):
+        return fn.log_prob(value)
+    logits, counts = torch.broadcast_tensors(fn.logits, value)
+    # what is impossible and did not happen costs nothing
+    powers = torch.where((counts == 0) & (logits == -torch.inf), 0.0, logits) * counts
+    return torch.lgamma(counts.sum(-1) + 1) + (powers - torch.lgamma(counts + 1)).sum(-1)
 
 
 def _both(first: Mask, second: Mask) -> Mask:
