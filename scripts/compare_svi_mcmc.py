@@ -17,11 +17,11 @@ The knobs of SVI are moved on ``study_two_clusters``, with both models of the no
 data, ``--methods`` runs the methods it names wherever it is given. NUTS stops when it has converged; what it leaves of
 the seconds of a comparison the next ones have, those with one noise first, which take the least. With two clusters
 whose noise varies it takes two to six minutes; with four, where the noise falls to 0.01 and steps are short for it, it
-does not converge in its share (alone, with deeper trees, in 541 to 1,273
-CPU seconds): what has not is listed under the table, and hollow in the picture. ``--nuts.max_seconds 1500`` gives each comparison as much. How long the
-study takes is said before it starts (``--forecast``: that alone), what is left after each comparison, and the seconds
-and CPU seconds it took at the end: the whole of it took 1,071 CPU seconds, 37 minutes of two cores that four other
-jobs shared.
+does not converge in its share (alone, with deeper trees, in 541 to 1,273 CPU seconds): what has not is listed under
+the table, and hollow in the picture. ``--nuts.max_seconds 1500`` gives each comparison as much. How long the study
+takes is said before it starts (``--forecast``: that alone), what is left after each comparison, and the seconds and
+CPU seconds it took at the end: the whole of it took 1,071 CPU seconds, 37 minutes of two cores that four other jobs
+shared.
 """
 
 from __future__ import annotations
