@@ -13,7 +13,7 @@ import xarray as xr
 from models import toy, toy_model
 
 import pyrobnn as pb
-from pyrobnn.posterior.storage import check_writable, read
+from pyrobnn.posterior.storage import check_writable, read, write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,26 @@ def test_a_flipped_bit_of_the_draws_is_told(posterior, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="truncated or not a netCDF"):
         pb.Posterior.load(path, posterior.model)
+
+
+def test_a_flipped_bit_of_an_attribute_is_told(posterior, tmp_path):
+    path = posterior.save(tmp_path / "p.nc")
+    content = bytearray(path.read_bytes())
+    at = content.find(b'"settings"')
+    assert at > 0
+    content[at + 3] ^= 1
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="does not hold what was written"):
+        read(path)
+
+
+def test_a_tree_with_labels_comes_back(posterior, tmp_path):
+    tree = posterior.to_datatree(*toy(), coords={"obs": [f"größe {i}" for i in range(len(toy()[0]))]})
+    labels = {name for node in tree.subtree for name, v in node.coords.items() if v.dtype.kind in "OU"}
+    assert labels
+    again = read(write_atomically(tree, tmp_path / "labels.nc"))  # warnings are errors here
+    for node in tree.subtree:
+        xr.testing.assert_equal(again[node.path].to_dataset(), node.to_dataset())
 
 
 def test_another_model_is_refused(posterior, tmp_path):
