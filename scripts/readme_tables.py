@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student_t
 
 from pyrobnn.studies.uci import RULES, checks, compare_with_published, fits, read_published, read_records
-from pyrobnn.studies.uci.tables import markdown
+from pyrobnn.studies.uci import tables as uci_tables
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
@@ -60,7 +60,7 @@ def uci_table(metric: str, published: bool) -> str:
     datasets = sorted({record["dataset"] for record in records})
     columns = read_published(HERE / "published_uci.json") if published else None
     marks = uci_marks(records)
-    table = markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns, marks)
+    table = uci_tables.markdown(records, metric, [fits.FLOOR, *RULES], datasets, columns, marks)
     told = [text for mark, text in STALE.items() if mark in marks.values()]
     if CHECKED in marks.values():
         told.append(f"{CHECKED.strip()} {checks.MEANING}")
@@ -124,7 +124,8 @@ def uci_targets() -> str:
     few = sum(len(splits[t.dataset, t.method] & splits[t.dataset, fits.FLOOR]) < FEW for t in floor)
     rows = [
         f"| all | a method beats the linear floor by more than 5 standard errors | | {held} of {len(floor)} pairs of "
-        f"method and data that have two splits or more, {few} of them fewer than {FEW}; the others follow |"
+        f"method and data that have {uci_tables.FEWEST} splits or more, {few} of them fewer than {FEW}; the others "
+        "follow |"
     ]
     shown = [t for t in targets if t not in floor or not t.met]
     rows += [
@@ -138,12 +139,19 @@ def uci_targets() -> str:
         told.append(
             f"{CHECKED.strip()} made by earlier code and checked by today's, as said below the first table"
         )
-    if few:  # by Student's t with one degree of freedom
-        once = 1 / student_t.sf(5, 1)
-        told.append(f"Of two splits 5 standard errors are exceeded by chance once in {once:.0f} times.")
+    told.append(
+        "The best method has the best mean over the splits it has: where they are few, they may be easy ones."
+    )
+    if few:  # by Student's t
+        once = 1 / student_t.sf(5, uci_tables.FEWEST - 1)
+        told.append(
+            f"Of {uci_tables.FEWEST} splits 5 standard errors are exceeded by chance once in {once:.0f} times."
+        )
     if single := [t.dataset for t in every if t.met is None]:
         names = ", ".join(f"{single.count(name)} of {name}" for name in dict.fromkeys(single))
-        told.append(f"{len(single)} claims rest on one split so far and are not judged: {names}.")
+        told.append(
+            f"{len(single)} claims rest on fewer than {uci_tables.FEWEST} splits so far and are not judged: {names}."
+        )
     return "\n".join(
         ["| data | claim | holds | numbers |", "|---|---|---|---|", *rows, "", "\n\n".join(told)]
     )

@@ -20,11 +20,13 @@ METRICS = {
     "seconds": "seconds a split (wall clock, choice of hyper-parameters included)",
     "cpu_seconds": "CPU seconds a split (choice of hyper-parameters included)",
 }
+#: splits of which a standard error is told
+FEWEST = 3
 _DIGITS = {"log_density": 3, "rmse": 3, "crps": 3, "coverage": 3, "seconds": 1, "cpu_seconds": 1}
 
 
 class Cell(NamedTuple):
-    r"""A mean over splits and its standard error (NaN for one split).
+    r"""A mean over splits and its standard error (NaN for one or two splits, whose spread says nothing of that of all).
 
     .. math:: sd\,\sqrt{1/n + n_{test}/n_{train}}
 
@@ -80,7 +82,7 @@ def cell(values: Sequence[float], overlap: float = 0.0) -> Cell:
     """Mean and standard error of the values of several splits; ``overlap`` is test rows over training rows."""
     numbers = np.asarray(values, dtype=float)
     shrunk = math.sqrt(1 / len(numbers) + overlap)
-    error = float(numbers.std(ddof=1)) * shrunk if len(numbers) > 1 else math.nan
+    error = float(numbers.std(ddof=1)) * shrunk if len(numbers) >= FEWEST else math.nan
     return Cell(float(numbers.mean()), error, len(numbers))
 
 
@@ -94,7 +96,7 @@ def difference(values: Values, dataset: str, method: str, other: str, overlap: f
 def _told(value: Cell) -> str:
     if math.isfinite(value.error):
         return f"{value.mean:.3f} ± {value.error:.3f}"
-    return f"{value.mean:.3f} (one split)"
+    return f"{value.mean:.3f} ({_splits(value)})"
 
 
 def smallest_difference(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
@@ -164,11 +166,11 @@ def _text(value: Cell | None, digits: int, full: int) -> str:
     text = f"{value.mean:.{digits}f}"
     if math.isfinite(value.error):
         text += f" ± {value.error:.{digits}f}"
-    return (
-        text
-        if value.num_splits == full
-        else f"{text} ({value.num_splits} split{'s' * (value.num_splits > 1)})"
-    )
+    return text if value.num_splits == full else f"{text} ({_splits(value)})"
+
+
+def _splits(value: Cell) -> str:
+    return f"{value.num_splits} split{'s' * (value.num_splits > 1)}"
 
 
 def _published(entry: Sequence[float] | None) -> str:
@@ -211,7 +213,7 @@ def compare_with_published(
     Every method beats the linear floor by more than 5 standard errors (paired over splits, log density and RMSE);
     mean-field SVI is no worse than the published Pyro column; MC dropout is no worse than its published columns by more
     than 2 standard errors (ours and theirs combined); the best method is no worse than the best published log density
-    with homoskedastic noise on the same splits. A single split judges none of them: it may be an easy or a hard one.
+    with homoskedastic noise on the same splits. One split or two judge none of them: they may be easy or hard ones.
     """
     columns = {column["id"]: column for column in published["columns"]}
     density, rmse, shares = values_of(records, "log_density"), values_of(records, "rmse"), overlaps(records)
@@ -239,7 +241,7 @@ def compare_with_published(
         }
         if not peers:  # nothing was published on these splits
             continue
-        several = [method for method in means if method != floor and means[method].num_splits > 1]
+        several = [method for method in means if method != floor and means[method].num_splits >= FEWEST]
         best = max(several or means, key=lambda method: means[method].mean)
         peer = max(peers, key=peers.__getitem__)
         targets.append(
@@ -262,7 +264,7 @@ def _beats_floor(
         gap = difference(values, dataset, method, floor, overlap)
         if gap is None:
             told.append(f"{name} on no split of both")
-        elif gap.num_splits > 1:
+        elif gap.num_splits >= FEWEST:
             gain = sign * gap.mean
             gains.append(gain / gap.error if gap.error else math.copysign(math.inf, gain))
             told.append(f"{name} by {gains[-1]:.1f} standard errors")
@@ -271,7 +273,7 @@ def _beats_floor(
                 {k: sign * (one[k] - two[k]) for k in one.keys() & two.keys()}, overlap
             )
         else:
-            told.append(f"{name} by {sign * gap.mean:.2g} on one split")
+            told.append(f"{name} by {sign * gap.mean:.2g} on {_splits(gap)}")
     claim = f"{method} beats the linear floor by more than 5 standard errors"
     return Target(dataset, method, claim, ", ".join(told), min(gains) > 5 if len(gains) == 2 else None)
 
@@ -295,11 +297,11 @@ def _no_worse(
     errors: float = 0.0,
 ) -> Target:
     found: list[bool] = []
-    parts, one = [], False
+    parts, few = [], False
     for values, name, sign in ((density, "log_density", 1.0), (rmse, "rmse", -1.0)):
         ours, theirs = cell(list(values[dataset][method].values()), overlap), column[name][dataset]
         spread = theirs[1] if column["spread"] == "se" else theirs[1] / math.sqrt(20)
-        one |= ours.num_splits == 1
+        few |= ours.num_splits < FEWEST
         slack = errors * math.hypot(ours.error, spread)
         found.append(sign * (ours.mean - theirs[0]) >= -slack)
         parts.append(f"{name} {_told(ours)} against {theirs[0]:.3f} ± {spread:.3f}")
@@ -309,5 +311,5 @@ def _no_worse(
         method,
         f"{method} is at least {column['label']}{allowance}",
         "; ".join(parts),
-        None if one else all(found),
+        None if few else all(found),
     )
