@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import pickle
+import traceback
 from collections.abc import Sequence
 from numbers import Integral, Real
+from types import FunctionType
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -230,3 +234,34 @@ def divergences_by_chance(num_transitions: int) -> int:
         term *= mean / count
         below += term
     return count
+
+
+def check_stored_by_name(*parts: Any) -> None:
+    """Check that pickle, which stores functions and classes by their names alone, will find those of a model.
+
+    Copies, and picklers that store code by value, as joblib's for its workers, are let through.
+
+    Raises:
+        pickle.PicklingError: one is a lambda, or was defined inside of a function.
+    """
+    for part in parts:
+        part = part.func if isinstance(part, functools.partial) else part
+        kind = type(part)
+        if isinstance(part, FunctionType):
+            name = part.__qualname__
+        elif not any({"__reduce__", "__reduce_ex__"} & vars(base).keys() for base in kind.__mro__[:-1]):
+            name = kind.__qualname__
+        else:  # it says itself how it is pickled
+            continue
+        if "<" in name and not _goes_by_value():
+            raise pickle.PicklingError(
+                f"pickle stores code by its name, and {name!r} is defined where no other process can find it: define "
+                "it at the top of a module, or write the draws alone with posterior.save(path), and give "
+                "pb.Posterior.load(path, model) the model"
+            )
+
+
+def _goes_by_value() -> bool:
+    """Whether what is asked for a state is a copy, or a pickler that stores functions and classes themselves."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None))
+    return any(not {"copy", "cloudpickle", "dill"}.isdisjoint(name.split(".")) for name in modules)

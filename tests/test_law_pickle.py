@@ -178,3 +178,60 @@ def test_another_process_loads_what_was_saved(tmp_path):
         )
         if posterior.guide is not None:
             torch.testing.assert_close(q, posterior.log_q(), rtol=1e-4, atol=1e-4, msg=name)
+
+
+def program(x, y=None):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(slope * x[:, 0], 1.0), obs=y)
+
+
+def code_without_a_name():
+    """What fits of a lambda, of local functions and of a local net are made of, by kind."""
+
+    class Local(nn.Linear):
+        pass
+
+    def local(x, y):
+        return program(x, y)
+
+    bnn = pb.BNN(
+        Local(X.shape[1], 1),
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
+    )
+    kinds = {
+        "lambda": lambda x, y: program(x, y),
+        "local": local,
+        "partial": functools.partial(local),
+        "net": bnn,
+    }
+    return {kind: pb.Posterior(model, {"slope": torch.zeros(1, 3)}) for kind, model in kinds.items()}
+
+
+@pytest.mark.parametrize("kind", ["lambda", "local", "partial", "net"])
+def test_code_that_has_no_name_is_told_in_one_sentence(kind, tmp_path):
+    with seeded(0):
+        posterior = code_without_a_name()[kind]
+    for store in (by_pickle, by_joblib, lambda it: torch.save(it, tmp_path / "posterior.pt")):
+        with pytest.raises(pickle.PicklingError, match="define it at the top of a module, or .*save"):
+            store(posterior)
+    for again in (copy.deepcopy(posterior), copy.copy(posterior), by_pickle_by_value(posterior)):
+        torch.testing.assert_close(again.draws, posterior.draws, rtol=0, atol=0)
+
+
+def by_pickle_by_value(value):
+    """As joblib hands things to its workers."""
+    return pickle.loads(pytest.importorskip("cloudpickle").dumps(value))
+
+
+def test_code_that_has_a_name_or_pickles_itself_goes_through():
+    draws = {"slope": torch.zeros(1, 3)}
+    traced = torch.fx.symbolic_trace(toy_net())  # of a class made on the spot
+    models = (
+        program,
+        functools.partial(program, y=Y),
+        pb.BNN(traced, pb.priors.FanInNormal(), pb.likelihoods.Bernoulli()),
+    )
+    for model in models:
+        torch.testing.assert_close(by_pickle(pb.Posterior(model, draws)).draws, draws, rtol=0, atol=0)

@@ -38,6 +38,11 @@ TESTED = ("2.13",)
 _log = logging.getLogger(__name__)
 #: what a name or a law of torch that has moved raises; a compiler that fails is told in types of inductor
 _MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
+#: what keeps a function from being traced, in a user's words
+_LOOKS = (
+    "its Python looks at the values of a tensor, of a site or of the data: if, while, assert, float() or .item(). "
+    "Write it with torch.where, and check data before the fit"
+)
 # Inductor settings for our graphs only. The decomposed tanh costs half of the exact one (and is exact to one unit of
 # float32 around 1); fallback_random makes compiled and eager draws agree; one compile thread starts no worker pool.
 _INDUCTOR = {
@@ -144,7 +149,8 @@ def _graph(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
     try:
         return traced(fn, inputs)
     except Exception as error:  # whatever a user's program may raise under tracing
-        raise Untraceable(first_line(error)) from error
+        looks = "aten._local_scalar_dense" in str(error)  # how torch names it
+        raise Untraceable(_LOOKS if looks else first_line(error)) from error
 
 
 def _lacks_compiler(inputs: list[Tensor]) -> bool:
