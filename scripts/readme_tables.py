@@ -589,6 +589,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "mams": mams_table,
     "length": length_table,
     "modes": _of("benchmark_modes", "modes"),
+    "evidence": _of("benchmark_evidence", "evidence"),
+    "first-draw": _of("benchmark_first_draw", "first_draw"),
     "svi": svi_table,
     "laplace": laplace_table,
     "rows": _of("benchmark_rows", "rows"),
