@@ -395,6 +395,7 @@ def metric_table() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     key = "ess per 1000 gradients"
+    ratios: dict[str, float] = {}
     for case, forms in sorted(found.items()):
         shared = sorted(set.intersection(*map(set, forms.values())))
         diag, low, auto = (
@@ -405,6 +406,7 @@ def metric_table() -> str:
         if not (diag and others):
             continue
         base = median(row[key] for row in diag)
+        ratios[case] = median(row[key] for row in others[0]) / base
         cells = [str(len(shared)), f"{base:.3g}"]
         cells += [f"{median(row[key] for row in rows) / base:.2f}" if rows else "" for rows in (low, auto)]
         for rows in (diag, low):
@@ -412,6 +414,11 @@ def metric_table() -> str:
             cells.append(f"{sum(judged)} of {len(judged)}" if judged else "")
         warmups = (median(row["warmup gradients"] for row in rows) for rows in (others[0], diag))
         lines.append(f"| {case} | {' | '.join(cells)} | {next(warmups) / next(warmups):.2f} |")
+    worse = ", ".join(case for case, ratio in ratios.items() if ratio < 0.95)
+    lines += [
+        "",
+        f"The median of {len(ratios)} ratios is {median(ratios.values()):.1f}. Below 0.95: {worse or 'none'}.",
+    ]
     return "\n".join(lines)
 
 
