@@ -20,8 +20,8 @@ whose noise varies it takes two to six minutes; with four, where the noise falls
 does not converge in its share (alone, with deeper trees, in 541 to 1,273 CPU seconds): what has not is listed under
 the table, and hollow in the picture. ``--nuts.max_seconds 1500`` gives each comparison as much. How long the study
 takes is said before it starts (``--forecast``: that alone), what is left after each comparison, and the seconds and
-CPU seconds it took at the end: the whole of it took 1,071 CPU seconds, 37 minutes of two cores that four other jobs
-shared.
+CPU seconds it took at the end: the whole of it took 23 CPU minutes with one thread (OMP_NUM_THREADS=1), 29 minutes of
+two cores that other jobs shared.
 """
 
 from __future__ import annotations
