@@ -1,11 +1,12 @@
-"""Eight chains in one process and in two that torchrun starts: what sharing them out gains, and what gathering costs.
+"""Chains, and the rows of a batch, shared by processes that torchrun starts: what it gains, and what it costs to talk.
 
     python scripts/benchmark_ranks.py                # a record for each number of processes, then the table
     python scripts/benchmark_ranks.py --table-only
 
-NUTS on a 1-50-1 tanh net and 240 rows. Times are CPU seconds of a process, which say what it takes where every process
-has a core of its own and little of what else the machine does. Each process makes a fit of two draws first: what that
-takes a second time, tracing and starting, is a column of its own.
+Chains: eight of NUTS on a 1-50-1 tanh net and 240 rows. Each process makes a fit of two draws first: what that takes a
+second time, tracing and starting, is a column of its own. Rows: SVI on 40,000 rows of 20 inputs, in batches of 8,192,
+by nets of two widths; a step is what 100 more of them take. Times are CPU seconds of a process, which say what it takes
+where every process has a core of its own and little of what else the machine does.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "ranks.jsonl"
 CHAINS, WARMUP, DRAWS = 8, 200, 300
 PROCESSES = (1, 2)
+#: of the rows shared: data, batch, widths of the two hidden layers
+ROWS, INPUTS, BATCH, WIDTHS = 40_000, 20, 8192, (50, 400)
+STEPS = 100
+SHARED = (
+    "hidden units",
+    "weights",
+    "processes",
+    "CPU ms a step, of the busiest process",
+    "of it the mean of gradients",
+    "step of one process / of the busiest",
+    "MB that a process sends in a step",
+)
 HEAD = (
     "processes",
     "chains of each",
@@ -37,8 +50,49 @@ HEAD = (
 )
 
 
+def steps(out: str) -> None:
+    """SVI by rows, in each process; rank 0 writes what all of them took."""
+    import torch
+    import torch.distributed as dist
+
+    import pyrobnn as pb
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, INPUTS, generator=generator)
+    y = x.sin().sum(1, keepdim=True) + 0.1 * torch.randn(ROWS, 1, generator=generator)
+    found: list[dict[str, Any]] = []
+    with pb.distributed.process_group() as rank:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        for width in WIDTHS:
+            net = pb.networks.mlp(INPUTS, (width, width), seed=0)
+            model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+
+            def fit(num_steps: int, model: Any = model) -> float:
+                method = pb.SVI(num_steps=num_steps, batch_size=BATCH)
+                started = time.process_time()
+                pb.distributed.fit_on_ranks(method, model, x, y, num_draws=2, seed=0)
+                return time.process_time() - started
+
+            fit(5)
+            short = fit(5)
+            mine: dict[str, Any] = {"step": (fit(5 + STEPS) - short) / STEPS, "mean": 0.0}
+            guide = torch.zeros(2 * sum(value.numel() for value in net.parameters()))
+            if ranks > 1:
+                started = time.process_time()
+                for _ in range(STEPS):
+                    dist.all_reduce(guide)
+                mine["mean"] = (time.process_time() - started) / STEPS
+            told: list[Any] = [mine] * ranks
+            if ranks > 1:
+                dist.all_gather_object(told, mine)
+            found.append({"width": width, "weights": len(guide) // 2, "each": told})
+    if rank == 0:
+        Path(out).write_text(json.dumps({"shared": found}), encoding="utf-8")
+
+
 def work(out: str) -> None:
-    """What each process does; rank 0 writes what all of them took."""
+    """Chains in each process; rank 0 writes what all of them took."""
     import torch
     import torch.distributed as dist
 
@@ -74,14 +128,14 @@ def work(out: str) -> None:
         Path(out).write_text(json.dumps({"each": told, "gathered_bytes": moved}), encoding="utf-8")
 
 
-def record(processes: int) -> dict[str, Any]:
-    """Of a run with so many processes."""
+def record(processes: int, part: str) -> dict[str, Any]:
+    """Of a run with so many processes, of chains or of rows."""
     from pyrobnn.studies.uci import fits
 
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "told.json")
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [sys.executable, *(launcher if processes > 1 else []), __file__, "--one", out]
+        command = [sys.executable, *(launcher if processes > 1 else []), __file__, "--one", out, part]
         paths = os.pathsep.join(sys.path)
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths})
         found = json.loads(Path(out).read_text(encoding="utf-8"))
@@ -89,6 +143,8 @@ def record(processes: int) -> dict[str, Any]:
     def told() -> Mapping[str, Any]:
         return {"scores": {}, **found}
 
+    if part == "rows":
+        return {**fits.measured({"processes": processes}, told, {"rows": ROWS, "batch": BATCH}), "seed": 0}
     kept = fits.measured({"processes": processes}, told, {"chains": CHAINS, "draws": DRAWS})
     busiest = max(each["cpu_seconds"] for each in found["each"])
     return {**kept, "cpu_seconds": round(busiest, 3), "seed": 0}
@@ -96,7 +152,7 @@ def record(processes: int) -> dict[str, Any]:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """A row for each number of processes, by the last record of it."""
-    last = {record["processes"]: record for record in records}
+    last = {record["processes"]: record for record in records if "each" in record}
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     rates = {
         processes: sum(each["steps"] for each in found["each"]) / found["cpu_seconds"]
@@ -117,6 +173,29 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def table_of_rows(records: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each net and number of processes, by the last record of it."""
+    last = {
+        (net["width"], record["processes"]): net for record in records for net in record.get("shared", ())
+    }
+    lines = [f"| {' | '.join(SHARED)} |", "|---" * len(SHARED) + "|"]
+    for (width, processes), net in sorted(last.items()):
+        step = max(each["step"] for each in net["each"])
+        alone = last.get((width, 1))
+        cells = [
+            width,
+            f"{net['weights']:,}",
+            processes,
+            f"{1e3 * step:.1f}",
+            f"{1e3 * max(each['mean'] for each in net['each']):.2f}",
+            f"{max(each['step'] for each in alone['each']) / step:.2f}" if alone else "",
+            # a ring sends every share of a guide's means and scales on to the next rank, twice
+            f"{2 * 4 * 2 * net['weights'] * (processes - 1) / processes / 1e6:.2f}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run, then print the table."""
     parser = argparse.ArgumentParser(
@@ -124,16 +203,20 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the results file")
     parser.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
-    parser.add_argument("--one", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("chains", "rows"), help="one part alone")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
-        work(options.one)
+        out, part = options.one
+        (work if part == "chains" else steps)(out)
         return 0
     from pyrobnn.studies.uci import append_record, read_records
 
-    for processes in () if options.table_only else PROCESSES:
-        append_record(options.results, record(processes))
-    print(table(read_records(options.results, ("processes", "each", "chains", "cpu_seconds"))))
+    for part in ("chains", "rows") if options.only is None else (options.only,):
+        for processes in () if options.table_only else PROCESSES:
+            append_record(options.results, record(processes, part))
+    kept = read_records(options.results, ("processes", "cpu_seconds"))
+    print(table(kept), table_of_rows(kept), sep="\n\n")
     return 0
 
 

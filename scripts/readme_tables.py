@@ -587,6 +587,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "references": references_table,
     "scale": _of("benchmark_scale", "scale"),
     "ranks": _of("benchmark_ranks", "ranks"),
+    "ranks-rows": _of("benchmark_ranks", "ranks", "table_of_rows"),
     "tables": _of("benchmark_tables", "tables"),
     "nuts": nuts_table,
     "nuts-summary": nuts_summary,

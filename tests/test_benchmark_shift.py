@@ -64,6 +64,17 @@ def test_chains_shared_out_over_processes_are_told_by_the_busiest():
     ]
 
 
+def test_rows_shared_out_over_processes_are_told_by_the_busiest():
+    def record(processes, *steps):
+        each = [{"step": step, "mean": 0.001 * (processes - 1)} for step in steps]
+        return {"processes": processes, "shared": [{"width": 50, "weights": 1_000_000, "each": each}]}
+
+    assert ranks.table_of_rows([record(1, 0.02), record(2, 0.008, 0.01)]).splitlines()[2:] == [
+        "| 50 | 1,000,000 | 1 | 20.0 | 0.00 | 1.00 | 0.00 |",
+        "| 50 | 1,000,000 | 2 | 10.0 | 1.00 | 2.00 | 8.00 |",
+    ]
+
+
 def test_unseen_digits_are_in_no_training_row():
     train, tests = classes.load("unseen", 1)
     assert int(train.y.max()) == int(tests["clean"].y.max()) == 7

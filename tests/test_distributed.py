@@ -18,7 +18,7 @@ from helpers import assert_mean_within, seeded
 
 from pyrobnn.inference import distributed
 from pyrobnn.inference.ensemble import DeepEnsemble
-from pyrobnn.inference.map import MAP
+from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -205,7 +205,7 @@ def test_without_torchrun_it_is_a_plain_fit():
 def test_a_method_without_chains_is_refused():
     model, x, y = problem()
     with pytest.raises(TypeError, match="no chains"):
-        distributed.fit_on_ranks(MAP(compile=False), model, x, y)
+        distributed.fit_on_ranks(Laplace(compile=False), model, x, y)
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl")])

@@ -1,4 +1,8 @@
-"""Chains and members on several processes that end as one Posterior: ranks of ``torchrun``, or workers of a cluster."""
+"""Fits on several processes that end as one Posterior: ranks of ``torchrun``, or workers of a cluster.
+
+Chains and members are shared out and gathered at the end; one guide, mode or chain is fitted by all ranks together,
+each on its part of the rows of every batch.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import contextlib
 import dataclasses
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyrobnn.checks import check_count
+from pyrobnn.checks import check_choice, check_count
 from pyrobnn.groups import SAMPLE_STATS
+from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
+from pyrobnn.inference.method import METHODS, check_call
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -77,27 +84,42 @@ def fit_on_ranks(
     init: Any = None,
     device: str | torch.device | None = None,
     checkpoint: str | Path | None = None,
+    share: Literal["chains", "rows"] | None = None,
 ) -> Posterior:
-    """Run ``method.num_chains`` chains, or the members of an ensemble, on every rank and gather them all.
+    """Run chains, or the members of an ensemble, on every rank and gather them all; or one fit by all ranks together.
 
-    Each rank has its own seed and adapts by itself, so two ranks of 4 chains are not the 8 chains of one process: they
-    are as good, and no rank ever waits for another before the end. A rank's draws depend on its number alone, not on
-    where it runs.
+    Shared by chains, each rank runs ``method.num_chains`` of them, has its own seed and adapts by itself, so two ranks
+    of 4 chains are not the 8 chains of one process: they are as good, and no rank ever waits for another before the
+    end. A rank's draws depend on its number alone, not on where it runs.
+
+    Shared by rows, the fit is that of one process with the same seed, up to rounding: every rank holds all the data,
+    computes the gradient on its part of the rows of each batch, and steps along the mean of all ranks. Every step
+    waits for the slowest rank and moves the gradient, 4 bytes a weight, twice: it gains where a batch takes
+    milliseconds. What comes before and after the steps (the choice of a step size, the ELBO of the end) every rank
+    does by itself. With ``local_reparameterization`` or ``flipout`` the noise of a row is another than in one process.
 
     Args:
-        method: :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``.
-        model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member.
-        seed: of the whole run; every rank derives its own.
+        method: by chains :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``; by rows ``MLE``, ``MAP``,
+            ``SVI``, ``SWA``, ``SWAG``, ``SGLD`` or ``SGHMC``.
+        model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member, a mode has one draw.
+        seed: of the whole run; where chains are shared out every rank derives its own.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
         checkpoint: of NUTS: a file to whose name every rank adds its number, ``run.0``, ``run.1``, …. Ranks that
             ``torchrun --max-restarts`` starts again go on from there, to the same draws; on several machines it must
             lie on a disk that all of them see.
+        share: what the ranks share out; default chains or members where the method has them, else rows.
 
     Returns:
-        On every rank the same posterior, (ranks · num_chains, num_draws, …) or (1, ranks · num_members, …).
+        On every rank the same posterior: (ranks · num_chains, num_draws, …), (1, ranks · num_members, …), or by rows
+        that of ``method.fit``.
 
     Raises:
-        TypeError: a method without chains or members.
+        TypeError: a method whose work cannot be shared out in that way.
+        Refused: rows of a plain Pyro program, of a DataLoader, or of a net in which a row's output depends on others.
+        ValueError: a batch of fewer rows than there are ranks; ranks that share a fit and have different data.
+
+    Warns:
+        UserWarning: the ranks' draws of one fit differ, as where their processors round differently.
 
     Example:
         Under ``torchrun --nproc_per_node 2 fit.py``::
@@ -108,12 +130,58 @@ def fit_on_ranks(
                     posterior.save("posterior.nc")
     """
     active = dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if active else (0, 1)
-    job = _job(method, model, x, y, num_draws, seed, init, checkpoint)
+    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if active else (0, 1)
+    if share is not None:
+        check_choice("share", share, ("chains", "rows"))
     if device is None and active and dist.get_backend() == "nccl":
         device = _own_gpu()
-    posterior = job(ranks, rank, device=device)
-    return gather(posterior, seed=seed) if ranks > 1 else posterior
+    has_parts = hasattr(method, "num_chains") or hasattr(method, "num_members")
+    if share == "rows" or (share is None and not has_parts and getattr(method, "shares_rows", False)):
+        options = {"seed": seed, "init": init, "device": device, "checkpoint": checkpoint}
+        return _fit_by_rows(method, model, x, y, num_draws=num_draws, **options)
+    job = _job(method, model, x, y, num_draws, seed, init, checkpoint)
+    posterior = job(num_ranks, rank, device=device)
+    return gather(posterior, seed=seed) if num_ranks > 1 else posterior
+
+
+def _fit_by_rows(
+    method: Any, model: Any, x: Any, y: Any, *, num_draws: int, checkpoint: Any, **options: Any
+) -> Posterior:
+    """The fit of all ranks together, and whether they ended with the same draws."""
+    if not getattr(method, "shares_rows", False):
+        able = [each.cls.__name__ for each in METHODS.values() if getattr(each.cls, "shares_rows", False)]
+        raise TypeError(f"{type(method).__name__} cannot share the rows of a batch: use {', '.join(able)}")
+    check_call(method, None, options["seed"], init=options["init"], checkpoint=checkpoint)
+    if method.kind != "point":
+        options["num_draws"] = num_draws
+    with sharing_rows():
+        shared = ranks()
+        if shared is None:
+            return method.fit(model, x, y, **options)
+        data = [(value.shape, float(value.double().sum())) for value in (x, y) if isinstance(value, Tensor)]
+        if not _alike((repr(method), options["seed"], data), shared.count):
+            raise ValueError(
+                "the ranks that share a fit have different data, seeds or options: hand all rows and the same method "
+                "to every rank, which takes its part of each batch by itself"
+            )
+        posterior = method.fit(model, x, y, **options)
+    notes = posterior.meta["warnings"]
+    if not _alike([float(value.double().sum()) for value in posterior.draws.values()], shared.count):
+        text = (
+            f"the {shared.count} ranks shared one fit and ended with different draws, as where their processors round "
+            "differently: each has its own; keep that of rank 0"
+        )
+        warnings.warn(text, UserWarning, stacklevel=3)
+        notes = [*notes, text]
+    meta = {**posterior.meta, "num_ranks": shared.count, "shared": "rows", "warnings": notes}
+    return dataclasses.replace(posterior, meta=meta)
+
+
+def _alike(value: Any, num_ranks: int) -> bool:
+    """Whether all ranks say the same."""
+    told: list[Any] = [None] * num_ranks
+    dist.all_gather_object(told, value)
+    return all(each == told[0] for each in told)
 
 
 def fit_on_workers(

@@ -74,6 +74,7 @@ class MAP(Method):
 
     kind: ClassVar[Kind] = "point"
     claim: ClassVar[Claim] = "none"
+    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ class Method(Protocol):
         has_density: whether the posterior has an approximation q (``log_q``, ``guide``, Pareto k-hat).
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory.
         uses: those of the options ``init``, ``until_ess``, ``checkpoint`` and ``stream_to`` that ``fit`` has a use for.
+        shares_rows: whether ranks can share the rows of its batches: all that it does with them is a mean of gradients.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
             options do that already, without it.
@@ -52,6 +53,7 @@ class Method(Protocol):
     claim: ClassVar[Claim]
     has_density: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."

@@ -58,6 +58,7 @@ class MLE(Method):
 
     kind: ClassVar[Kind] = "point"
     claim: ClassVar[Claim] = "none"
+    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class _StochasticGradientMCMC(Method):
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "approximate"
+    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 500
     has_momentum: ClassVar[bool]
     #: ε times the largest curvature that a chosen step size aims at; stable below 4

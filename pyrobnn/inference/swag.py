@@ -73,6 +73,7 @@ class SWA(Method):
 
     kind: ClassVar[Kind] = "point"
     claim: ClassVar[Claim] = "none"
+    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -169,6 +170,7 @@ class SWAG(Method):
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "none"
+    shares_rows: ClassVar[bool] = True
     has_density: ClassVar[bool] = True
     default_draws: ClassVar[int] = 100
     remedy: ClassVar[str] = (

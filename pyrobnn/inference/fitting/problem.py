@@ -23,6 +23,7 @@ from pyrobnn.inference.fitting.left_out import left_out_notes
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.net import refuse_random, rows_together
 from pyrobnn.inference.fitting.program import check_gaps, check_signature, what_program_says
+from pyrobnn.inference.fitting.ranks import check_shareable
 from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
@@ -122,6 +123,7 @@ def prepare(
     """
     where = check_device(device)
     loader = x if isinstance(x, DataLoader) else None
+    check_shareable(isinstance(model, BNN), loader is not None)
     if not isinstance(model, BNN):
         if not callable(model) or isinstance(model, type):
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
@@ -158,7 +160,8 @@ def prepare(
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
     _check_draws(problem, num_draws)
-    for text in (*(() if epoch is None else epoch.notes), *rows_together(model, x)):
+    check_shareable(together=(together := rows_together(model, x)))
+    for text in (*(() if epoch is None else epoch.notes), *together):
         problem.note(text)
     _note_held_points(problem, points, values)
     return problem

@@ -14,8 +14,11 @@ from pyrobnn.compile import compiled
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.fitting.ranks import Ranks, ranks
 from pyrobnn.inference.langevin.step import State
 
+#: (z, \*batch) → gradient (chain, dim) and log joint (chain,)
+Slope = Callable[..., tuple[Tensor, Tensor]]
 #: steps between two looks at whether every chain is still finite
 CHECK_EVERY = 50
 
@@ -27,17 +30,40 @@ class ChainStep:
         self.config, self.problem, self.control = config, problem, control
         self.seconds = 0.0
         self.kernels: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
+        self.ranks = ranks()
 
     def __call__(self, batch: Batch, *state: Tensor) -> tuple[Tensor, ...]:
-        args = (*state, self.control, batch.rows, *batch.tensors)
-        key = tuple(value.shape for value in batch.tensors)
+        slope = gradient_of(self.problem, batch.per_chain)
+        if self.ranks is not None:
+            mean = self._mean(self.ranks, slope, batch)
+            return transition(self.config, self.problem, mean)(*state, self.control)
+        step = transition(self.config, self.problem, slope)
+        return self._run(step, batch.tensors, *state, self.control, batch.rows)
+
+    def _mean(self, shared: Ranks, slope: Slope, batch: Batch) -> Slope:
+        """The mean of the ranks' gradients, each on its part of the rows."""
+        rows, data = batch.rows, batch.tensors
+        whole = rows.shape[1] if batch.per_chain else len(data[0])
+        if batch.per_chain:
+            rows = shared.part(rows, 1)
+        else:
+            data = tuple(map(shared.part, data))
+        own = rows.shape[1] if batch.per_chain else len(data[0])
+
+        def mean(z: Tensor) -> tuple[Tensor, Tensor]:
+            grad, lp = shared.mean(self._run(slope, data, z, rows), own, whole)
+            return grad, lp
+
+        return mean
+
+    def _run(self, fn: Callable[..., Any], data: tuple[Tensor, ...], *args: Tensor) -> tuple[Tensor, ...]:
+        key = tuple(value.shape for value in data)
         if key not in self.kernels:
             begun = time.perf_counter()
-            step = transition(self.config, self.problem, batch.per_chain)
             name = f"the {type(self.config).__name__} step"
-            self.kernels[key] = compiled(step, *args, enabled=self.config.compile, name=name)
+            self.kernels[key] = compiled(fn, *args, *data, enabled=self.config.compile, name=name)
             self.seconds += time.perf_counter() - begun
-        return self.kernels[key](*args)
+        return self.kernels[key](*args, *data)
 
 
 class Run:
@@ -151,27 +177,36 @@ def metric_at(config: Any, state: State) -> Tensor:
     return metric_of(state.second)
 
 
-def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """One step of all chains: (z, v, second, control, rows, x, y) → (z, v, second, log joint of the batch)."""
-    num_data = problem.num_rows
-    precondition = config.preconditioner is not None
+def gradient_of(problem: Problem, per_chain: bool) -> Slope:
+    """Gradient and log joint of a batch for all chains: (z, rows, x, y) → (chain, dim), (chain,)."""
     density = problem.density.subsampled()
     # each chain draws a subsample of its own
     randomness = "error" if density.stochastic is None else "different"
 
+    def gradient(z: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+        def log_joint(one: Tensor, index: Tensor) -> Tensor:
+            batch = tuple(part[index] for part in data) if per_chain else data
+            return density.log_joint(one, *batch)
+
+        in_dims = (0, 0 if per_chain else None)
+        slope = torch.func.grad_and_value(log_joint)
+        return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
+
+    return gradient
+
+
+def transition(config: Any, problem: Problem, slope: Slope) -> Callable[..., tuple[Tensor, ...]]:
+    r"""One step of all chains: (z, v, second, control, \*batch) → (z, v, second, log joint of the batch)."""
+    num_data = problem.num_rows
+    precondition = config.preconditioner is not None
+
     def step(
-        z: Tensor, v: Tensor, second: Tensor, control: Tensor, rows: Tensor, *data: Tensor
+        z: Tensor, v: Tensor, second: Tensor, control: Tensor, *batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         epsilon, forget, heat = control[0], control[1], control[2]
 
         def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
-            def log_joint(one: Tensor, index: Tensor) -> Tensor:
-                batch = tuple(part[index] for part in data) if per_chain else data
-                return density.log_joint(one, *batch)
-
-            in_dims = (0, 0 if per_chain else None)
-            slope = torch.func.grad_and_value(log_joint)
-            return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
+            return slope(z, *batch)
 
         metric = metric_of(second) if precondition else torch.ones_like(second)
         z, v, grad, lp = config.move(z, v, gradient, epsilon, heat, metric)

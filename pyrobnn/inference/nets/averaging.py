@@ -16,6 +16,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import Retold
@@ -60,7 +61,13 @@ class AveragingRun:
                 f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
                 "use SVI, NUTS or Laplace(curvature='hessian')"
             )
-        others = set(model.stochastic_layers()) - set(training_norms(model))
+        norms = training_norms(model)
+        if norms and ranks() is not None:
+            raise Refused(
+                f"the layers {', '.join(norms)} use the statistics of a batch, and ranks see a part of it each: fit in "
+                "one process, or call .eval() on them"
+            )
+        others = set(model.stochastic_layers()) - set(norms)
         if others:
             raise Refused(
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "

@@ -6,6 +6,7 @@ averaging and the record of the losses are one graph (see :mod:`pyrobnn.compile`
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 
 from pyrobnn.checks import check_count, check_number
 from pyrobnn.inference.fitting.problem import Callback, interruption
+from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.learning_rate import (
     Schedule,
@@ -32,8 +34,10 @@ from pyrobnn.inference.optim.update import (
     AdamStep,
     OptimizerFactory,
     Recorder,
+    SharedStep,
     Step,
     TorchStep,
+    clipped,
 )
 
 Objective = Callable[..., Any]
@@ -130,6 +134,7 @@ def minimize(
             With ``tracked`` it returns ``(loss, tensor (len(tracked), …))``. Random draws come from torch's state.
         start: initial parameters (P,) or (members, P); left as they are.
         batches: endless iterator of tensor tuples, whole data as ``itertools.repeat((x, y))``; None for no arguments.
+            Where ranks share the rows (:mod:`pyrobnn.inference.fitting.ranks`) the last two tensors are x and y.
         num_steps: largest number of updates.
         lr: peak learning rate.
         optimizer: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
@@ -167,11 +172,13 @@ def minimize(
     )  # fmt: skip
     check_number("average", average, minimum=0, maximum=1)
     batches = itertools.repeat(()) if batches is None else iter(batches)
-    gradient = _gradient(objective, bool(tracked), clip_norm)
     table = _coefficients(num_steps, lr, lr_schedule, average, start.device)
     recorder = Recorder(start, num_steps, tracked)
     functional = optimizer == "adam" and not is_scheduler(lr_schedule)
-    kind: type[Step] = AdamStep if functional else TorchStep
+    kind: Callable[..., Step] = AdamStep if functional else TorchStep
+    if (shared := ranks()) is not None:  # the norm that counts is that of the mean of all ranks
+        kind, clip_norm = functools.partial(SharedStep, shared, clip_norm), None
+    gradient = _gradient(objective, bool(tracked), clip_norm)
     stepper = kind(gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name)
     losses = _Losses(recorder, stepper, snapshot, patience, min_delta, lr, name)
     watch = Watch(
@@ -219,10 +226,8 @@ def _gradient(objective: Objective, has_tracked: bool, clip_norm: float | None) 
 
     def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
-        norm = slope.square().sum(-1, keepdim=True).sqrt()
-        if clip_norm is not None:
-            slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
-        return slope, rows, norm.squeeze(-1)
+        slope, norm = clipped(slope, clip_norm)
+        return slope, rows, norm
 
     return gradient
 

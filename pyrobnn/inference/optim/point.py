@@ -13,6 +13,7 @@ from pyrobnn.density import Density
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
 from pyrobnn.inference.optim.unfinished import falling
@@ -122,7 +123,7 @@ def objective_of(method: Any, problem: Problem, start: Tensor) -> tuple[Density,
 
     A step that is compiled and sees all data is the same graph for the next number of rows.
     """
-    whole = method.compile and method.batch_size is None
+    whole = method.compile and method.batch_size is None and ranks() is None
     density = padded_density(problem, start.reshape(-1, problem.density.dim)) if whole else problem.density
     # a constant of one element would be a literal of the compiled code
     num_rows = torch.full((2,), problem.num_rows, dtype=torch.float64, device=problem.device)
@@ -140,7 +141,7 @@ def optimize_points(
     progress: bool,
 ) -> Result:
     """Minimise ``loss(theta, *batch)`` from ``start`` with the options of ``method`` (MLE, MAP, DeepEnsemble)."""
-    streamed = problem.loader is not None or method.batch_size is not None
+    streamed = problem.loader is not None or method.batch_size is not None or ranks() is not None
 
     def snapshot(theta: Tensor) -> Posterior:
         return point_posterior(method, problem, theta, seed=seed, timings={})

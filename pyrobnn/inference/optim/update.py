@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import Compiled, compiled
+from pyrobnn.inference.fitting.ranks import Ranks
 from pyrobnn.inference.optim.learning_rate import Schedule, is_scheduler
 
 OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -35,6 +36,14 @@ class Recorder:
     def read(self, stop: int, begin: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         rows = self.rows[begin:stop].cpu()
         return rows[:, 0], {name: rows[:, i + 1] for i, name in enumerate(self.names)}
+
+
+def clipped(slope: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor]:
+    """Gradients (…, P) of at most ``clip_norm``, and the norms (…) that they had."""
+    norm = slope.square().sum(-1, keepdim=True).sqrt()
+    if clip_norm is not None:
+        slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
+    return slope, norm.squeeze(-1)
 
 
 class Step(abc.ABC):
@@ -153,9 +162,12 @@ class TorchStep(Step):
         """The learning rate of the optimiser's first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def slope(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, rows of the record and norm of the gradient on a batch."""
+        return self.kernel(self.gradient, (self.theta,), batch)(self.theta, *batch)
+
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        kernel = self.kernel(self.gradient, (self.theta,), batch)
-        self.theta.grad, self.recorder.rows[self.done], norm = kernel(self.theta, *batch)
+        self.theta.grad, self.recorder.rows[self.done], norm = self.slope(batch)
         self.recorder.grad_norm.copy_(norm)
         self.optimizer.step()
         if self.scheduler is not None:
@@ -164,3 +176,19 @@ class TorchStep(Step):
             self.mean += self.table[self.done, 2] * (self.theta - self.mean)
         self.done += 1
         self.step.fill_(self.done)
+
+
+class SharedStep(TorchStep):
+    """As :class:`TorchStep`, on ranks that share the rows of a batch: its last two tensors, inputs and targets."""
+
+    def __init__(self, ranks: Ranks, clip_norm: float | None, *args: Any):
+        self.ranks, self.clip_norm = ranks, clip_norm
+        super().__init__(*args)
+
+    def slope(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the whole batch, from each rank's of its part."""
+        own = (*batch[:-2], *map(self.ranks.part, batch[-2:]))
+        found = super().slope(own)[:2]
+        slope, rows = self.ranks.mean(found, len(own[-1]), len(batch[-1]))
+        slope, norm = clipped(slope, self.clip_norm)
+        return slope, rows, norm

@@ -17,6 +17,7 @@ from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import Continued, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.point import start_values
@@ -65,7 +66,8 @@ def build_elbo(
     estimator: Estimator | None = "flipout" if config.flipout else None
     estimator = "local_reparameterization" if config.local_reparameterization else estimator
     # an estimator's noise is drawn row by row: with other rows it is another
-    if config.compile and estimator is None and _num_batches(problem, config.batch_size) == 1:
+    whole = _num_batches(problem, config.batch_size) == 1 and ranks() is None
+    if config.compile and estimator is None and whole:
         density = padded_density(problem, start[None])
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
@@ -200,6 +202,9 @@ class GuideFit:
         """KL weight, key of the random numbers and data of every step."""
         problem, size = self.problem, self.config.batch_size
         keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
+        shared = ranks()
+        if shared is not None and self.elbo.estimator is not None:  # whose noise is every row's own
+            keys += shared.rank
         steps = zip(self.kl_weights.unbind(), keys.unbind(), strict=True)
         if problem.loader is not None:
             yield from ((*step, *batch) for step, batch in zip(steps, problem.batches(), strict=False))
@@ -209,7 +214,9 @@ class GuideFit:
             yield from ((*step, *self.elbo.density.args) for step in steps)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            yield from ((*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False))
+            for step, rows in zip(steps, walk, strict=False):
+                whole = rows, problem.x, problem.y
+                yield *step, *(whole if shared is None else (problem.x[rows], problem.y[rows]))
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
