@@ -4,9 +4,9 @@
     python scripts/benchmark_ranks.py --table-only
 
 Chains: eight of NUTS on a 1-50-1 tanh net and 240 rows. Each process makes a fit of two draws first: what that takes a
-second time, tracing and starting, is a column of its own. Rows: SVI on 40,000 rows of 20 inputs, in batches of 8,192,
-by nets of two widths; a step is what 100 more of them take. Times are CPU seconds of a process, which say what it takes
-where every process has a core of its own and little of what else the machine does.
+second time, tracing and starting, is a column of its own. Rows: SVI on 10,000 rows of 20 inputs, in batches of 4,096,
+by nets of two widths; a step is what 200 more of them take, in the median of three. Times are CPU seconds of a process,
+which say what it takes where every process has a core of its own and little of what else the machine does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,9 @@ RESULTS = HERE / "results" / "ranks.jsonl"
 CHAINS, WARMUP, DRAWS = 8, 200, 300
 PROCESSES = (1, 2)
 #: of the rows shared: data, batch, widths of the two hidden layers
-ROWS, INPUTS, BATCH, WIDTHS = 40_000, 20, 8192, (50, 400)
-STEPS = 100
+ROWS, INPUTS, BATCH, WIDTHS = 10_000, 20, 4096, (50, 200)
+#: of two fits, and how often both are timed: what one of more steps takes beyond one of fewer is the steps'
+FEW, MANY, REPEATS = 20, 220, 3
 SHARED = (
     "hidden units",
     "weights",
@@ -74,15 +76,15 @@ def steps(out: str) -> None:
                 pb.distributed.fit_on_ranks(method, model, x, y, num_draws=2, seed=0)
                 return time.process_time() - started
 
-            fit(5)
-            short = fit(5)
-            mine: dict[str, Any] = {"step": (fit(5 + STEPS) - short) / STEPS, "mean": 0.0}
+            fit(FEW), fit(MANY)  # which compile
+            step = statistics.median(fit(MANY) - fit(FEW) for _ in range(REPEATS)) / (MANY - FEW)
+            mine: dict[str, Any] = {"step": step, "mean": 0.0}
             guide = torch.zeros(2 * sum(value.numel() for value in net.parameters()))
             if ranks > 1:
                 started = time.process_time()
-                for _ in range(STEPS):
+                for _ in range(MANY):
                     dist.all_reduce(guide)
-                mine["mean"] = (time.process_time() - started) / STEPS
+                mine["mean"] = (time.process_time() - started) / MANY
             told: list[Any] = [mine] * ranks
             if ranks > 1:
                 dist.all_gather_object(told, mine)

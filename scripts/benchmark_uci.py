@@ -68,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         time_gradients(options)
     failures = 0
     if not (options.table_only or options.gradients):
+        for name in names:
+            tell_doubts(name, options.data_root)
         key = fits.key
         if options.stale:
             tasks = [{**task, "code": fits.code_of(task["method"])} for task in tasks]
@@ -81,6 +83,17 @@ def main(argv: list[str] | None = None) -> int:
     print("\n" + chains_table(records, gradients))
     print("\n" + rest_table(uci.read_records(options.results, NEEDS), gradients))
     return 1 if failures else 0
+
+
+def tell_doubts(name: str, root) -> None:
+    """What of a set is legal and probably not meant, as ``pyrobnn compare`` says of a table; of its first split."""
+    from pyrobnn.data import uci as uci_set
+    from pyrobnn.data.table import doubts
+    from pyrobnn.studies.uci import fits
+
+    train, _ = uci_set(fits.DATASETS.get(name, name), 0, root)
+    for text in doubts(train):
+        print(f"{name}: {text}", flush=True)
 
 
 def with_code(record) -> tuple:

@@ -170,7 +170,7 @@ def _dataset(
     if not class_names and bool((y == y[0]).all()):
         rows = "one row" if len(y) == 1 else f"{len(y)} rows of one value, {y[0].item():g}"
         raise ValueError(f"{where}: target {target!r} has {rows}: there is nothing to learn")
-    for text in _doubts(dataset):
+    for text in doubts(dataset):
         warnings.warn(f"{where}: {text}", UserWarning, stacklevel=3)
     _ask(where, dataset, task)
     return dataset
@@ -254,7 +254,7 @@ def _classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ..
     return torch.tensor(labels, dtype=torch.int64), tuple(str(value) for value in classes)
 
 
-def _doubts(dataset: Dataset) -> list[str]:
+def doubts(dataset: Dataset) -> list[str]:
     """Columns that are legal and probably not meant, in sentences."""
     x, y, rows = dataset.x.numpy(), dataset.y.numpy().reshape(-1), dataset.num_data
     told = constant_features(x, dataset.feature_names)
