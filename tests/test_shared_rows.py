@@ -26,7 +26,7 @@ CASES = {
     "MLE": pb.MLE(**SHORT),
     "MAP": pb.MAP(polish_steps=0, batch_size=9, clip_norm=0.1, **SHORT),
     "SVI": pb.SVI(batch_size=11, **SHORT),
-    "SVI, all rows": pb.SVI(guide="low_rank", **SHORT),
+    "SVI, all rows": pb.SVI(guide="low_rank", optimizer=lambda own: torch.optim.Adagrad(own), **SHORT),
     "SWA": pb.SWA(init_steps=20, **SHORT),
     "SWAG": pb.SWAG(init_steps=20, rank=2, **SHORT),
     "SGLD": pb.SGLD(**CHAINS),
@@ -63,7 +63,7 @@ def loaded():
 
 
 def own_rows():
-    model, x, y = problem()
+    model, x, y = (each.numpy() if isinstance(each, torch.Tensor) else each for each in problem())
     own = slice(torch.distributed.get_rank(), None, 2)
     return model, x[own], y[own]
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyrobnn.checks import check_choice, check_count
+from pyrobnn.checks import as_tensor, check_choice, check_count
 from pyrobnn.groups import SAMPLE_STATS
 from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
 from pyrobnn.inference.method import METHODS, check_call
@@ -158,8 +158,12 @@ def _fit_by_rows(
         shared = ranks()
         if shared is None:
             return method.fit(model, x, y, **options)
-        data = [(value.shape, float(value.double().sum())) for value in (x, y) if isinstance(value, Tensor)]
-        if not _alike((repr(method), options["seed"], data), shared.count):
+        arrays = [as_tensor("data", value) for value in (x, y) if hasattr(value, "__array__")]
+        data = [(value.shape, float(value.double().sum())) for value in arrays]
+        # a function's address is another in every process
+        own = [getattr(method, part.name) for part in dataclasses.fields(method)]
+        told = [type(method).__name__, *(repr(value) for value in own if not callable(value))]
+        if not _alike((told, options["seed"], data), shared.count):
             raise ValueError(
                 "the ranks that share a fit have different data, seeds or options: hand all rows and the same method "
                 "to every rank, which takes its part of each batch by itself"
