@@ -5,7 +5,7 @@
 
 Chains: eight of NUTS on a 1-50-1 tanh net and 240 rows. Each process makes a fit of two draws first: what that takes a
 second time, tracing and starting, is a column of its own. Rows: SVI on 10,000 rows of 20 inputs, in batches of 4,096,
-by nets of two widths; a step is what 200 more of them take, in the median of three. Times are CPU seconds of a process,
+by nets of three widths; a step is what 200 more of them take, in the median of three. Times are CPU seconds of a process,
 which say what it takes where every process has a core of its own and little of what else the machine does.
 """
 
@@ -28,7 +28,7 @@ RESULTS = HERE / "results" / "ranks.jsonl"
 CHAINS, WARMUP, DRAWS = 8, 200, 300
 PROCESSES = (1, 2)
 #: of the rows shared: data, batch, widths of the two hidden layers
-ROWS, INPUTS, BATCH, WIDTHS = 10_000, 20, 4096, (50, 200)
+ROWS, INPUTS, BATCH, WIDTHS = 10_000, 20, 4096, (50, 200, 400)
 #: of two fits, and how often both are timed: what one of more steps takes beyond one of fewer is the steps'
 FEW, MANY, REPEATS = 20, 220, 3
 SHARED = (
