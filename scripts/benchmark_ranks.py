@@ -5,8 +5,8 @@
 
 Chains: eight of NUTS on a 1-50-1 tanh net and 240 rows. Each process makes a fit of two draws first: what that takes a
 second time, tracing and starting, is a column of its own. Rows: SVI on 10,000 rows of 20 inputs, in batches of 4,096,
-by nets of three widths; a step is what 200 more of them take, in the median of three. Times are CPU seconds of a process,
-which say what it takes where every process has a core of its own and little of what else the machine does.
+by nets of three widths; a step is what 200 more of them take, in the median of three. Times are CPU seconds of a
+process, which say what it takes where every process has a core of its own and little of what else the machine does.
 """
 
 from __future__ import annotations
