@@ -8,8 +8,8 @@ The sets ship with scikit-learn: no download. Wine, iris and breast cancer have 
 quarter held out; the digits one of 30 ReLU units, or a small convolutional net, on 1,000 training rows. The held-out
 digits are scored as they are, with noise of a standard deviation in units of the brightest pixel, rotated by an angle,
 and moved by pixels; "unseen" is fitted to the digits 0 … 7 and asked to tell 8 and 9 from them. The prior's scale is
-the one of PRIOR_SCALES with the highest evidence (Laplace's, Kronecker-factored) on the training rows, for all methods
-alike: what differs between two rows of a table is the method.
+doubled or halved for as long as the evidence (Laplace's, Kronecker-factored) of the training rows rises, and is one for
+all methods: what differs between two rows of a table is the method.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ METHODS = ("map", "ensemble", "laplace", "laplace-last", "svi", "swag", "mc-drop
 #: corruption → its severities
 SHIFTS = {"noise": (0.25, 0.5), "rotation": (20, 40), "moved": (1, 2)}
 NUM_TRAIN = 1000
-#: s of N(0, s²/fan-in), of which the evidence chooses
-PRIOR_SCALES = (1.0, 2.0, 4.0, 8.0)
+#: s of N(0, s²/fan-in) from which the search for the evidence's choice starts
+FIRST_SCALE = 2.0
 SCORES = {"log_density": "log density", "accuracy": "accuracy", "ece": "ECE", "brier": "Brier"}
 
 
@@ -62,11 +62,32 @@ def rule(method: str) -> str:
     text = [
         settings(configured),
         num_draws,
-        list(PRIOR_SCALES),
+        FIRST_SCALE,
         NUM_TRAIN,
         {k: list(v) for k, v in SHIFTS.items()},
     ]
     return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def code_of(method: str) -> str:
+    """Eight letters that change with any line that a method's scores depend on."""
+    import sweeps
+
+    import pyrobnn as pb
+    from pyrobnn.studies.uci import fits
+
+    parts = (
+        "data.real",
+        "model",
+        "likelihoods.categorical",
+        "networks",
+        "priors",
+        "posterior.predict",
+        "metrics",
+    )
+    fitted = {type(each).__module__ for each in (configurations()[method][0], pb.Laplace(), pb.MAP())}
+    package = fits.code(*sorted({f"pyrobnn.{part}" for part in parts} | fitted))
+    return sweeps.with_own(package, load, corrupted, model, prior_scale, scores, told_apart, run_task)
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -144,20 +165,24 @@ def model(name: str, train, seed: int, prior_scale: float):
 
 @functools.cache  # the methods of a split run one after another
 def prior_scale(name: str, split: int) -> float:
-    """The one of PRIOR_SCALES with the highest evidence on the training rows."""
+    """The scale, a power of two, whose neighbours both have no higher evidence on the training rows."""
     import pyrobnn as pb
 
     train, _ = load(name, split)
     judge = pb.Laplace(
         structure="kron", map=pb.MAP(num_steps=400, compile=False), importance=False, compile=False
     )
-    found = {
-        scale: judge.fit(
-            model(name, train, split, scale), train.x, train.y, seed=split, num_draws=1
-        ).log_evidence
-        for scale in PRIOR_SCALES
-    }
-    return max(found, key=found.__getitem__)
+
+    @functools.cache
+    def evidence(scale: float) -> float:
+        net = model(name, train, split, scale)
+        return judge.fit(net, train.x, train.y, seed=split, num_draws=1).log_evidence
+
+    best = FIRST_SCALE
+    for factor in (2.0, 0.5):
+        while evidence(best * factor) > evidence(best):
+            best *= factor
+    return best
 
 
 def scores(prediction, y) -> dict[str, float]:
@@ -220,6 +245,7 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
         return {"scores": found, "diagnosis": judged, "chosen": {"prior_scale": scale}}
 
     facts = {"seed": seed, "num_train": train.num_data, "num_test": tests["clean"].num_data}
+    facts["code"] = code_of(task["method"])
     return fits.measured(task, work, facts)
 
 
@@ -239,13 +265,13 @@ def gathered(records: list[dict], data: str, score: str) -> dict[str, list[float
 
 
 def cell(values: list[float] | None, overlap: float = 0.0) -> str:
-    """A mean over splits, with its standard error where there are several."""
+    """A mean over splits, with its standard error where there are enough for one."""
     from pyrobnn.studies.uci import tables
 
     if not values:
         return ""
     found = tables.cell(values, overlap)
-    return f"{found.mean:.3f}" + (f" ± {found.error:.3f}" if len(values) > 1 else "")
+    return f"{found.mean:.3f}" + (f" ± {found.error:.3f}" if len(values) >= tables.FEWEST else "")
 
 
 def overlap(records: list[dict], data: str) -> float:
@@ -255,7 +281,7 @@ def overlap(records: list[dict], data: str) -> float:
 
 def table(records: list[dict]) -> str:
     """Every method on clean test rows."""
-    from sweeps import not_run
+    import sweeps
 
     lines = [
         "| data | method | splits | " + " | ".join(SCORES.values()) + " | R-hat of f | CPU s |",
@@ -269,13 +295,16 @@ def table(records: list[dict]) -> str:
             rhats = [r["diagnosis"]["rhat_f_max"] for r in rows if r["diagnosis"]]
             cells.append(f"{max(rhats):.2f}" if rhats else "")
             cells.append(f"{sum(r['cpu_seconds'] for r in rows) / len(rows):.0f}")
-            lines.append(f"| {data} | {method} | {len(rows)} | {' | '.join(cells)} |")
+            mark = sweeps.mark(rows, code_of(method))
+            lines.append(f"| {data} | {method}{mark} | {len(rows)} | {' | '.join(cells)} |")
     have = {(record["data"], record["method"]) for record in current(records)}
-    return "\n".join([*lines, *not_run(DATA, METHODS, have)])
+    return "\n".join([*lines, *sweeps.told(lines), *sweeps.not_run(DATA, METHODS, have)])
 
 
 def shift_table(records: list[dict]) -> str:
     """Log density and calibration error of corrupted digits, and unseen digits told apart."""
+    import sweeps
+
     parts = [f"{kind} {severity:g}" for kind, severities in SHIFTS.items() for severity in severities]
     unseen = ("auroc largest probability", "auroc mutual information")
     heads = ["clean", *parts]
@@ -294,8 +323,10 @@ def shift_table(records: list[dict]) -> str:
             for score in unseen:
                 found = gathered(records, "unseen", score).get(method) if data == "digits" else None
                 cells.append(cell(found).split(" ±")[0])
-            lines.append(f"| {data} | {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows = [r for r in current(records) if (r["data"], r["method"]) == (data, method)]
+            mark = sweeps.mark(rows, code_of(method))
+            lines.append(f"| {data} | {method}{mark} | {' | '.join(cells)} |")
+    return "\n".join([*lines, *sweeps.told(lines)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -312,7 +343,7 @@ def main(argv: list[str] | None = None) -> int:
     failures = sweeps.sweep(options, run_task, key, tasks)
     from pyrobnn.studies.uci import read_records
 
-    records = read_records(options.results, ("data", "split", "method", "scores", "rule"))
+    records = read_records(options.results, ("data", "split", "method", "scores", "rule", "code"))
     print(table(records), shift_table(records), sep="\n\n")
     return 1 if failures else 0
 

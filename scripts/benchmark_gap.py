@@ -113,7 +113,8 @@ def run_task(task: Mapping[str, Any], root: str | Path | None = None) -> dict[st
             found |= {f"{part} {name}": value for name, value in values.items()}
         return {"scores": found, **details}
 
-    return fits.measured(task, work, {"seed": seed, "num_train": train.num_data})
+    facts = {"seed": seed, "num_train": train.num_data, "code": code_of(task["method"])}
+    return fits.measured(task, work, facts)
 
 
 def rule_of(method: str) -> str:
@@ -121,6 +122,15 @@ def rule_of(method: str) -> str:
     from pyrobnn.studies.uci import fits
 
     return fits.rule_id(method)
+
+
+def code_of(method: str) -> str:
+    """Eight letters that change with any line that a method's scores depend on."""
+    import sweeps
+
+    from pyrobnn.studies.uci import fits
+
+    return sweeps.with_own(fits.code_of(method), gaps, load, run_task)
 
 
 def methods() -> list[str]:
@@ -134,7 +144,7 @@ def table(records: list[dict]) -> str:
     """Means over the splits of a set, by data and method."""
     from statistics import fmean
 
-    from sweeps import not_run
+    import sweeps
 
     lines = [
         "| data | method | gaps | 90 % interval holds: outside | inside | log density: outside | inside "
@@ -162,9 +172,10 @@ def table(records: list[dict]) -> str:
                 f"{min(row['scores']['inside log_density'] for row in rows):.2f}",
                 f"{max(rhats):.2f}" if rhats else "",
             ]
-            lines.append(f"| {data} | {method} | {len(rows)} | {' | '.join(cells)} |")
+            mark = sweeps.mark(rows, code_of(method))
+            lines.append(f"| {data} | {method}{mark} | {len(rows)} | {' | '.join(cells)} |")
             have.add((data, method))
-    return "\n".join([*lines, *not_run(names, methods(), have)])
+    return "\n".join([*lines, *sweeps.told(lines), *sweeps.not_run(names, methods(), have)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,7 +201,13 @@ def main(argv: list[str] | None = None) -> int:
         for method in options.methods
     ]
     failures = sweeps.sweep(options, functools.partial(run_task, root=options.data_root), fits.key, tasks)
-    print(table(read_records(options.results, ("dataset", "split", "method", "rule", "scores", "diagnosis"))))
+    print(
+        table(
+            read_records(
+                options.results, ("dataset", "split", "method", "rule", "code", "scores", "diagnosis")
+            )
+        )
+    )
     return 1 if failures else 0
 
 

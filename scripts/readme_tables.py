@@ -30,6 +30,8 @@ from pyrobnn.studies.uci import tables as uci_tables
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
+import sweeps  # noqa: E402
+
 DOCS = HERE.parent / "docs"
 PAGES = [
     HERE.parent / "README.md",
@@ -43,7 +45,7 @@ PAGES = [
 #: of a cell: mark → what it says
 STALE = {
     " †": "† measured with earlier settings than today's",
-    " ‡": "‡ measured with today's settings and earlier code (any line that the method's numbers may depend on)",
+    " ‡": sweeps.OLDER,
 }
 #: of a cell of earlier code that random cells made again speak for
 CHECKED = " §"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 from benchmark_uci import splits
 
 Task = Mapping[str, Any]
+#: what the mark of a row says
+OLDER = "‡ measured with today's settings and earlier code (any line that the method's numbers may depend on)"
 
 
 def parser(
@@ -79,3 +83,19 @@ def not_run(data: Sequence[str], methods: Sequence[str], have: set[tuple[str, st
         if without
     ]
     return ["", f"Not run by today's settings: {'; '.join(told)}."] if told else []
+
+
+def with_own(code: str, *functions: Callable) -> str:
+    """Eight letters that change with ``code``, letters of the package, and with any line of a script's functions."""
+    text = code + "".join(inspect.getsource(inspect.unwrap(function)) for function in functions)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def mark(rows: Sequence[Mapping[str, Any]], code: str) -> str:
+    """What is put behind the name of a row of a table: OLDER's mark if a record of it was made by other code."""
+    return "" if all(row["code"] == code for row in rows) else " ‡"
+
+
+def told(lines: Sequence[str]) -> list[str]:
+    """What is said below a table of these lines: OLDER, if a row has its mark."""
+    return ["", OLDER] if any(" ‡ |" in line for line in lines) else []

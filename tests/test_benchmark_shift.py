@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import benchmark_conformal as conformal  # noqa: E402
 import benchmark_gap as gap  # noqa: E402
 import benchmark_heads as heads  # noqa: E402
 import benchmark_ranks as ranks  # noqa: E402
+import sweeps  # noqa: E402
 
 
 def test_digits_are_moved_and_turned_as_they_say():
@@ -75,6 +78,26 @@ def test_rows_shared_out_over_processes_are_told_by_the_busiest():
     ]
 
 
+@pytest.mark.parametrize("best", [0.25, 1.0, 2.0, 8.0, 256.0])
+def test_the_prior_is_searched_for_beyond_any_grid(best, monkeypatch):
+    monkeypatch.setattr(classes, "model", lambda name, train, split, scale: scale)
+    asked = []
+
+    class Judge:
+        def __init__(self, **_):
+            pass
+
+        def fit(self, scale, *_, **__):
+            asked.append(scale)
+            return SimpleNamespace(log_evidence=-abs(math.log(scale / best)))
+
+    monkeypatch.setattr(pb, "Laplace", Judge)
+    classes.prior_scale.cache_clear()
+    assert classes.prior_scale("iris", 0) == best
+    assert len(set(asked)) == len(asked) and {best / 2, best * 2} <= set(asked)
+    classes.prior_scale.cache_clear()
+
+
 def test_unseen_digits_are_in_no_training_row():
     train, tests = classes.load("unseen", 1)
     assert int(train.y.max()) == int(tests["clean"].y.max()) == 7
@@ -84,8 +107,7 @@ def test_unseen_digits_are_in_no_training_row():
 def test_a_record_of_classes_fills_its_tables(tmp_path, monkeypatch):
     quick = {name: (pb.MAP(num_steps=3, polish_steps=0, compile=False), None) for name in classes.METHODS}
     monkeypatch.setattr(classes, "configurations", lambda: quick)
-    monkeypatch.setattr(classes, "PRIOR_SCALES", (1.0,))
-    classes.prior_scale.cache_clear()
+    monkeypatch.setattr(classes, "prior_scale", lambda name, split: 1.0)
     path = tmp_path / "records.jsonl"
     tasks = [
         {"data": data, "split": 0, "method": "map", "rule": classes.rule("map")}
@@ -101,6 +123,9 @@ def test_a_record_of_classes_fills_its_tables(tmp_path, monkeypatch):
     assert "auroc mutual information" not in records[1]["scores"]  # of one draw there is none
     stale = [{**record, "rule": "another"} for record in records]
     assert "| map |" not in classes.table(stale)
+    older = classes.table([{**record, "code": "another"} for record in records])
+    assert "| iris | map ‡ | 1 |" in older and sweeps.OLDER in older
+    assert sweeps.OLDER not in classes.table(records)
     assert "Not run by today's settings: iris: ensemble, laplace" in classes.table(records)
     assert "; wine: every method; " in classes.table(records)
 
@@ -174,6 +199,7 @@ def test_a_record_of_a_gap_fills_its_table(tmp_path):
     assert record["scores"]["inside sd"] == pytest.approx(record["scores"]["outside sd"], rel=0.05)
     assert "| gap | linear | 1 |" in gap.table([record])
     assert "| linear |" not in gap.table([{**record, "rule": "another"}])
+    assert "| gap | linear ‡ | 1 |" in gap.table([{**record, "code": "another"}])
     assert "Not run by today's settings: gap: map, " in gap.table([record])
 
 
