@@ -29,7 +29,7 @@ from pyrobnn.model import BNN  # noqa: E402
 from pyrobnn.networks import mlp  # noqa: E402
 from pyrobnn.priors import FanInNormal  # noqa: E402
 from pyrobnn.studies.uci import RULES, fits, read_published, read_records  # noqa: E402
-from pyrobnn.studies.uci.rules import NUM_HIDDEN, Candidate, Rule  # noqa: E402
+from pyrobnn.studies.uci.rules import Candidate, Rule  # noqa: E402
 from pyrobnn.studies.uci.tables import markdown  # noqa: E402
 
 RESULTS = HERE / "results" / "heads.jsonl"
@@ -48,8 +48,8 @@ class TwoHeads(Candidate):
         return {**super().describe(), "noise": OF_INPUT}
 
     def model(self, train: Dataset, seed: int) -> BNN:
-        """1 × 50 ReLU on ``train`` in standard units, two outputs."""
-        net = mlp(train.x.shape[1], (NUM_HIDDEN,), 2, activation="relu", seed=seed)
+        """One hidden layer of ReLU units on ``train`` in standard units, two outputs."""
+        net = mlp(train.x.shape[1], (self.num_hidden,), 2, activation="relu", seed=seed)
         return BNN(
             net,
             FanInNormal(self.prior_scale),
@@ -64,7 +64,7 @@ class HeadsRule(Rule):
 
     def candidates(self) -> Iterator[Candidate]:
         """The one there is."""
-        yield TwoHeads(self.method, self.prior_scales[0], self.noises[0])
+        yield TwoHeads(self.method, self.prior_scales[0], self.noises[0], num_hidden=self.num_hidden)
 
     def describe(self) -> dict[str, Any]:
         """As plain values."""

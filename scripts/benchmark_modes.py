@@ -62,10 +62,11 @@ def judged(dataset, split, way, root):
     from pyro.distributions import LogNormal
 
     from pyrobnn.data import uci
+    from pyrobnn.data.uci_sets import NUM_HIDDEN
     from pyrobnn.inference.smc import SMC
     from pyrobnn.networks import mlp
     from pyrobnn.studies.uci import RULES, fits
-    from pyrobnn.studies.uci.rules import NUM_HIDDEN, Candidate
+    from pyrobnn.studies.uci.rules import Candidate
 
     changes = dict(WAYS[way])
     noise, ladder, activation, particles = (

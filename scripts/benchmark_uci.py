@@ -17,6 +17,7 @@ rule per method (pyrobnn.studies.uci.RULES), from the train part alone.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import math
 import os
@@ -221,10 +222,12 @@ def time_gradients(options) -> None:
     from benchmark_nuts import Ours
 
     from pyrobnn.data import uci as load
+    from pyrobnn.data import uci_num_hidden
     from pyrobnn.studies import uci
     from pyrobnn.studies.uci import fits
 
-    method, candidate = uci.RULES[CHAINS].method, next(uci.RULES[CHAINS].candidates())
+    rule = uci.RULES[CHAINS]
+    method = rule.method
     args = {
         "num_chains": method.num_chains,
         "num_warmup": 50,
@@ -242,7 +245,10 @@ def time_gradients(options) -> None:
     for name in options.datasets or fits.DATASETS:
         if name in {record["dataset"] for record in known}:
             continue
-        train, _ = load(fits.DATASETS.get(name, name), 0, options.data_root)
+        folder = fits.DATASETS.get(name, name)
+        train, _ = load(folder, 0, options.data_root)
+        num_hidden = uci_num_hidden(folder, options.data_root)
+        candidate = next(dataclasses.replace(rule, num_hidden=num_hidden).candidates())
 
         def work(train=train):
             ours = OnSet(train, {**args, "max_tree_depth": method.max_tree_depth})
@@ -250,7 +256,9 @@ def time_gradients(options) -> None:
             return {"scores": {}, "gradient_us": 1e6 * ours.machine(max(SHORT, ROWS // train.num_data))}
 
         task = {"dataset": name, "method": CHAINS}
-        uci.append_record(file, fits.measured(task, work, {"num_train": train.num_data}))
+        uci.append_record(
+            file, fits.measured(task, work, {"num_train": train.num_data, "num_hidden": num_hidden})
+        )
 
 
 def chains_table(records, gradients, marks=None) -> str:

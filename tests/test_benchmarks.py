@@ -20,7 +20,7 @@ import torch
 from helpers import seeded
 from sklearn.preprocessing import PowerTransformer
 
-from pyrobnn.data import Dataset, diabetes, uci, uci_splits
+from pyrobnn.data import Dataset, diabetes, uci, uci_num_hidden, uci_splits
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
@@ -256,6 +256,21 @@ def test_unknown_names_are_refused_with_the_known_ones(small_sets):
         tasks(["yacht"], ["dropout"], [0], root=small_sets)
     with pytest.raises(ValueError, match="no split 3: they are 0 … 2"):
         tasks(["yacht", "mine"], ["map"], [3], root=small_sets)
+
+
+def test_a_set_that_says_how_many_hidden_units_has_them_and_its_record_says_so(small_sets):
+    file = small_sets / "yacht" / "n_hidden.txt"
+    rules = {"map": Rule(MAP(num_steps=2, polish_steps=0, compile=False), (1.0,), (0.1,))}
+    (task,) = tasks(["yacht"], ["map"], [0], rules, root=small_sets)
+    for text, expected in ((None, 50), ("7\n", 7), ("7.000e+00", 7)):
+        if text is not None:
+            file.write_text(text)
+        assert uci_num_hidden("yacht", small_sets) == expected
+        assert fits.run_task(task, root=small_sets, rules=rules)["num_hidden"] == expected
+    for text in ("", "many", "0", "-3", "7.5", "nan", "inf"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="'yacht'.*n_hidden.txt must hold one positive whole number"):
+            tasks(["yacht"], ["map"], [0], rules, root=small_sets)
 
 
 def test_a_missing_file_of_a_split_is_told_before_anything_runs(small_sets, tmp_path, capsys):

@@ -113,7 +113,7 @@ def test_a_constant_column_is_told_by_its_name(table):
     with pytest.warns(UserWarning, match=r"the feature 'x1' is constant and tells nothing"):
         regressor(SHORT).fit(np.column_stack([x.to_numpy()[:, 0], np.ones(60)]), y)
     named = x.assign(kind="one", year=2020)
-    with pytest.warns(UserWarning, match=r"the feature 'kind=one', 'year' is constant"):
+    with pytest.warns(UserWarning, match=r"the features 'kind=one', 'year' are constant"):
         regressor(SHORT).fit(named, y)
 
 

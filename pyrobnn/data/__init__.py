@@ -10,7 +10,7 @@ from pyrobnn.data.real import breast_cancer, diabetes, digits
 from pyrobnn.data.registry import load, names
 from pyrobnn.data.study_sets import study
 from pyrobnn.data.synthetic import clusters, cubic_clusters, gap, polynomial, sine, sinusoid, sinx3
-from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all, uci_splits
+from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all, uci_num_hidden, uci_splits
 from pyrobnn.lazy import late_names
 
 if TYPE_CHECKING:
@@ -44,5 +44,6 @@ __all__ = [
     "train_test_split",
     "uci",
     "uci_all",
+    "uci_num_hidden",
     "uci_splits",
 ]

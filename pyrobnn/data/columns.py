@@ -214,7 +214,10 @@ def constant_features(x: np.ndarray, names: Sequence[str]) -> list[str]:
     if len(x) < 2:
         return []
     constant = [str(name) for name, values in zip(names, x.T) if np.ptp(values) == 0]
-    return [f"the feature {', '.join(map(repr, constant))} is constant and tells nothing"] if constant else []
+    named = ", ".join(map(repr, constant))
+    if len(constant) > 1:
+        return [f"the features {named} are constant and tell nothing"]
+    return [f"the feature {named} is constant and tells nothing"] if constant else []
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:

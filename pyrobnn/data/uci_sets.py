@@ -1,7 +1,8 @@
 """The UCI regression benchmark with its standard splits, from a local directory or from OpenML.
 
 The layout, one folder per set: ``data.txt`` (rows of numbers), ``index_features.txt`` and
-``index_target.txt`` (0-based columns), ``index_train_S.txt`` and ``index_test_S.txt`` (0-based rows of split S).
+``index_target.txt`` (0-based columns), ``index_train_S.txt`` and ``index_test_S.txt`` (0-based rows of split S), and
+``n_hidden.txt``, the hidden units of the net that the benchmark fits to the set.
 The splits are those of Probabilistic Backpropagation (Hernández-Lobato & Adams, 2015),
 https://arxiv.org/abs/1502.05336
 """
@@ -18,9 +19,11 @@ import torch
 
 from pyrobnn.data.dataset import Dataset
 
-__all__ = ["fetch_uci_openml", "uci", "uci_all", "uci_splits"]
+__all__ = ["fetch_uci_openml", "uci", "uci_all", "uci_num_hidden", "uci_splits"]
 
 VARIABLE = "PYROBNN_DATA"
+#: hidden units of a set whose folder does not say how many
+NUM_HIDDEN = 50
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,27 @@ def uci_splits(name: str, root: str | Path | None = None) -> int:
     if not count:
         raise ValueError(f"{folder} has no splits: index_train_0.txt and index_test_0.txt are the first")
     return count
+
+
+def uci_num_hidden(name: str, root: str | Path | None = None) -> int:
+    """How many hidden units the benchmark gives a UCI set: what its ``n_hidden.txt`` says, else 50.
+
+    Arguments as in :func:`uci`.
+
+    Raises:
+        ValueError: as :func:`uci`, or a file that holds anything else than one positive whole number.
+    """
+    path = _folder(name, root) / "n_hidden.txt"
+    if not path.is_file():
+        return NUM_HIDDEN
+    text = path.read_text(encoding="utf-8").strip()
+    try:
+        value = float(text)  # some of the published files write integers as floats
+    except ValueError:
+        value = 0.0
+    if value < 1 or not value.is_integer():
+        raise ValueError(f"{path} must hold one positive whole number, the hidden units, got {text[:40]!r}")
+    return int(value)
 
 
 def uci_all(name: str, root: str | Path | None = None) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from arviz_stats.base import array_stats
 
-from pyrobnn.data import Dataset, uci, uci_splits
+from pyrobnn.data import Dataset, uci, uci_num_hidden, uci_splits
 from pyrobnn.posterior import Posterior
 from pyrobnn.studies.uci.linear_floor import LinearFloor
 from pyrobnn.studies.uci.provenance import code, commit, versions
@@ -78,8 +79,10 @@ def tasks(
 
 
 def _num_splits(name: str, root: str | Path | None) -> int:
+    folder = DATASETS.get(name, name)
     try:
-        return uci_splits(DATASETS.get(name, name), root)
+        uci_num_hidden(folder, root)  # a file of it that is no number is an error here, before anything runs
+        return uci_splits(folder, root)
     except ValueError as error:
         raise ValueError(f"data set {name!r}: {error}. The usual ones are {', '.join(DATASETS)}") from error
 
@@ -121,20 +124,20 @@ def run_task(
     Returns:
         The task with ``scores``, ``seconds`` (wall clock of everything, choice of hyper-parameters included),
         ``cpu_seconds``, ``peak_mb`` as in :func:`peak_mb`, ``chosen``, ``criterion`` of each candidate, ``diagnosis``
-        of chains, ``warnings``, ``seed``, ``versions``, the ``commit`` (None outside of a checkout), and ``code``
-        as in :func:`code_of`.
+        of chains, ``num_hidden`` of the net, ``warnings``, ``seed``, ``versions``, the ``commit`` (None outside of a
+        checkout), and ``code`` as in :func:`code_of`.
     """
-    train, test = uci(DATASETS.get(task["dataset"], task["dataset"]), task["split"], root)
+    folder = DATASETS.get(task["dataset"], task["dataset"])
+    train, test = uci(folder, task["split"], root)
     seed = task["split"]
 
     def work() -> dict[str, Any]:
-        details: dict[str, Any] = {}
         if task["method"] == FLOOR:
             mean, scale = LinearFloor.fit(train).predict(test.x)
-            found = mixture_scores(mean[None], scale[None], test.y[:, 0])
-        else:
-            details, found = _fit(rules[task["method"]], train, test, seed)
-        return {"scores": found, **details}
+            return {"scores": mixture_scores(mean[None], scale[None], test.y[:, 0])}
+        rule = dataclasses.replace(rules[task["method"]], num_hidden=uci_num_hidden(folder, root))
+        details, found = _fit(rule, train, test, seed)
+        return {"scores": found, "num_hidden": rule.num_hidden, **details}
 
     facts = {"seed": seed, "num_train": train.num_data, "num_test": test.num_data}
     return measured(task, work, facts | {"code": code_of(task["method"], rules)})

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pyro.distributions as dist
 
 from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.data.uci_sets import NUM_HIDDEN
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.fitting.problem import settings
 from pyrobnn.inference.laplace import Laplace
@@ -44,7 +45,6 @@ class OfLinear:
 
 
 Noise = float | OfLinear | Literal["inferred", "learned"]
-NUM_HIDDEN = 50
 #: share of the train part that is held out where a rule chooses by validation
 VALIDATION_FRACTION = 0.2
 
@@ -54,19 +54,21 @@ class Candidate:
     """One setting of the hyper-parameters: the method, the prior scale s of N(0, s²/fan-in), and the noise.
 
     ``noise`` is a standard deviation in units of the target's, a share of a linear model's, ``"inferred"`` (under a
-    HalfNormal(1) prior) or ``"learned"`` (a point estimate). ``init`` is the method whose fit this one starts at.
+    HalfNormal(1) prior) or ``"learned"`` (a point estimate). ``init`` is the method whose fit this one starts at;
+    ``num_hidden`` the net's hidden units.
     """
 
     method: Any
     prior_scale: float
     noise: Noise
     init: Any = None
+    num_hidden: int = NUM_HIDDEN
 
     def model(self, train: Dataset, seed: int) -> BNN:
-        """1 × 50 ReLU on ``train`` in standard units; net initialised by ``seed``."""
+        """One hidden layer of ReLU units on ``train`` in standard units; net initialised by ``seed``."""
         noise = self.noise.sd(train) if isinstance(self.noise, OfLinear) else self.noise
         scale = dist.HalfNormal(1.0) if noise == "inferred" else noise
-        net = mlp(train.x.shape[1], (NUM_HIDDEN,), activation="relu", seed=seed)
+        net = mlp(train.x.shape[1], (self.num_hidden,), activation="relu", seed=seed)
         return BNN(
             net,
             FanInNormal(self.prior_scale),
@@ -109,6 +111,7 @@ class Rule:
         validate_with: the method whose validation or evidence chooses, where that is not the method itself.
         num_draws: draws (per chain); None for the method's own number.
         init: the method whose fit is where this one starts; None for its own start.
+        num_hidden: hidden units of the net.
 
     Raises:
         ValueError: more than one candidate and no way to choose.
@@ -127,6 +130,7 @@ class Rule:
     validate_with: Any = None
     num_draws: int | None = None
     init: Any = None
+    num_hidden: int = NUM_HIDDEN
 
     def __post_init__(self) -> None:
         if self.choose not in ("evidence", "validation", None):
@@ -139,7 +143,8 @@ class Rule:
     def candidates(self) -> Iterator[Candidate]:
         """The grid."""
         for variant, scale, noise in itertools.product(self.variants, self.prior_scales, self.noises):
-            yield Candidate(dataclasses.replace(self.method, **variant), scale, noise, self.init)
+            method = dataclasses.replace(self.method, **variant)
+            yield Candidate(method, scale, noise, self.init, self.num_hidden)
 
     def fit(self, train: Dataset, seed: int) -> tuple[Posterior, Candidate, dict[str, float]]:
         """Apply the rule to a train part.
@@ -222,7 +227,7 @@ class Rule:
             "choose": self.choose,
             "validate_with": None if self.validate_with is None else settings(self.validate_with),
             "num_draws": self.num_draws,
-            "num_hidden": NUM_HIDDEN,
+            "num_hidden": self.num_hidden,
         }
 
 
