@@ -677,6 +677,11 @@ def test_a_table_says_what_it_cannot_tell_apart():
     assert smallest_difference(two, "log_density") == {"yacht": pytest.approx(2 * math.sqrt(4 / 3) / 2)}
     table = markdown(two, "log_density", ["map", "svi"], ["yacht"])
     assert "differ by less cannot be told apart (two standard errors): yacht 1.155." in table
+    small = [
+        {**r, "scores": {"rmse": -1e-4 * r["scores"]["log_density"]}} for r in two
+    ]  # an RMSE of naval's size
+    table = markdown(small, "rmse", ["map", "svi"], ["yacht"])
+    assert "| map | 0.00015 ± 0.00003 |" in table and "(two standard errors): yacht 0.00012." in table
 
 
 def test_targets_are_judged_by_the_numbers():

@@ -94,9 +94,16 @@ def difference(values: Values, dataset: str, method: str, other: str, overlap: f
 
 
 def _told(value: Cell) -> str:
+    digits = _digits(value.mean, 3)
     if math.isfinite(value.error):
-        return f"{value.mean:.3f} ± {value.error:.3f}"
-    return f"{value.mean:.3f} ({_splits(value)})"
+        return f"{value.mean:.{digits}f} ± {value.error:.{digits}f}"
+    return f"{value.mean:.{digits}f} ({_splits(value)})"
+
+
+def _digits(value: float, digits: int) -> int:
+    """Decimals, more than ``digits`` where two of them would say nothing otherwise: naval's RMSE is 0.0004."""
+    small = 0 < abs(value) < 10.0 ** (1 - digits)
+    return 1 - math.floor(math.log10(abs(value))) if small else digits
 
 
 def smallest_difference(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
@@ -150,7 +157,8 @@ def markdown(
             label = f"*{column['label']}{spread}{noise}{own}*"
             lines.append(f"| {label} | {' | '.join(_published(e) for e in entries)} |")
     least = smallest_difference(records, metric)
-    if told := [f"{name} {least[name]:.{digits}f}" for name in datasets if name in least]:
+    told = [f"{name} {least[name]:.{_digits(least[name], digits)}f}" for name in datasets if name in least]
+    if told:
         lines += [
             "",
             f"Two methods that differ by less cannot be told apart (two standard errors): {', '.join(told)}.",
@@ -161,8 +169,7 @@ def markdown(
 def _text(value: Cell | None, digits: int, full: int) -> str:
     if value is None:
         return ""
-    if 0 < abs(value.mean) < 10.0 ** (1 - digits):  # two digits that say something: naval's RMSE is 0.0004
-        digits = 1 - math.floor(math.log10(abs(value.mean)))
+    digits = _digits(value.mean, digits)
     text = f"{value.mean:.{digits}f}"
     if math.isfinite(value.error):
         text += f" ± {value.error:.{digits}f}"
@@ -304,7 +311,8 @@ def _no_worse(
         few |= ours.num_splits < FEWEST
         slack = errors * math.hypot(ours.error, spread)
         found.append(sign * (ours.mean - theirs[0]) >= -slack)
-        parts.append(f"{name} {_told(ours)} against {theirs[0]:.3f} ± {spread:.3f}")
+        digits = _digits(theirs[0], 3)
+        parts.append(f"{name} {_told(ours)} against {theirs[0]:.{digits}f} ± {spread:.{digits}f}")
     allowance = f" within {errors:g} standard errors" if errors else ""
     return Target(
         dataset,
