@@ -2,6 +2,7 @@
 
     python scripts/benchmark_classification.py                      # goes on where the results file ends
     python scripts/benchmark_classification.py --data digits --methods nuts svi --splits 0
+    python scripts/benchmark_classification.py --budget 30m         # what fits into it, and what it leaves out
     python scripts/benchmark_classification.py --table-only
 
 The sets ship with scikit-learn: no download. Wine, iris and breast cancer have a hidden layer of 10 tanh units on a

@@ -347,23 +347,25 @@ def _most_gradients() -> int:
     return method.num_chains * (method.num_warmup + num_draws) * (2**method.max_tree_depth - 1)
 
 
-def run(sweep, function, tasks, budget) -> int:
+def run(sweep, function, tasks, budget, shipped=RESULTS, told=None) -> int:
     """Run what is pending and say how it goes; the number of fits that failed.
 
-    Costs that no record tells are guessed; what a budget left out is planned again with what was measured.
+    Costs that no record tells, of the file in work or of the ``shipped`` one, are guessed; what a budget left out is
+    planned again with what was measured. ``told`` is what to say of a record, by default its scores.
     """
     from pyrobnn.studies.uci import plan, read_records
 
+    needs = ("method", "cpu_seconds")
     waiting, failures, started = sweep.pending(tasks), 0, time.perf_counter()
-    told = f"{len(tasks) - len(waiting)} of {len(tasks)} fits are in {sweep.path}"
-    shipped = read_records(RESULTS, NEEDS) if Path(sweep.path) != RESULTS else []
+    head = f"{len(tasks) - len(waiting)} of {len(tasks)} fits are in {sweep.path}"
+    others = read_records(shipped, needs) if Path(sweep.path) != shipped else []
     try:
         while True:
-            known = [*shipped, *read_records(sweep.path, NEEDS)]
+            known = [*others, *read_records(sweep.path, needs)]
             planned = plan.plan(waiting, known, budget - (time.perf_counter() - started), sweep.jobs)
-            print(f"{told}; {len(planned.tasks)} to run", planned.describe(sweep.jobs), sep="\n", flush=True)
-            failures += _run_planned(sweep, function, planned.tasks)
-            waiting, told = planned.left_out, f"{time.perf_counter() - started:.0f} s are spent"
+            print(f"{head}; {len(planned.tasks)} to run", planned.describe(sweep.jobs), sep="\n", flush=True)
+            failures += _run_planned(sweep, function, planned.tasks, told or _scores_of)
+            waiting, head = planned.left_out, f"{time.perf_counter() - started:.0f} s are spent"
             if not (waiting and planned.tasks):
                 break
     except KeyboardInterrupt:
@@ -373,22 +375,26 @@ def run(sweep, function, tasks, budget) -> int:
     return failures
 
 
-def _run_planned(sweep, function, tasks) -> int:
+def _run_planned(sweep, function, tasks, told) -> int:
+    from pyrobnn.studies.uci.plan import set_of
+
     failures = 0
     for number, (task, outcome) in enumerate(sweep.run(function, tasks), 1):
-        name = f"[{number}/{len(tasks)}] {task['dataset']} split {task['split']} {task['method']}"
-        if isinstance(outcome, Exception):
-            failures += 1
-            print(f"{name}: {type(outcome).__name__}: {outcome}", flush=True)
-        else:
-            found = outcome["scores"]
-            print(
-                f"{name}: log density {found['log_density']:.3f}, "
-                f"RMSE {found['rmse']:.3f}, coverage {found['coverage']:.2f}, {outcome['seconds']:.1f} s "
-                f"(CPU {outcome['cpu_seconds']:.1f} s) {outcome.get('chosen', {}).get('label', '')}",
-                flush=True,
-            )
+        failures += isinstance(outcome, Exception)
+        said = f"{type(outcome).__name__}: {outcome}" if isinstance(outcome, Exception) else told(outcome)
+        print(
+            f"[{number}/{len(tasks)}] {set_of(task)} split {task['split']} {task['method']}: {said}",
+            flush=True,
+        )
     return failures
+
+
+def _scores_of(record) -> str:
+    found = record["scores"]
+    return (
+        f"log density {found['log_density']:.3f}, RMSE {found['rmse']:.3f}, coverage {found['coverage']:.2f}, "
+        f"{record['seconds']:.1f} s (CPU {record['cpu_seconds']:.1f} s) {record.get('chosen', {}).get('label', '')}"
+    )
 
 
 def current(records, rule_id, methods) -> list[dict]:

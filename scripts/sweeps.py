@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark_uci import splits
+from benchmark_uci import duration, run, splits
 
 Task = Mapping[str, Any]
 #: what the mark of a row says
@@ -49,6 +50,10 @@ def parser(
     )
     found.add_argument("--results", default=results, help="the results file")
     found.add_argument("--jobs", type=int, default=1, help="processes on this machine")
+    found.add_argument(
+        "--budget", type=duration, default=math.inf, help="such as 90m or 1h: run what fits into it"
+    )
+    found.set_defaults(shipped=results)
     found.add_argument("--table-only", action="store_true", help="print what there is, fit nothing")
     return found
 
@@ -59,19 +64,20 @@ def sweep(
     key: Callable[[Task], Hashable],
     tasks: Sequence[Task],
 ) -> int:
-    """Run what is pending, and say how it goes; the number of fits that failed."""
+    """Say what is pending and what it costs, run what fits into the budget; the number of fits that failed."""
     if options.table_only:
         return 0
     from pyrobnn.studies.uci import Sweep
 
-    failures = 0
     found = Sweep(options.results, key, jobs=options.jobs)
-    for task, outcome in found.run(run_task, tasks):
-        failures += isinstance(outcome, Exception)
-        said = repr(outcome) if isinstance(outcome, Exception) else f"{outcome['cpu_seconds']:.1f} s"
-        name = task.get("data", task.get("dataset"))
-        print(f"{name} split {task['split']} {task['method']}: {said}", flush=True)
-    return failures
+    return run(
+        found,
+        run_task,
+        tasks,
+        options.budget,
+        options.shipped,
+        lambda record: f"{record['seconds']:.1f} s (CPU {record['cpu_seconds']:.1f} s)",
+    )
 
 
 def not_run(data: Sequence[str], methods: Sequence[str], have: set[tuple[str, str]]) -> list[str]:

@@ -49,6 +49,15 @@ def test_a_study_refuses_a_name_that_it_does_not_know_before_anything_runs(study
         assert code == 2 and wrong[1] in told and not results.exists()
 
 
+@pytest.mark.parametrize("study", [classes, gap], ids=lambda study: study.__name__)
+def test_a_study_tells_its_cost_first_and_what_a_budget_leaves_out(study, tmp_path, capsys):
+    name = "iris" if study is classes else "gap"
+    options = ["--data", name, "--methods", "map", "swag", "--splits", "0", "--budget", "0.001s"]
+    assert study.main([*options, "--results", str(tmp_path / "records.jsonl")]) == 0
+    told = capsys.readouterr().out
+    assert f"left out for the budget: 2 fits, of {name} map, {name} swag" in told
+
+
 def test_chains_shared_out_over_processes_are_told_by_the_busiest():
     fast, slow = (
         {"steps": 100.0, "short": 1.0, "gathering": 0.1, "cpu_seconds": spent} for spent in (2.0, 4.0)

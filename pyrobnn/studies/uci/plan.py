@@ -70,7 +70,7 @@ class Plan:
         if self.guessed:
             text += f"; {self.guessed} of them were never timed, and their time is a guess"
         if self.left_out:
-            names = sorted({f"{task['dataset']} {task['method']}" for task in self.left_out})
+            names = sorted({f"{set_of(task)} {task['method']}" for task in self.left_out})
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             text += f"\nleft out for the budget: {len(self.left_out)} {what}, of {shown}"
         return text
@@ -90,6 +90,11 @@ def plan(pending: Sequence[Record], records: Sequence[Record], budget: float, jo
     return Plan(runs, left, spent, guessed, max(peaks, default=None), LINE * len(runs))
 
 
+def set_of(task: Record) -> str:
+    """The data set of a task or a record, which some studies call data."""
+    return task["dataset"] if "dataset" in task else task["data"]
+
+
 class Cost:
     """CPU seconds of a task: the median of its method on its data; else of its method; else of everything."""
 
@@ -98,11 +103,11 @@ class Cost:
         self.method: dict[Any, list[float]] = {}
         for record in records:
             seconds = record["cpu_seconds"]
-            self.exact.setdefault((record["dataset"], record["method"]), []).append(seconds)
+            self.exact.setdefault((set_of(record), record["method"]), []).append(seconds)
             self.method.setdefault(record["method"], []).append(seconds)
 
     def __call__(self, task: Record) -> tuple[float, bool]:
-        if found := self.exact.get((task["dataset"], task["method"])):
+        if found := self.exact.get((set_of(task), task["method"])):
             return median(found), True
         if found := self.method.get(task["method"]):
             return max(found), False  # a set that nobody timed may be larger than all
