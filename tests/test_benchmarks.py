@@ -45,7 +45,7 @@ from pyrobnn.studies.uci import (
     summarize,
     tasks,
 )
-from pyrobnn.studies.uci.rules import RULES, OfLinear
+from pyrobnn.studies.uci.rules import RULES, Candidate, OfLinear
 from pyrobnn.studies.uci.scores import mixture_crps
 from pyrobnn.studies.uci.tables import markdown, smallest_difference
 
@@ -210,6 +210,23 @@ def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method,
     error = float(lost.std()) / math.sqrt(len(lost))
     num_weights = sum(weight.numel() for weight in chosen.model(train, 0).net.parameters())
     assert float(lost.mean()) < num_weights / train.num_data + 2 * error
+
+
+@pytest.mark.parametrize("best, tried", [(0.6, 3), (0.5, 3), (0.1, 5), (1.0, 2), (None, 3)])
+def test_a_smaller_noise_than_the_grid_has_is_found(best, tried, monkeypatch):
+    """``best``: the share of a linear model's noise that validates best; None: none validates at all."""
+    rule = Rule(MAP(), (1.0,), (OfLinear(0.5), OfLinear(1.0)), choose="validation")
+
+    def validate(self, candidate, part, held_out, seed):
+        return -math.inf if best is None else -abs(math.log(candidate.noise.share / best))
+
+    monkeypatch.setattr(Rule, "_validate", validate)
+    monkeypatch.setattr(Candidate, "fit", lambda self, train, seed, num_draws: "fitted")
+    x = torch.linspace(-1, 1, 20)[:, None]
+    fitted, chosen, table = rule.fit(Dataset(x, x.sin(), "any", "regression"), 0)
+    assert fitted == "fitted" and len(table) == tried
+    nearest = min((2.0**-k for k in range(5)), key=lambda share: abs(math.log(share / (best or share))))
+    assert best is None or chosen.noise.share == nearest
 
 
 def test_a_rule_of_several_candidates_must_choose():

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,7 +103,8 @@ class Rule:
 
     Args:
         method: the configuration.
-        prior_scales, noises, variants: the grid; ``variants`` are changes of the method's options.
+        prior_scales, noises, variants: the grid; ``variants`` are changes of the method's options. Where the smallest
+            share of a linear model's noise is the best, it is halved for as long as that is better still.
         choose: ``"evidence"``: every candidate is fitted to the whole train part and the highest ``log_evidence`` wins;
             ``"validation"``: candidates are fitted to four fifths, the highest mean log density of the rest wins and is
             fitted anew to the whole (the next, should that diverge); None: there is only one candidate. The evidence of
@@ -157,15 +158,20 @@ class Rule:
         if self.choose is None:
             return candidates[0].fit(train, seed, self.num_draws), candidates[0], {}
         if self.choose == "evidence":
-            fits = [self._judge(candidate).fit(train, seed, self.num_draws) for candidate in candidates]
-            values = [-math.inf if fit.log_evidence is None else fit.log_evidence for fit in fits]
+            fits: list[Posterior] = []
+
+            def evidence(candidate: Candidate) -> float:
+                fits.append(self._judge(candidate).fit(train, seed, self.num_draws))
+                return -math.inf if fits[-1].log_evidence is None else fits[-1].log_evidence
+
+            values = _judged(candidates, evidence)
             best = max(range(len(values)), key=values.__getitem__)
             fitted = fits[best]
             if self.validate_with is not None:
                 fitted = candidates[best].fit(train, seed, self.num_draws)
             return fitted, candidates[best], self._table(candidates, values)
         part, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
-        values = [self._validate(candidate, part, held_out, seed) for candidate in candidates]
+        values = _judged(candidates, lambda candidate: self._validate(candidate, part, held_out, seed))
         table = self._table(candidates, values)
         ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
         for best in ranking[:-1]:
@@ -229,6 +235,18 @@ class Rule:
             "num_draws": self.num_draws,
             "num_hidden": self.num_hidden,
         }
+
+
+def _judged(candidates: list[Candidate], judge: Callable[[Candidate], float]) -> list[float]:
+    """The value of each candidate; those of ever smaller noises are appended while the smallest is the best."""
+    values = [judge(candidate) for candidate in candidates]
+    while True:
+        best = candidates[max(range(len(values)), key=values.__getitem__)]
+        shares = [each.noise.share for each in candidates if isinstance(each.noise, OfLinear)]
+        if not isinstance(best.noise, OfLinear) or best.noise.share > min(shares):
+            return values
+        candidates.append(dataclasses.replace(best, noise=OfLinear(best.noise.share / 2)))
+        values.append(judge(candidates[-1]))
 
 
 def held_out_scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
