@@ -23,6 +23,7 @@ from sklearn.preprocessing import PowerTransformer
 from pyrobnn.data import Dataset, diabetes, uci, uci_num_hidden, uci_splits
 from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.map import MAP
+from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.likelihoods import HeteroskedasticGaussian
@@ -212,21 +213,42 @@ def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method,
     assert float(lost.mean()) < num_weights / train.num_data + 2 * error
 
 
-@pytest.mark.parametrize("best, tried", [(0.6, 3), (0.5, 3), (0.1, 5), (1.0, 2), (None, 3)])
-def test_a_smaller_noise_than_the_grid_has_is_found(best, tried, monkeypatch):
-    """``best``: the share of a linear model's noise that validates best; None: none validates at all."""
-    rule = Rule(MAP(), (1.0,), (OfLinear(0.5), OfLinear(1.0)), choose="validation")
+AXES = {
+    "noise": (Rule(MAP(), (1.0,), (OfLinear(0.5), OfLinear(1.0)), "validation"), lambda c: c.noise.share),
+    "prior": (Rule(MAP(), (1.0, 2.0), ("learned",), "validation"), lambda c: c.prior_scale),
+    "option": (
+        Rule(MCDropout(), (1.0,), ("learned",), "validation", ({"p": 0.1}, {"p": 0.2})),
+        lambda c: c.method.p,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "axis, best, found, tried",
+    [
+        ("noise", 0.6, 0.5, 3),
+        ("noise", 0.1, 0.125, 5),
+        ("noise", 3.0, 1.0, 2),  # never above a linear model's
+        ("noise", None, 0.5, 3),  # none validates
+        ("prior", 7.0, 8.0, 5),
+        ("prior", 0.3, 0.25, 5),
+        ("prior", 1.0, 1.0, 3),
+        ("option", 0.03, 0.025, 5),
+        ("option", 0.9, 0.8, 4),  # p = 1.6 is none
+    ],
+)
+def test_a_rule_looks_beyond_the_ends_of_its_grid(axis, best, found, tried, monkeypatch):
+    """``best``: the value that validates best."""
+    rule, value = AXES[axis]
 
     def validate(self, candidate, part, held_out, seed):
-        return -math.inf if best is None else -abs(math.log(candidate.noise.share / best))
+        return -math.inf if best is None else -abs(math.log(value(candidate) / best))
 
     monkeypatch.setattr(Rule, "_validate", validate)
     monkeypatch.setattr(Candidate, "fit", lambda self, train, seed, num_draws: "fitted")
     x = torch.linspace(-1, 1, 20)[:, None]
     fitted, chosen, table = rule.fit(Dataset(x, x.sin(), "any", "regression"), 0)
-    assert fitted == "fitted" and len(table) == tried
-    nearest = min((2.0**-k for k in range(5)), key=lambda share: abs(math.log(share / (best or share))))
-    assert best is None or chosen.noise.share == nearest
+    assert fitted == "fitted" and value(chosen) == found and len(table) == tried
 
 
 def test_a_rule_of_several_candidates_must_choose():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,8 +104,9 @@ class Rule:
 
     Args:
         method: the configuration.
-        prior_scales, noises, variants: the grid; ``variants`` are changes of the method's options. Where the smallest
-            share of a linear model's noise is the best, it is halved for as long as that is better still.
+        prior_scales, noises, variants: where the search starts; ``variants`` are changes of the method's options. From
+            a best value at an end of several it goes on by their ratio for as long as that is better still: prior
+            scales and numbers of a variant both ways, shares of a linear model's noise downwards.
         choose: ``"evidence"``: every candidate is fitted to the whole train part and the highest ``log_evidence`` wins;
             ``"validation"``: candidates are fitted to four fifths, the highest mean log density of the rest wins and is
             fitted anew to the whole (the next, should that diverge); None: there is only one candidate. The evidence of
@@ -164,14 +166,14 @@ class Rule:
                 fits.append(self._judge(candidate).fit(train, seed, self.num_draws))
                 return -math.inf if fits[-1].log_evidence is None else fits[-1].log_evidence
 
-            values = _judged(candidates, evidence)
+            values = self._judged(candidates, evidence)
             best = max(range(len(values)), key=values.__getitem__)
             fitted = fits[best]
             if self.validate_with is not None:
                 fitted = candidates[best].fit(train, seed, self.num_draws)
             return fitted, candidates[best], self._table(candidates, values)
         part, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
-        values = _judged(candidates, lambda candidate: self._validate(candidate, part, held_out, seed))
+        values = self._judged(candidates, lambda candidate: self._validate(candidate, part, held_out, seed))
         table = self._table(candidates, values)
         ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
         for best in ranking[:-1]:
@@ -181,6 +183,31 @@ class Rule:
                 continue
         last = candidates[ranking[-1]]
         return last.fit(train, seed, self.num_draws), last, table
+
+    def _judged(self, candidates: list[Candidate], judge: Callable[[Candidate], float]) -> list[float]:
+        """The value of each candidate; those beyond the ends are appended while an end is the best."""
+        values = [judge(candidate) for candidate in candidates]
+        while further := self.beyond(candidates, candidates[max(range(len(values)), key=values.__getitem__)]):
+            candidates.append(further)
+            values.append(judge(further))
+        return values
+
+    def beyond(self, candidates: Sequence[Candidate], best: Candidate) -> Candidate | None:
+        """The next candidate on an axis at whose end the best of these lies; None if it lies at none."""
+        next_scale = _beyond(best.prior_scale, {each.prior_scale for each in candidates})
+        if next_scale:
+            return dataclasses.replace(best, prior_scale=next_scale)
+        if isinstance(best.noise, OfLinear):  # never above a linear model's own
+            shares = {each.noise.share for each in candidates if isinstance(each.noise, OfLinear)}
+            share = _beyond(best.noise.share, shares)
+            if share and share < best.noise.share:
+                return dataclasses.replace(best, noise=OfLinear(share))
+        for name in {name for variant in self.variants for name in variant}:
+            value = _beyond(getattr(best.method, name), {getattr(each.method, name) for each in candidates})
+            if value:
+                with contextlib.suppress(TypeError, ValueError):  # no value of that option: the end is one
+                    return dataclasses.replace(best, method=dataclasses.replace(best.method, **{name: value}))
+        return None
 
     def _validate(self, candidate: Candidate, part: Dataset, held_out: Dataset, seed: int) -> float:
         num_draws = self.num_draws if self.validate_with is None else None
@@ -237,16 +264,14 @@ class Rule:
         }
 
 
-def _judged(candidates: list[Candidate], judge: Callable[[Candidate], float]) -> list[float]:
-    """The value of each candidate; those of ever smaller noises are appended while the smallest is the best."""
-    values = [judge(candidate) for candidate in candidates]
-    while True:
-        best = candidates[max(range(len(values)), key=values.__getitem__)]
-        shares = [each.noise.share for each in candidates if isinstance(each.noise, OfLinear)]
-        if not isinstance(best.noise, OfLinear) or best.noise.share > min(shares):
-            return values
-        candidates.append(dataclasses.replace(best, noise=OfLinear(best.noise.share / 2)))
-        values.append(judge(candidates[-1]))
+def _beyond(value: Any, tried: Collection[Any]) -> float | None:
+    """The next number of a geometric series at whose end ``value`` lies, to three digits; None inside of it."""
+    if len(tried) < 2 or not all(isinstance(each, int | float) and each > 0 for each in tried):
+        return None
+    ordered = sorted(tried)
+    if value == ordered[0]:
+        return float(f"{value**2 / ordered[1]:.3g}")
+    return float(f"{value**2 / ordered[-2]:.3g}") if value == ordered[-1] else None
 
 
 def held_out_scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
