@@ -347,14 +347,16 @@ def _most_gradients() -> int:
     return method.num_chains * (method.num_warmup + num_draws) * (2**method.max_tree_depth - 1)
 
 
-def run(sweep, function, tasks, budget, shipped=RESULTS, told=None) -> int:
+def run(sweep, function, tasks, budget, shipped=None, told=None) -> int:
     """Run what is pending and say how it goes; the number of fits that failed.
 
-    Costs that no record tells, of the file in work or of the ``shipped`` one, are guessed; what a budget left out is
-    planned again with what was measured. ``told`` is what to say of a record, by default its scores.
+    Costs that no record tells, of the file in work or of the ``shipped`` one (by default this script's), are guessed;
+    what a budget left out is planned again with what was measured. ``told`` is what to say of a record, by default its
+    scores.
     """
     from pyrobnn.studies.uci import plan, read_records
 
+    shipped = shipped or RESULTS
     needs = ("method", "cpu_seconds")
     waiting, failures, started = sweep.pending(tasks), 0, time.perf_counter()
     head = f"{len(tasks) - len(waiting)} of {len(tasks)} fits are in {sweep.path}"
