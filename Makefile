@@ -20,7 +20,7 @@ compare: $(VENV)/.installed
 	$(BIN)/pyrobnn compare $(ARGS)
 
 test: $(VENV)/.installed-dev,tracking
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # the share of lines that the tests run, and its floor (setup.cfg): hardly slower from Python 3.12 on, 1.4 times before
 coverage: $(VENV)/.installed-dev,tracking

@@ -130,7 +130,7 @@ def tests(task: Task, tell: Callable[[Row], None]) -> None:
     import pytest
 
     root = HERE.parent
-    what = ["tests/test_units_rng.py", "-m", ""] if task.small else ["tests", "-m", "cuda"]
+    what = ["tests/hmc/test_units_rng.py", "-m", ""] if task.small else ["tests", "-m", "cuda"]
     options = ["-q", "--rootdir", str(root), "-p", "no:cacheprovider", str(root / what[0]), *what[1:]]
     code = pytest.main(options, plugins=[_Outcomes(task, tell=tell)])
     known = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+# a test of one room may use the cases of another's
+sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads
 

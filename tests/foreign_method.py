@@ -1,4 +1,4 @@
-"""A method from outside the package, whole in one file: tests/test_law_method.py runs everything on it."""
+"""A method from outside the package, whole in one file: tests/laws/test_law_method.py runs everything on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which test runs the examples of which page: a table, made from the pages and from tests/test_docs.py."""
+"""Which test runs the examples of which page: a table, made from the pages and from tests/docs/test_docs.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
-RUNS = "tests/test_docs.py::test_the_code_of_a_page_runs"
+RUNS = "tests/docs/test_docs.py::test_the_code_of_a_page_runs"
 #: what a build writes: part of the site → the test that runs its examples
 WRITTEN = {
-    "api/*": ("tests/test_doctests.py", "every run"),
-    "checks/*": ("tests/test_docs.py::test_the_examples_of_the_checks_run", "every run"),
+    "api/*": ("tests/docs/test_doctests.py", "every run"),
+    "checks/*": ("tests/docs/test_docs.py::test_the_examples_of_the_checks_run", "every run"),
     "tutorials/*": (
         "scripts/run_notebooks.py --smoke",
         "every run, on little data; in full by `make notebooks`",
@@ -21,12 +21,12 @@ WRITTEN = {
 }
 #: the test of a page whose examples are not Python, or are another file's
 OTHERS = {
-    "index": ("tests/test_readme.py", "every run"),
-    "install": ("scripts/install_matrix.py, tests/test_first_hour.py", "by hand, slow"),
-    "tutorials": ("tests/test_notebooks.py", "every run"),
-    "changes": ("tests/test_packaging.py::test_citation_and_changes_name_the_version", "every run"),
+    "index": ("tests/docs/test_readme.py", "every run"),
+    "install": ("scripts/install_matrix.py, tests/docs/test_first_hour.py", "by hand, slow"),
+    "tutorials": ("tests/docs/test_notebooks.py", "every run"),
+    "changes": ("tests/docs/test_packaging.py::test_citation_and_changes_name_the_version", "every run"),
     "howto/command-line": (
-        "tests/test_docs.py::test_commands_and_options_of_a_page_exist",
+        "tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist",
         "every run",
     ),
 }
@@ -34,7 +34,7 @@ OTHERS = {
 
 def rows() -> list[tuple[str, str, str]]:
     """Page, the test that runs it, and when."""
-    code = ast.parse((ROOT / "tests" / "test_docs.py").read_text(encoding="utf-8"))
+    code = ast.parse((ROOT / "tests" / "docs" / "test_docs.py").read_text(encoding="utf-8"))
     (slow,) = (
         ast.literal_eval(node.value)
         for node in code.body

@@ -1,0 +1,276 @@
+"""The command line, run in process: what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import pyrobnn as pb
+from pyrobnn import cli, preflight
+from pyrobnn.inference.method import METHODS
+from pyrobnn.inference.nuts import LEAPFROGS
+from pyrobnn.posterior import storage
+from pyrobnn.studies import compare
+from pyrobnn.studies.compare import make_method
+from pyrobnn.studies.forecast import Forecast
+from pyrobnn.studies.study import make_study, some_rows
+
+ROOT = Path(__file__).parents[2]
+
+FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "5"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y = 100 + 20 * (x[:, 0] - x[:, 1]) + torch.randn(60, generator=generator)
+    frame = pd.DataFrame({"a": x[:, 0], "<script>b</script>": x[:, 1], "price": y})
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = [
+        "compare",
+        "--data",
+        str(table),
+        "--target",
+        "price",
+        "--methods",
+        "map",
+        "ensemble",
+        "--out",
+        str(out),
+    ]
+    assert cli.main([*argv, *FAST]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["methods"]) == {"map", "ensemble"}
+    facts = summary["facts"]
+    assert facts["inputs"] == "2: a, <script>b</script>" and facts["target"].startswith("price, mean")
+    assert facts["net"] == "2-5-1, Tanh, 21 weights" and "HalfNormal(scale=1)" in facts["likelihood"]
+    assert facts["seed"] == "0" and facts["command"].startswith("pyrobnn compare --data ")
+    assert summary["baselines"]["linear model"]["scores"]["r2"] > 0.9
+    # in units of the price, not of its standard deviation
+    assert 0.3 < summary["methods"]["map"]["scores"]["rmse"] < 10
+    assert (out / "map.nc").is_file() and (out / "ensemble.nc").is_file()
+    page = (out / "report.html").read_text()
+    assert "<script>b" not in page
+    # the configuration that makes the same numbers again
+    assert summary["config"]["methods"]["map"]["num_steps"] == 500 and "method: ensemble" in page
+    assert yaml.safe_load((out / "config.yaml").read_text())["methods"] == summary["config"]["methods"]
+    printed = capsys.readouterr().out
+    assert "RMSE" in printed and "54 train and 6 test points" in printed
+    assert "predict the mean" in printed and "linear model" in printed  # as on the page
+    trees = [str(out / "map.nc"), str(out / "ensemble.nc")]
+    assert cli.main(["report", *trees, "--out", str(tmp_path / "again.html"), "--strict"]) in (0, 1)
+    assert (tmp_path / "again.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--data", "nowhere"], "unknown data"),
+        (["--methods", "magic"], "'methods' must be one of"),
+        (["--device", "gpu"], "'device' must name"),
+        (["--noise", "loud"], "'noise' must be"),
+        (["--seed", "-1"], "'seed' must be at least 0"),
+        (["--test-fraction", "2"], "test_fraction"),
+    ],
+)
+def test_bad_options_exit_with_2_and_one_line(argv, message, tmp_path, capsys):
+    assert cli.main(["compare", *FAST, "--methods", "map", "--out", str(tmp_path), *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pyrobnn: ") and message in error and error.count("\n") == 1
+
+
+def test_bad_tables_exit_with_2(table, tmp_path, capsys):
+    argv = ["compare", *FAST, "--methods", "map", "--out", str(tmp_path), "--data", str(table)]
+    assert cli.main([*argv, "--target", "cost"]) == 2
+    assert "price" in capsys.readouterr().err
+    table.write_text("a,price\n1,1\n2,2\nx,3\n")
+    assert cli.main([*argv, "--target", "price"]) == 2
+    assert "'a'" in capsys.readouterr().err
+
+
+def test_reports_of_files_that_are_not_there_or_foreign(tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path / "no.nc")]) == 2
+    assert "no file" in capsys.readouterr().err
+    foreign = tmp_path / "foreign.nc"
+    foreign.write_bytes(b"something else")
+    assert cli.main(["report", str(foreign)]) == 2
+    assert "not a netCDF file" in capsys.readouterr().err
+
+
+def test_a_quick_run_of_a_large_table_takes_some_rows_and_says_so(tmp_path, capsys):
+    generator = torch.Generator().manual_seed(0)
+    frame = pd.DataFrame(torch.randn(3000, 3, generator=generator), columns=["a", "b", "price"])
+    frame.to_csv(tmp_path / "large.csv", index=False)
+    argv = ["compare", "--data", str(tmp_path / "large.csv"), "--target", "price", "--methods", "mle", *FAST]
+    assert cli.main([*argv, "--out", str(tmp_path)]) == 0
+    told = "500 of its 3,000 rows, drawn at random for --quick"
+    assert told in capsys.readouterr().out
+    assert told in json.loads((tmp_path / "summary.json").read_text())["facts"]["data"]
+    assert told in (tmp_path / "report.html").read_text("utf-8")
+    assert storage.read(tmp_path / "mle.nc").attrs["num_data"] == 450
+
+
+def test_a_quick_part_keeps_the_shares_of_the_classes_and_small_tables_whole():
+    labels = torch.arange(2000) % 10 // 9
+    whole = pb.data.Dataset(torch.arange(4000.0).reshape(2000, 2), labels, "labels", "classification")
+    part = some_rows(whole, 500, seed=0)
+    assert part.num_data == 500 and int(part.y.sum()) == 50
+    assert some_rows(part, 500, seed=0) is part
+
+
+def test_a_long_run_says_before_it_starts_how_long_and_what_is_faster(monkeypatch):
+    monkeypatch.setattr("pyrobnn.studies.forecast.seconds_per_datum", lambda *data: 5e-7)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 10, generator=generator)
+    study = make_study(pb.data.Dataset(x, x[:, :1], "large", "regression"))
+    prepared, quick = (
+        {name: make_method(name, short) for name in ("nuts", "map")} for short in (False, True)
+    )
+    others = {name: make_method(name, False) for name in METHODS}
+    said = Forecast(study, None).words(prepared, others, quick)
+    seconds = 4 * (200 + 1000) * LEAPFROGS * 18_000 * 5e-7
+    assert f"nuts {seconds / 60:.0f} min" in said and "map 20 s" in said
+    assert "Laplace takes about" in said and "--quick about" in said and "500 of the rows" in said
+    # a short one is only that
+    assert ";" not in Forecast(study, None).words({"map": prepared["map"]}, others, quick)
+
+
+def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pb.DeepEnsemble, "fit", interrupted)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map", "ensemble"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
+    assert "1 of 2 methods are finished" in capsys.readouterr().err
+    assert "stopped before it was done" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeypatch, capsys):
+    whole = pb.MAP.fit
+
+    def stopped(*args, **kwargs):
+        posterior = whole(*args, **kwargs)
+        return dataclasses.replace(posterior, meta=posterior.meta | {"interrupted": True})
+
+    monkeypatch.setattr(pb.MAP, "fit", stopped)
+    out = tmp_path / "out"
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "mle", "map", "ensemble"]
+    assert cli.main([*argv, "--out", str(out), *FAST]) == 130
+    content = json.loads((out / "summary.json").read_text("utf-8"))
+    assert set(content["methods"]) == {"mle", "map"} and set(content["left_out"]) == {"ensemble"}
+    checks = {check["name"]: check for check in content["methods"]["map"]["verdict"]["checks"]}
+    assert checks["interrupted"]["status"] == "warn"
+    assert "was interrupted" in (out / "report.html").read_text("utf-8")
+    assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyrobnn.cli.judged.judge_all", interrupted)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
+    assert f"pyrobnn report {tmp_path / 'out' / 'map.nc'}" in capsys.readouterr().err
+    assert (tmp_path / "out" / "map.nc").is_file()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(FloatingPointError("the loss is nan at step 3"), marks=pytest.mark.slow),
+        ValueError("an odd value"),
+        pytest.param(IndexError("index 3 is out of bounds"), marks=pytest.mark.slow),
+        pb.Refused("this net has no dropout layer: pass p=0.05"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_method_that_fails_is_left_out_and_named(error, table, tmp_path, monkeypatch, capsys):
+    def fails(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(pb.DeepEnsemble, "fit", fails)
+    out = tmp_path / "out"
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "ensemble", "map"]
+    assert cli.main([*argv, "--out", str(out), *FAST]) == 1
+    assert str(error) in capsys.readouterr().out
+    content = json.loads((out / "summary.json").read_text("utf-8"))
+    assert set(content["methods"]) == {"map"} and str(error) in content["left_out"]["ensemble"]
+    assert str(error) in (out / "report.html").read_text("utf-8")
+    assert (out / "ensemble.error.txt").is_file() != isinstance(error, pb.Refused)
+
+
+def test_more_memory_than_there_is_is_refused_before_any_fit(table, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "free_bytes", lambda device: 1000)
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", *compare.METHODS]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 1
+    printed = capsys.readouterr().out
+    assert all(f"{name} is left out: it would need about" in printed for name in compare.METHODS)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(
+    place, table, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(compare, "_fitted", None)
+    (tmp_path / "file").write_text("in the way")
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / place), *FAST]) == 2
+    assert "cannot write to the folder" in capsys.readouterr().err
+    assert cli.main(["report", str(table), "--out", str(tmp_path / place / "r.html")]) == 2
+
+
+class Gone(io.TextIOWrapper):
+    """A stream whose reader has left."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("kind", [io.TextIOWrapper, Gone])
+def test_nothing_that_is_printed_costs_the_page(kind, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", kind(io.BytesIO(), encoding="ascii"))
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
+    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert sys.stdout.errors == "strict"
+
+
+def test_the_version_is_told_and_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "pyrobnn", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["pyrobnn", pb.__version__]
+
+
+@pytest.mark.parametrize("user", ["folder", "name"])
+def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(user, tmp_path, monkeypatch):
+    from pyrobnn.compile import cache
+
+    monkeypatch.setenv(cache.VARIABLE, "/proc/none/cache")
+    if user == "name":  # of a container's user
+        monkeypatch.delenv(cache.VARIABLE)
+        monkeypatch.setattr(cache.getpass, "getuser", lambda: {}["uid not found: 1234"])
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    with pytest.warns(UserWarning, match="set TORCHINDUCTOR_CACHE_DIR"):
+        cache.provide_folder()
+    assert Path(cache.os.environ[cache.VARIABLE]).parent == tmp_path
+    cache.provide_folder()  # which it now does not say again

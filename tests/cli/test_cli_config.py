@@ -1,0 +1,389 @@
+"""The command line's files: any option of any method, the same numbers again, runs that are gone on with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import runpy
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import pyrobnn as pb
+from pyrobnn import cli
+from pyrobnn.cli.config import read
+from pyrobnn.inference.method import METHODS
+from pyrobnn.kl_schedules import Linear
+from pyrobnn.posterior import storage
+from pyrobnn.studies import compare
+
+ROOT = Path(__file__).parents[2]
+FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "3", "--data", "sinusoid"]
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def draws(path: Path) -> dict[str, torch.Tensor]:
+    tree = storage.read(path)
+    return {str(name): torch.tensor(each.values) for name, each in tree["posterior"].data_vars.items()}
+
+
+def assert_same(first: Path, second: Path) -> None:
+    one, other = draws(first), draws(second)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def unjudged(monkeypatch):
+    """Runs that are fitted and saved alone."""
+    monkeypatch.setattr("pyrobnn.cli.judged.write", lambda *written: {})
+
+
+def test_every_field_of_every_method_is_an_option():
+    config = read(["--methods", *METHODS], "compare")
+    assert set(config.methods) == set(METHODS)
+    for name, known in METHODS.items():
+        method, arguments = config.methods[name]
+        options = {**known.full}
+        assert arguments.get("num_draws") == options.pop("num_draws", None)
+        assert method == known.cls(**options)
+
+
+def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_path):
+    path = written(
+        tmp_path,
+        "data: clusters\nhidden: 7\nmethods:\n  nuts-long: {method: nuts, num_draws: 4000}\n"
+        "  svi: {lr: 1e-3, kl_weight: {class_path: Linear, init_args: {warmup: 0.2}}}\n  größe_2: mle\n",
+    )
+    config = read(["--config", path, "--svi.guide", "full_rank", "--nuts-long.num_warmup=9"], "compare")
+    assert config.methods["nuts-long"] == (pb.NUTS(num_warmup=9), {"num_draws": 4000})
+    assert config.methods["svi"][0] == pb.SVI(guide="full_rank", lr=1e-3, kl_weight=Linear(warmup=0.2))
+    assert config.study.hidden == [7] and config.study.data == "clusters"
+    assert config.methods["größe_2"][0] == pb.MLE()
+    assert list(read(["--config", path, "--methods", "nuts-long", "map"], "compare").methods) == [
+        "nuts-long",
+        "map",
+    ]
+    guide = read(["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare")
+    assert guide.methods["svi"][0].guide.__name__ == "AutoDiagonalNormal"
+
+
+def test_a_printed_file_asks_for_the_same_run(tmp_path, capsys):
+    words = ["--methods", "a=svi", "nuts", "--a.optimizer", "SGD", "--a.optimizer.lr", "0.1", "--seed", "3"]
+    assert cli.main(["compare", *words, "--quick", "--print_config"]) == 0
+    path = written(tmp_path, capsys.readouterr().out)
+    again = read(["--config", path], "compare")
+    assert again.plain == read([*words, "--quick"], "compare").plain
+    assert again.plain["methods"]["a"]["num_steps"] == METHODS["svi"].quick["num_steps"]
+
+
+def test_quick_on_the_command_line_shortens_what_a_file_says_and_tells(tmp_path):
+    path = written(tmp_path, "methods: {svi: {num_steps: 7777, lr: 0.5}, nuts: {max_tree_depth: 12}}")
+    assert read(["--config", path], "compare").methods["svi"][0].num_steps == 7777
+    config = read(["--config", path, "--quick"], "compare")
+    assert config.methods["svi"][0] == pb.SVI(num_steps=METHODS["svi"].quick["num_steps"], lr=0.5)
+    assert config.methods["nuts"][0].max_tree_depth == METHODS["nuts"].quick["max_tree_depth"]
+    assert "svi takes less than" in config.notes[0] and "num_steps" in config.notes[0]
+    path = written(tmp_path, "quick: true\nmethods: {svi: {num_steps: 7777}}")
+    assert read(["--config", path], "compare").methods["svi"][0].num_steps == 7777
+
+
+def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjudged, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = ["--methods", "svi-a=svi", "--svi-a.guide", "low_rank", "--svi-a.num_steps", "30"]
+    options += [
+        "--svi-a.num_draws",
+        "4",
+        "--seed",
+        "5",
+        "--svi-a.optimizer",
+        "SGD",
+        "--svi-a.optimizer.lr",
+        "1e-6",
+    ]
+    assert cli.main(["compare", *FAST, *options, "--out", str(first)]) == 0
+    assert cli.main(["compare", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
+    assert_same(first / "svi-a.nc", second / "svi-a.nc")
+    # what a saved tree says asks for it too
+    tree = storage.read(first / "svi-a.nc")
+    own = json.loads(tree.attrs["config"])
+    again = read(["--config", written(tmp_path, yaml.safe_dump(own))], "compare")
+    assert again.of("svi-a") == own and again.methods["svi-a"][0].optimizer.func is torch.optim.SGD
+    assert tree.attrs["config"] == storage.read(second / "svi-a.nc").attrs["config"]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("nose: learned", "no option 'nose': did you mean 'noise'?"),
+        ("methods: {svi: {guid: flow}}", "'svi' has no option 'guid': did you mean 'guide'?"),
+        ("methods: {svi: {num_warmup: 3}}", "it is an option of nuts"),
+        ("methods: {a: {method: svi}, a: {method: nuts}}", "'a' stands twice, again in line 1"),
+        ("methods: {mine: {num_draws: 3}}", "'mine' must say 'method', one of"),
+        ("methods: [svi, {nuts: {}}]", "'methods' must be names, [svi, nuts], or a map"),
+        ("methods: [a=svi, a=nuts]", "two methods are called 'a'"),
+        ("methods: {svi: [1, 2]}", "'svi' must map options to values"),
+        ("methods: {svi: {lr: x}}", "'svi.lr': expected float, got x"),
+        ("methods: {svi: {lr: -1}}", "svi: 'lr' must be > 0"),
+        (
+            "methods: {svi: {kl_weight: Linnear}}",
+            "'svi.kl_weight': expected float or KLSchedule, got Linnear",
+        ),
+        ("methods: {svi: {guide: no.where.Guide}}", "'no.where.Guide' cannot be imported"),
+        ("methods: {a-b: svi, a_b: svi}", "by '-' and '_' alone"),
+        ("methods: {data: svi}", "'data' is an option of the command"),
+        ("svi: {lr: 1}", "no option 'svi': options of a method stand under 'methods'"),
+        ("quick: 3", "'quick' must be true or false, got 3"),
+        ("hidden: some", "'hidden': expected int, got some"),
+        ("- svi\n- nuts", "holds a list: it must map options to values"),
+        ("", "without content"),
+        ("a: [1", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, message, tmp_path, capsys):
+    assert cli.main(["compare", "--config", written(tmp_path, text)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pyrobnn: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--methods", "nuts", "--nuts.num_warmup", "-5"], "nuts: 'num_warmup' must be at least 0, got -5"),
+        (["--methods", "svi", "--nuts.num_warmup", "5"], "is of no method that is run (svi): name 'nuts' in"),
+        (["--methods", "nuts", "--nuts.num_warmups", "5"], "did you mean 'num_warmup'?"),
+        (
+            ["--methods", "svi", "--svi.kl", "cl"],
+            "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl",
+        ),
+        (["--methods", "a=svi", "a=nuts"], "two methods are called 'a'"),
+        (["--methods", "svi=nuts"], "'svi' is the name of a method"),
+        (["--methods", "x.y=nuts"], "'x.y' is no name for a method"),
+        (["--metods", "svi"], "no option '--metods': did you mean '--methods'?"),
+        (["--config", "nowhere.yaml"], "there is no file 'nowhere.yaml'"),
+    ],
+)
+def test_wrong_words_on_the_command_line_are_named(words, message, capsys):
+    assert cli.main(["compare", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["", "compare", "fit", "predict", "report"])
+def test_help_says_what_the_exit_status_means(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command.split(), "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and "130 stopped by Ctrl-C" in said and "--nuts.target_accept" not in said
+    if command in ("compare", "fit"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--methods" if command == "compare" else "--method", "nuts", "--help"])
+        # from the field and the docstring
+        assert (
+            "--nuts.target_accept" in (said := capsys.readouterr().out) and "acceptance rate aimed at" in said
+        )
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monkeypatch, capsys):
+    def stopped(name, method, study, announce, arguments, *rest):
+        if written:
+            arguments["checkpoint"].write_bytes(b"draws")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "_fitted", stopped)
+    options = ["fit", *FAST, "--method", "nuts", "--out", str(tmp_path / "n.nc")]
+    assert cli.main([*options, "--checkpoint", str(tmp_path / "kept")]) == 130
+    said = "with --resume goes on" if written else "starts anew: no checkpoint was written yet"
+    assert f"the same command {said}" in capsys.readouterr().err
+
+
+def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkeypatch, capsys):
+    fitted, out = compare._fitted, tmp_path / "out"
+    options = ["compare", *FAST, "--methods", "mle", "nuts", "--nuts.num_warmup", "15"]
+    options += ["--nuts.num_draws", "20", "--nuts.checkpoint_every", "0", "--nuts.max_tree_depth", "3"]
+    options += ["--mle.num_steps", "5"]
+    assert cli.main([*options, "--out", str(tmp_path / "whole")]) == 0
+
+    def press(step, metrics):
+        if metrics.get("phase") == "sampling":
+            signal.raise_signal(signal.SIGINT)
+
+    def stopped(name, method, study, announce, arguments, *rest):
+        return fitted(name, method, study, announce, arguments | {"callbacks": [press]}, *rest)
+
+    def only_nuts(name, *rest):
+        assert name == "nuts"
+        return fitted(name, *rest)
+
+    monkeypatch.setattr(compare, "_fitted", stopped)
+    assert cli.main([*options, "--out", str(out)]) == 130
+    assert "with --resume goes on" in capsys.readouterr().err and (out / "nuts.checkpoint").exists()
+    monkeypatch.setattr(compare, "_fitted", only_nuts)
+    assert cli.main([*options, "--out", str(out), "--resume"]) == 0
+    assert "mle: finished before" in capsys.readouterr().out and not (out / "nuts.checkpoint").exists()
+    assert_same(tmp_path / "whole" / "nuts.nc", out / "nuts.nc")
+    # other options are another run
+    assert cli.main([*options, "--mle.num_steps", "6", "--out", str(out), "--resume"]) == 1
+
+
+def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, capsys):
+    folder = tmp_path / "mit Raum"
+    folder.mkdir()
+    x = torch.linspace(0, 1, 40)
+    frame = pd.DataFrame({"größe": x, "ort": ["Rom", "Oslo"] * 20, "preis": 3 * x})
+    table, model, new = folder / "tabelle.csv", folder / "modell.nc", folder / "neu.csv"
+    frame.to_csv(table, sep=";", decimal=",", index=False)
+    pd.DataFrame({"ort": ["Oslo", "Rom"], "größe": [0.5, 7.5]}).to_csv(new, sep=";", decimal=",", index=False)
+    options = [
+        "--target",
+        "preis",
+        "--method",
+        "mle",
+        "--mle.num_steps",
+        "20",
+        "--no-compile",
+        "--no-progress",
+    ]
+    assert cli.main(["fit", str(table), *options, "--hidden", "3", "--out", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert f"saved: {model}" in said and "(MLE): " in said and f"pyrobnn predict '{model}'" in said
+    assert cli.main(["predict", str(model), str(new), "--out", str(folder / "p.csv")]) == 0
+    assert "1 of 2 rows lie beyond the training data" in capsys.readouterr().err
+    found = pd.read_csv(folder / "p.csv", keep_default_na=False)
+    assert list(found["outside"]) == ["", "größe"] and (found["epistemic_sd"] == 0).all()
+    assert list(folder.glob("*.checkpoint")) == []
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "name the data"),
+        (["gap", "--out", "model"], "must be a file FILE.nc: use 'model.nc'"),
+        (["gap", "--method", "svi", "--checkpoint", "a"], "'checkpoint' is an option of NUTS"),
+        (["nowhere"], "unknown data 'nowhere'"),
+    ],
+)
+def test_a_fit_that_cannot_be_is_refused_before_any_compute(words, message, capsys):
+    assert cli.main(["fit", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    path = written(
+        tmp_path,
+        "data: [gap, clusters]\nnoise: [inferred, learned]\nhidden: 3\nno_compile: true\nno_progress: true\n"
+        "methods:\n  wide: {method: svi, init_scale: 0.5, num_steps: 20, num_draws: 5}\n  mle: {num_steps: 5}\n",
+    )
+    out = tmp_path / "study"
+    options = ["--config", path, f"--out={out}", "--methods", "wide", "--noise", "inferred", "--data", "gap"]
+    options += ["--seeds", "0", "1"]
+    assert script["main"](options) == 0
+    table = pd.read_csv(out / "table.csv")
+    assert list(table["method"]) == ["wide"] * 2 and list(table["seed"]) == [0, 1]
+    assert table["in gap"].notna().all() and table["in gap"].nunique() == 2
+    printed = capsys.readouterr().out
+    assert re.search(r"gap inferred +wide 0 of 2 .* ± ", printed)
+    assert re.search(r"^2 comparisons: at most about .* of an idle machine", printed)
+    assert re.search(r"\n1 of 2 comparisons: \d+ s, \d+ CPU s; about .* left\n", printed)
+    assert re.search(r"\n2 of 2 comparisons: \d+ s, \d+ CPU s\n", printed)
+    files = {each.name for each in (out / "gap-inferred-0").iterdir()}
+    assert {"report.html", "bands.png", "bands.svg", "wide.nc"} <= files
+    assert {"gaps.png", "gaps.svg"} <= {each.name for each in out.iterdir()}
+    monkeypatch.setattr(compare, "_fitted", None)  # nothing is fitted again
+    assert script["main"](options) == 0
+    assert script["main"]([*options, "--wide.num_step", "3"]) == 2
+
+
+def test_the_study_moves_its_knobs_on_two_clusters_or_where_it_is_told():
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    names = {"data": None, "noise": None, "seeds": None, "methods": None}
+    study, asked = script["_study"](None), argparse.Namespace(**names, quick=False, every_knob=False)
+    cells = script["_cells"](study, asked)
+    knobs = set(study["knobs"])
+    plain, left_out = script["_planned"](study, cells[0], asked)
+    assert len(cells) == 8 and not knobs & set(plain["methods"])
+    assert [set(names.split(", ")) for names in left_out] == [knobs]
+    for cell in cells:
+        plain, left_out = script["_planned"](study, cell, asked)
+        assert (knobs <= set(plain["methods"])) == (cell["data"] == "study_two_clusters") == (not left_out)
+    asked.every_knob = True
+    assert knobs <= set(script["_planned"](study, cells[0], asked)[0]["methods"])
+    asked.every_knob, asked.quick = False, True
+    plain, left_out = script["_planned"](script["_shortened"](study), cells[2], asked)
+    assert not knobs & set(plain["methods"]) and plain["methods"]["nuts"]["max_seconds"] == 45
+    assert "--every-knob" in next(iter(left_out.values()))
+
+
+def test_the_study_hands_on_the_seconds_that_are_left_and_says_what_has_not_converged(tmp_path, capsys):
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    study = script["_study"](None)
+    asked = argparse.Namespace(data=None, noise=None, seeds=None, quick=False)
+    order = [cell["noise"] for cell in script["_cells"](study, asked)]
+    assert order == ["inferred"] * 4 + ["heteroskedastic"] * 4
+    share = study["methods"]["nuts"]["max_seconds"]
+    granted = script["_granted"](study, 70.0)["methods"]
+    assert granted["nuts"]["max_seconds"] == share + 70.0 and granted["svi"] == {}
+    fits = {"nuts": {"scores": {"fit_seconds": 30.5}}, "svi": {"scores": {"fit_seconds": 500.0}}}
+    (tmp_path / "summary.json").write_text(json.dumps({"methods": fits}), encoding="utf-8")
+    assert script["_left"](study, 70.0, tmp_path) == share + 39.0
+    fits["nuts"]["scores"]["fit_seconds"] = 1e4
+    (tmp_path / "summary.json").write_text(json.dumps({"methods": fits}), encoding="utf-8")
+    assert script["_left"](study, 70.0, tmp_path) == 0.0
+    assert script["_left"](study, 70.0, tmp_path / "nowhere") == 70.0
+
+    def checks(**found):
+        return [{"name": name, "status": status} for name, status in found.items()]
+
+    converged = script["_converged"]
+    assert converged(checks(rhat_function="pass", ess_function="pass", pit="fail"))
+    assert not converged(checks(ess="fail")) and not converged(
+        checks(rhat_function="pass", ess_function="warn")
+    )
+    assert converged(checks(khat="pass")) is None
+    rows = [
+        {
+            "data": "clusters",
+            "noise": "inferred",
+            "method": method,
+            "verdict": "fail",
+            "in gap": 2.0,
+            "converged": said,
+        }
+        for method, said in (("nuts", False), ("svi", None), ("other", True))
+    ]
+    script["_tell"](pd.DataFrame(rows), tmp_path)
+    said = capsys.readouterr().out
+    assert "converged: 1 of 2; not converged, so not to be relied on: nuts clusters inferred\n" in said
+    faces = [line.get_markerfacecolor() for line in script["gaps"](pd.DataFrame(rows)).axes[0].get_lines()]
+    assert faces.count("white") == 1
+
+
+@pytest.mark.slow
+def test_a_page_says_that_its_run_was_short_and_what_a_script_left_out(tmp_path, capsys):
+    words = ["compare", "--data", "gap", "--hidden", "3", "--methods", "mle", "--no-compile", "--no-progress"]
+    out = tmp_path / "run"
+    left_out = {"svi": "a quick run moves no knob"}
+    words += ["--quick", "--mle.num_steps", "3", "--out", str(out)]
+    assert cli.main(words, command="python study.py", left_out=left_out) == 0
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["left_out"] == left_out
+    assert summary["facts"]["command"] == "python study.py"
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "quick: fewer steps and draws than in full" in page and "a quick run moves no knob" in page
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
+    assert script["main"](["--quick", "--forecast", "--out", str(tmp_path / "none")]) == 0
+    said = capsys.readouterr().out
+    assert "\n1 comparison: at most about" in said and "45 s are NUTS" in said
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,409 @@
+"""What may move in torch, and what a wrong pass would do: right numbers all the same, and machine code where possible.
+
+Each test plants one change. ``compiled`` is given functions like those of the library: a batched gradient, and a step
+that writes its state in place and returns nothing (which lies on the stack where our passes run).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import grad_and_value, vmap
+
+from pyrobnn.compile import agreement, compiled, inductor
+from pyrobnn.compile.agreement import disagreement
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pyrobnn"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch):
+    """Every graph is checked, also one that another test has compiled."""
+    monkeypatch.setattr("pyrobnn.compile._CHECKED", set())
+
+
+def gradient(z):
+    """Loss and gradient of a small layer, three chains at once."""
+    x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
+
+    def loss(w):
+        return (torch.tanh(x @ w.unsqueeze(0)).sum(1) - x[:, 0].exp()).square().sum() / w[0].exp()
+
+    return vmap(grad_and_value(loss))(z)
+
+
+def step(z, out):
+    """One descent, written in place."""
+    slope, value = gradient(z)
+    out.copy_(value)
+    z.sub_(0.01 * slope)
+
+
+def example():
+    return torch.linspace(-1.0, 1.0, 18).reshape(3, 6), torch.zeros(3)
+
+
+def assert_right(mode: str = "inductor") -> None:
+    writes = compiled(step, *example())
+    assert writes.mode == mode
+    mine, exact = example(), example()
+    for _ in range(3):
+        writes(*mine)
+        step(*exact)
+    torch.testing.assert_close(mine, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeypatch):
+    monkeypatch.setattr("pyrobnn.compile.agreement._PLAIN", 0)
+    monkeypatch.setattr("pyrobnn.compile.agreement._OF_LARGEST", 0)
+    weighed, traces, trace = [], [], inductor.traced
+    genuine = agreement._WithNoise
+    monkeypatch.setattr(agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1])
+    monkeypatch.setattr(inductor, "traced", lambda *rest: (traces.append(1), trace(*rest))[1])
+    monkeypatch.setattr("pyrobnn.compile.traced", inductor.traced)
+    assert compiled(gradient, example()[0]).mode == "inductor"
+    assert weighed and len(traces) == 1
+
+
+def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
+    checked = []
+    monkeypatch.setattr("pyrobnn.compile.disagreement", lambda *_: checked.append(1))
+    # instead of the compiler
+    monkeypatch.setattr(
+        inductor, "_directly", lambda graph, inputs: torch.fx.GraphModule(graph, graph.graph).forward
+    )
+    z = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+    def times(factor, power=2, data=1.0):
+        table = torch.full((4,), data)
+        fn = lambda z: (factor * z.pow(power) * table).sum(1)  # noqa: E731
+        torch.testing.assert_close(compiled(fn, z)(z), fn(z))
+        return len(checked)
+
+    assert times(0.5) == times(0.5, data=3.0) == 1
+    assert times(0.25) == 2
+    assert times(0.5, power=3) == 3
+    assert times(0.5) == 3
+    z = z.double()
+    assert times(0.5) == 4
+    z = z[:2]
+    assert times(0.5) == 5
+    z = z.T.contiguous().T
+    assert times(0.5) == 6
+
+
+def test_a_graph_is_traced_with_one_mode_for_its_shapes(monkeypatch):
+    """Torch makes one for every operation, each with the stack of calls, where it finds none: half of the time."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    made, genuine = [], FakeTensorMode.__init__
+    monkeypatch.setattr(FakeTensorMode, "__init__", lambda *a, **b: (made.append(1), genuine(*a, **b))[1])
+    graph = inductor.traced(gradient, [example()[0]])
+    assert len(graph.graph.nodes) > 20
+    assert len(made) == 1
+
+
+# -- names that may move ---------------------------------------------------------------------------------------------
+
+KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_stack_allocation"]
+FAST = {
+    "alignment_asserts",
+    "aot_inductor.allow_stack_allocation",
+    "CppWrapperCpuArrayRef",
+    "ShapeEnv",
+    "compile",
+}
+NAMES = [
+    ("torch._inductor.codegen.cpp_wrapper_cpu_array_ref", "CppWrapperCpuArrayRef"),
+    ("torch._inductor.codegen.common", "device_codegens"),
+    ("torch._inductor.codegen.common", "init_backend_registration"),
+    ("torch._subclasses.fake_tensor", "FakeTensorMode"),
+    ("torch._guards", "TracingContext"),
+    ("torch._guards", "tracing"),
+    ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
+    ("torch._inductor", "compile"),
+]
+MODULES = sorted({module for module, _ in NAMES} - {"torch._inductor"})
+
+
+def some_slow(names: list) -> list:
+    """All cases, those beside a few representatives marked slow: each compiles anew."""
+    last = [name[-1] if isinstance(name, tuple) else name for name in names]
+    marks = [[] if name in FAST or name.endswith("array_ref") else pytest.mark.slow for name in last]
+    return [
+        pytest.param(case, id=name, marks=mark) for case, name, mark in zip(names, last, marks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("key", some_slow(KEYS))
+def test_a_missing_setting(key, monkeypatch):
+    import torch._inductor.config as config
+
+    class Without:
+        @staticmethod
+        def patch(settings):
+            if key in settings:
+                missed.append(key)
+                raise AttributeError(f"torch._inductor.config.{key} does not exist")
+            return config.patch(settings)
+
+    missed, plain = [], inductor._private
+    monkeypatch.setattr(
+        inductor, "_private", lambda *name: Without if name[0] == config.__name__ else plain(*name)
+    )
+    assert_right()
+    assert missed == [key], "asked for once"
+
+
+@pytest.mark.parametrize("name", some_slow(NAMES))
+def test_a_missing_class(name, monkeypatch):
+    asked, plain = [], inductor._private
+
+    class Without:
+        pass
+
+    def private(module, wanted=None):
+        if module != name[0] or wanted not in (None, name[1]):
+            return plain(module, wanted)
+        asked.append(wanted)
+        if wanted is None:
+            return Without
+        raise AttributeError(f"module {module!r} has no attribute {wanted!r}")
+
+    monkeypatch.setattr(inductor, "_private", private)
+    assert_right()
+    assert asked
+
+
+@pytest.mark.parametrize("module", some_slow(MODULES))
+def test_a_missing_module(module, monkeypatch):
+    asked, plain = [], inductor._private
+
+    def private(wanted, name=None):
+        if wanted != module:
+            return plain(wanted, name)
+        asked.append(wanted)
+        raise ModuleNotFoundError(f"No module named {module!r}")
+
+    monkeypatch.setattr(inductor, "_private", private)
+    assert_right()
+    assert asked
+
+
+def test_passes_and_stack_only_where_they_were_tested(monkeypatch, caplog):
+    calls = []
+    for name in ("hoist_invariants", "fold_constants", "materialize_broadcasts", "_intermediates_on_stack"):
+        monkeypatch.setattr(inductor, name, lambda *_, name=name: calls.append(name))
+    monkeypatch.setattr(inductor, "TESTED", ())
+    inductor._say_untested.cache_clear()
+    with caplog.at_level(logging.WARNING, "pyrobnn"):
+        assert_right()
+    assert not calls
+    assert [record for record in caplog.text.splitlines() if "were tested on torch" in record], "said"
+    assert len(caplog.records) == 1, "once"
+
+
+def test_this_torch_is_tested_or_newer_than_all_that_are():
+    ours = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    newest = max(tuple(map(int, version.split("."))) for version in inductor.TESTED)
+    assert inductor.tested() or ours > newest or ours < newest
+
+
+def test_a_pass_that_fails_costs_speed_alone(monkeypatch, caplog):
+    def broken(graph, *_):
+        raise AttributeError("'OpOverload' object has no attribute '_schema'")
+
+    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
+    monkeypatch.setattr(inductor, "fold_constants", broken)
+    assert_right()
+    assert "_schema" in caplog.text
+
+
+# -- wrong numbers ---------------------------------------------------------------------------------------------------
+
+
+def plant(graph, *_, by: float = 1.001) -> None:
+    """A wrong pass: the tanh of the graph is a thousandth too large."""
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten.tanh.default:
+            with graph.graph.inserting_after(node):
+                wrong = graph.graph.call_function(torch.ops.aten.mul.Tensor, (node, by))
+            node.replace_all_uses_with(wrong, lambda user, wrong=wrong: user is not wrong)
+    graph.recompile()
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("fold_constants", 1.001),
+        ("materialize_broadcasts", float("nan")),
+        pytest.param("lay_out_data_innermost", 1.001, marks=pytest.mark.slow),
+        pytest.param("hoist_invariants", -1.0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_pass_is_caught(name, by, monkeypatch):
+    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
+    monkeypatch.setattr(inductor, name, lambda graph, *_: plant(graph, by=by))
+    with pytest.warns(UserWarning, match="the function gives wrong numbers when compiled .* report") as seen:
+        assert_right("graph")
+    assert len(seen) == 1 and torch.__version__ in str(seen[0].message)
+
+
+def test_a_wrong_decomposition_is_caught(monkeypatch):
+    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
+    wrong = {**inductor.DECOMPOSITIONS, torch.ops.aten.exp.default: lambda x: x.exp2()}
+    monkeypatch.setattr(inductor, "DECOMPOSITIONS", wrong)
+    with pytest.warns(UserWarning, match="wrong numbers"):
+        assert_right("graph")
+
+
+@pytest.mark.parametrize("write", ["too little", "elsewhere"])
+@pytest.mark.parametrize("length", [10, 2**22 + 1], ids=["copied", "large"])
+def test_what_is_written_into_an_argument_is_compared(write, length):
+    def fn(z, log):
+        log[3].copy_(z)
+        return z + 1
+
+    def call(z, log):
+        if write == "elsewhere":
+            log[4].copy_(z)
+        return z + 1
+
+    def trace():
+        return inductor.traced(fn, inputs)
+
+    inputs = [torch.tensor(2.5), torch.zeros(length)]
+    assert disagreement(fn, fn, inputs, trace) is None
+    inputs = [torch.tensor(2.5), torch.zeros(length)]
+    assert "difference of 2.5" in disagreement(fn, call, inputs, trace)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_not_a_wrong_number(dtype):
+    """A sum that all but cancels, a tie between branches, and NaN: what differs there differs by rounding."""
+    x = torch.linspace(1.0, 2.0, 10_000, dtype=dtype).pow(3)
+
+    def fn(z):
+        residual = x * z - x.mean()
+        total = (residual - residual.mean()).sum()
+        return total, torch.where(total > 0, 1.0, -1.0), (z - 10).log()
+
+    def otherwise(z):
+        residual = (x * z - x.mean()).flip(0)
+        total = -((residual.mean() - residual).cumsum(0)[-1])
+        return total, torch.where(total > 0, 1.0, -1.0), (z - 10).log()
+
+    z = torch.ones((), dtype=dtype)
+    assert disagreement(fn, otherwise, [z], lambda: inductor.traced(fn, [z])) is None
+    wrong = disagreement(fn, lambda z: (fn(z)[0] + 1, *fn(z)[1:]), [z], lambda: inductor.traced(fn, [z]))
+    assert wrong is not None
+    finite = disagreement(fn, lambda z: (*fn(z)[:2], z), [z], lambda: inductor.traced(fn, [z]))
+    assert finite is not None
+
+
+def test_a_sign_that_rounding_decides_is_no_wrong_number():
+    """Adam's first update is the rate times the sign of a gradient, whatever is left of one that cancels."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(200, columns, generator=generator) for columns in (2000, 1))
+    x[-1] = -(x[:-1].double() * y[:-1].double()).sum(0) / y[-1]
+
+    def update(slope):
+        return 0.003 * slope / (slope.abs() + 1e-8)
+
+    def fn(x, y):
+        return update((x * y).sum(0))
+
+    def otherwise(x, y):  # the same sum in another order
+        return update((x * y).reshape(25, 8, -1).sum(0).sum(0))
+
+    def trace():
+        return inductor.traced(fn, [x, y])
+
+    assert int(((fn(x, y) - otherwise(x, y)).abs() > 0.001).sum()) > 500
+    assert disagreement(fn, otherwise, [x, y], trace) is None
+    x[-1, 7] += 0.1  # a gradient that rounding leaves alone
+    wrong = disagreement(fn, lambda x, y: fn(x, y) * (1 - 2 * (torch.arange(2000) == 7)), [x, y], trace)
+    assert "a difference of 0.006" in wrong
+
+
+def test_random_draws_are_compared_from_one_state():
+    def fn(z):
+        return z + torch.randn_like(z), torch.rand(3)
+
+    before = torch.get_rng_state()
+    assert compiled(fn, torch.zeros(4)).mode == "inductor"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- where private names are -----------------------------------------------------------------------------------------
+
+
+def source(path: Path) -> str:
+    """The Python of a file; of a notebook its cells, without magics."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!")
+
+
+def private(path: Path) -> list[str]:
+    """Uses of torch's private names in a file: imports, attributes of torch and nn, strings that name a module."""
+    found = []
+    for node in ast.walk(ast.parse(source(path))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = ["torch._version"] if node.attr == "_version" else [ast.unparse(node)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        for name in names:
+            root, *rest = name.split(".")
+            hidden = [part for part in rest if part == "experimental" or re.match("_[^_]", part)]
+            if root in {"torch", "nn"} and re.fullmatch(r"[\w.]+", name) and hidden:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    return found
+
+
+def test_private_names_of_torch_are_used_in_the_compile_layer_alone():
+    outside = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "compile"]
+    users = [*(ROOT / "scripts").glob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert len(users) > 15
+    outside += users
+    assert not [use for path in outside for use in private(path)]
+    assert private(PACKAGE / "compile" / "inductor.py"), "the search finds them where they are"
+
+
+def test_import_needs_no_private_name():
+    """With every module that the compile layer imports late taken away."""
+    program = (
+        "import sys, torch, pyro\n"
+        "for name in list(sys.modules):\n"
+        "    if name.startswith(('torch._inductor', 'torch._guards', 'torch._subclasses', 'torch._ops',\n"
+        "                        'torch.fx.experimental', 'torch.utils._pytree')):\n"
+        "        sys.modules[name] = None\n"
+        "for name in ('torch._inductor', 'torch._inductor.config', 'torch._dynamo'):\n"
+        "    sys.modules[name] = None\n"
+        "import pyrobnn.compile, pyrobnn.compile.inductor, pyrobnn.inference.nuts\n"
+        "assert pyrobnn.compile.compiled(torch.sin, torch.ones(2), enabled=False)(torch.ones(2)).shape == (2,)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

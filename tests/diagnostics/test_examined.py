@@ -1,0 +1,273 @@
+"""What was examined: each method by its predictive, weights and predictions apart, the least examined never first."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from helpers import seeded
+from known_posteriors import SAMPLE, classes_tree, exact_tree, healthy_subspace, healthy_svi
+from models import normal_prior, toy_net
+
+import pyrobnn as pb
+from pyrobnn.diagnostics import Evidence, diagnose
+from pyrobnn.diagnostics.calibration import check_ece
+from pyrobnn.diagnostics.integrity import check_optimum
+from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.rates import rates, said_rates
+from pyrobnn.inference.optim.unfinished import still_falling
+from pyrobnn.report import write_report, write_summary
+from pyrobnn.report.comparison import compare_rows
+from pyrobnn.report.conclusion import conclude, recommended
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def find(verdict, name):
+    return next((check for check in verdict.checks if check.name == name), None)
+
+
+def with_hidden_units(tree):
+    weights = tree["posterior"]["net.weight"].values
+    tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)})
+    return tree
+
+
+def wave(num, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = 4 * torch.rand(num, 1, generator=generator) - 2
+    return x, torch.sin(2 * x) + 0.3 * torch.randn(num, 1, generator=generator)
+
+
+FEW_STEPS = {"num_steps": 100, "compile": False}
+WITHOUT_DENSITY = {
+    "MAP": pb.MAP(polish_steps=0, **FEW_STEPS),
+    "MLE": pb.MLE(**FEW_STEPS),
+    "DeepEnsemble": pb.DeepEnsemble(num_members=4, **FEW_STEPS),
+}
+
+
+@pytest.fixture(scope="module")
+def overconfident():
+    """Fits whose noise is a thirtieth of that of the data."""
+    model = pb.BNN(
+        toy_net(),
+        normal_prior(),
+        pb.likelihoods.HomoskedasticGaussian(0.01),
+    )
+    x, y = wave(40, 0)
+    return x, y, {name: method.fit(model, x, y, seed=0) for name, method in WITHOUT_DENSITY.items()}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", WITHOUT_DENSITY)
+def test_methods_without_a_density_fail_by_what_they_predict(name, overconfident):
+    x, y, fitted = overconfident
+    held_out = diagnose(fitted[name].to_datatree(x, y, test=wave(10, 1)))
+    found = find(held_out, "coverage_90")
+    assert held_out.predictions == "fail" and found.value < 0.5 and "of 10 held-out" in found.evidence
+    alone = diagnose(fitted[name].to_datatree(x, y))
+    assert alone.status == "fail" and "too narrow" in find(alone, "training_pit").action
+
+
+@pytest.mark.parametrize(("num", "told"), [(15, True), (30, False)])
+def test_held_out_rows_too_few_to_tell_the_width_of_intervals_are_said_to_be(num, told):
+    x, y = wave(40, 0)
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    posterior = pb.Laplace(num_steps=50, importance=False, compile=False).fit(model, x, y, num_draws=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        unchecked = diagnose(posterior.to_datatree(x, y, test=wave(num, 1))).unchecked
+    assert any("fewer than 20 held-out" in words for words in unchecked) == told
+
+
+def test_calibrated_few_rows_and_training_rows_are_no_alarm():
+    tree = exact_tree()
+    few = tree.isel(pred_point=slice(10))
+    assert find(diagnose(few), "coverage_90").status == "pass"
+    assert find(diagnose(tree), "training_pit") is None  # leave-one-out is better
+    del tree["log_likelihood"]
+    assert find(diagnose(tree), "training_pit").status == "info"
+
+
+def test_confidence_that_is_wrong_is_seen_in_ten_rows():
+    statuses = {}
+    for sharpness in (1.0, 8.0):
+        tree = classes_tree(sharpness)
+        parts = [tree.isel(pred_point=slice(start, start + 10)) for start in range(0, 100, 10)]
+        statuses[sharpness] = [check_ece(Evidence.of(part)).status for part in parts]
+    assert statuses[1.0].count("pass") >= 9 and statuses[8.0].count("pass") <= 2
+
+
+def test_members_that_are_one_are_told():
+    attrs = {"method": "DeepEnsemble", "kind": "independent", "claim": "none", "iid": 1}
+    members = exact_tree(1, 6, sample_stats={}, attrs=attrs)
+    assert find(diagnose(members), "spread").status == "pass"
+    same = members.isel(draw=[0] * 6)
+    assert diagnose(same).status == "fail" and "are the same" in diagnose(same).summary
+    nearly = members.copy()
+    pointwise = members["log_likelihood"]["y"]
+    nearly["log_likelihood"]["y"] = pointwise.mean("draw") + 1e-3 * (pointwise - pointwise.mean("draw"))
+    assert find(diagnose(nearly), "spread").status == "warn"
+
+
+def test_predictions_that_nobody_looked_at_come_last():
+    """NUTS whose chains disagree a little fails; a point without held-out data only warns, and came first."""
+    nuts = exact_tree()
+    f = (
+        nuts["function"]["f"].values
+        + 0.3 * np.arange(4)[:, None, None, None] * nuts["function"]["f"].values.std()
+    )
+    nuts["function"] = nuts["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), f))
+    point = exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1})
+    del point["predictions"], point["predictions_constant_data"]
+    trees = {"map": point, "nuts": nuts}
+    verdicts = judge_all(trees)
+    assert [verdicts[name].status for name in trees] == ["warn", "fail"]
+    assert verdicts["map"].predictions == "unchecked"
+    rows = compare_rows(trees, verdicts)
+    assert recommended(rows, verdicts) == "nuts"
+    first = conclude(trees, rows, verdicts)[0]
+    assert (
+        first.startswith("No method can be trusted yet: for nuts")
+        and "the predictions of map were not examined" in first
+    )
+
+
+def test_a_point_that_is_recommended_was_examined_less():
+    trees = {
+        "map": exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1}),
+        "nuts": exact_tree(4, 20),
+    }
+    point = trees["map"]["predictions"].to_dataset()
+    center = point["mean"].values
+    drawn = center[None, :, 0] + 0.5 * np.random.default_rng(0).normal(size=(1000, len(center)))
+    trees["map"]["predictions"] = point.assign(y_sample=(("sample", "pred_point"), drawn))
+    verdicts = judge_all(trees)
+    assert verdicts["map"].predictions == "pass" and verdicts["nuts"].status == "fail"
+    first = conclude(trees, compare_rows(trees, verdicts), verdicts)[0]
+    assert first.startswith("Use map, with care") and "examined less" in first
+
+
+# weights and predictions
+
+
+def test_weights_and_predictions_are_judged_apart():
+    """k-hat over all weights of a net, and leave-one-out by the same weights, decide nothing of its function."""
+    tree = healthy_svi()
+    wild = tree["sample_stats"].to_dataset()
+    wild["log_p"] = wild["log_p"] + 30.0 * np.random.default_rng(2).normal(size=wild["log_p"].shape)
+    tree["sample_stats"] = wild
+    line = diagnose(tree)
+    assert (line.weights, line.predictions) == ("fail", "fail")
+    net = diagnose(with_hidden_units(tree))
+    assert (net.status, net.weights, net.predictions) == ("pass", "unchecked", "pass")
+    assert "k-hat" in net.line("weights")[1] and "leave-one-out" in net.unchecked
+    far = diagnose(tree, reference=exact_tree(noise=0.1))
+    assert far.predictions == "fail" and far.weights == "unchecked"
+
+
+def test_a_last_layer_is_judged_by_its_subspace():
+    assert diagnose(with_hidden_units(healthy_subspace())).weights == "pass"
+
+
+def test_a_fault_of_the_run_counts_for_both_lines():
+    assert (diagnose(exact_tree()).weights, diagnose(exact_tree()).predictions) == ("pass", "pass")
+    copied = diagnose(exact_tree().isel(chain=[0, 1, 0, 0]))
+    assert (copied.weights, copied.predictions) == ("fail", "fail")
+
+
+def test_both_lines_stand_in_the_page_and_the_summary(tmp_path):
+    trees = {"svi": with_hidden_units(healthy_svi())}
+    content = json.loads(write_summary(trees, None, tmp_path / "summary.json").read_text())
+    found = content["methods"]["svi"]["verdict"]
+    assert found["weights"] in ("pass", "unchecked") and found["predictions"] == "pass"
+    page = write_report(trees, tmp_path / "report.html").read_text()
+    assert "predictions: pass" in page and f"weights: {found['weights']}" in page
+
+
+# searches that were stopped far from their optimum
+
+
+UNFINISHED = {
+    "MAP": (pb.MAP, {"polish_steps": 0}),
+    "MAP of batches": (pb.MAP, {"batch_size": 10}),
+    "MLE": (pb.MLE, {}),
+    "DeepEnsemble": (pb.DeepEnsemble, {"num_members": 2}),
+    "SVI": (pb.SVI, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
+    """Three and thirty steps towards a line that takes five hundred of them; whole runs are silent."""
+    x = torch.linspace(-1, 1, 40)[:, None]
+    y = 5.0 * x + 3.0
+    with seeded(0):
+        model = pb.BNN(torch.nn.Linear(1, 1), normal_prior(10.0), pb.likelihoods.HomoskedasticGaussian(1.0))
+    kind, options = UNFINISHED[name]
+    status, told = {}, {}
+    for steps, lr in ((3, 0.01), (60, 0.01), (1000, 0.05)):
+        posterior = kind(num_steps=steps, lr=lr, compile=False, **options).fit(model, x, y, seed=0)
+        tree = posterior.to_datatree()
+        status[steps] = check_optimum(Evidence.of(tree)).status
+        told[steps] = [note for note in posterior.meta["warnings"] if "the search was stopped" in note]
+    assert len(told[3]) == 1 and "raise num_steps" in told[3][0] and told[1000] == []
+    assert status[3] in ("warn", "fail") and status[60] in ("warn", "fail") and status[1000] == "pass"
+
+
+def test_a_run_that_a_callback_stopped_was_meant_to_end():
+    x, y = wave(40, 0)
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    stop = [lambda step, metrics: True]
+    assert "gain_limit" not in pb.MLE(num_steps=300, compile=False).fit(model, x, y, callbacks=stop).meta
+
+
+def test_a_rate_that_goes_to_zero_is_no_optimum():
+    steps = torch.arange(100.0)
+    factors = 0.5 * (1 + torch.cos(torch.pi * steps / 100))
+    losses = 10.0 - factors.cumsum(0) / 50  # falls in proportion to the rate, and is level at the end
+    result = SimpleNamespace(factors=factors)
+    assert float(losses[-2] - losses[-1]) < 1e-4
+    assert still_falling(result, losses, 100.0) > 10.0
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert still_falling(result, 10.0 + noise, 100.0) < 50.0
+
+
+# the rates that stand beside each check
+
+
+def test_the_rates_of_every_check_are_those_of_the_study_and_stand_in_the_page(tmp_path):
+    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "benchmark_verdicts.py")
+    study = importlib.util.module_from_spec(spec)
+    sys.modules["benchmark_verdicts"] = study  # its dataclasses look themselves up there
+    spec.loader.exec_module(study)
+    del sys.modules["benchmark_verdicts"]
+    rows = [json.loads(line) for line in (SCRIPTS / "results" / "verdicts.jsonl").read_text().splitlines()]
+    assert rates() == study.rates(rows)
+    assert rates()["virial"]["seen"] > 0 and said_rates("no such check") == ""
+    page = write_report({"nuts": exact_tree()}, tmp_path / "report.html").read_text()
+    assert said_rates("pit") in page and "of the faults it is for" in said_rates("pit")
+
+
+def test_a_log_likelihood_of_other_rows_fails():
+    tree = exact_tree()
+    values = tree["log_likelihood"]["y"]
+    assert find(diagnose(tree), "log_likelihood_rows").value > 0.9
+    for wrong in (values.values[..., ::-1], -values.values):
+        tree["log_likelihood"]["y"] = values.copy(data=wrong)
+        assert (
+            diagnose(tree).status == "fail" and find(diagnose(tree), "log_likelihood_rows").status == "fail"
+        )
+    near = tree["posterior_predictive"]["y"].median(("chain", "draw")).values
+    tree["observed_data"]["y"] = ("obs", near + 1e-3)  # no order that could be checked
+    assert find(diagnose(tree), "log_likelihood_rows") is None

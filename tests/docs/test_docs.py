@@ -1,0 +1,261 @@
+"""The pages of docs/: their code runs, they name every public name and every check, and they build strictly."""
+
+from __future__ import annotations
+
+import ast
+import html
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+import xarray as xr
+from helpers import seeded
+
+import pyrobnn as pb
+from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.judge import EXAMINATIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
+PAPER = DOCS / "paper.md"  # for a journal, not a page of the site
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
+PAGES = [page for page in PAGES if page != PAPER]
+#: takes longer than a few seconds
+SLOW = {
+    "conformal",
+    "deploy",
+    "methods",
+    "million-rows",
+    "other-trees",
+    "pyro-program",
+    "save-and-resume",
+    "scoringbench",
+    "skpro",
+    "trackers",
+}
+OPTIONAL = {"mlflow", "numpyro", "pymc", "skpro", "tensorboard", "wandb"}
+MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
+
+
+def blocks(text, language):
+    return [body for found, body in MARKED.findall(text) if found == language]
+
+
+def runnable():
+    for page in PAGES:
+        if blocks(page.read_text(encoding="utf-8"), "python"):
+            yield pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
+
+
+def missing(block):
+    """Libraries of others that a block imports and that the package does not require."""
+    imported = set(re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE))
+    return [name for name in OPTIONAL & imported if importlib.util.find_spec(name) is None]
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    return importlib.import_module
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # short fits say that they are short
+@pytest.mark.parametrize("page", list(runnable()))
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    names: dict = {"__name__": "__page__"}
+    state = np.random.get_state()  # NumPyro draws from it
+    with seeded(0):  # a page draws initial weights as a user would
+        for block in blocks(page.read_text(encoding="utf-8"), "python"):
+            if not missing(block):
+                exec(compile(block, str(page), "exec"), names)
+    np.random.set_state(state)
+
+
+def test_no_page_is_without_an_example():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
+        included = "{include}" in text  # of the README, whose examples its own test runs
+        assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
+
+
+def test_commands_and_options_of_a_page_exist():
+    """Every option that a page shows is one that some command takes; those of a method by their last word."""
+    files = [*(ROOT / "pyrobnn/cli/help").glob("*.txt"), *(ROOT / "pyrobnn").rglob("*.py")]
+    known = "".join(path.read_text(encoding="utf-8") for path in files)
+    shown = "".join(body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), "sh"))
+    commands = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("pyrobnn ")]
+    assert len(commands) >= 6
+    for line in commands:
+        assert line.split()[1] in ("compare", "fit", "predict", "report")
+        options = re.findall(r"--([\w.-]+)", line.partition(" #")[0])
+        assert [option for option in options if option.rpartition(".")[2] not in known] == [], line
+
+
+def test_the_list_of_pages_names_the_test_of_every_page(extension):
+    found = {page: (test, when) for page, test, when in extension("tested_pages").rows()}
+    lists = {"howto/index", "contributing"}
+    names = {page.relative_to(DOCS).with_suffix("").as_posix(): page for page in PAGES}
+    assert set(names) - set(found) == lists
+    for param in runnable():
+        (page,) = param.values
+        test, when = found[page.relative_to(DOCS).with_suffix("").as_posix()]
+        assert test.endswith(f"::test_the_code_of_a_page_runs[{param.id}]")
+        assert when == ("slow" if param.marks else "every run")
+    for test, _ in found.values():
+        for path in re.findall(r"(?:tests|scripts)/\w+\.py", test):
+            name = test.partition("::")[2].partition("[")[0]
+            assert (ROOT / path).is_file() and name in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_the_paper_cites_what_it_lists_and_its_numbers_are_those_of_records():
+    text = PAPER.read_text(encoding="utf-8")
+    listed = re.findall(r"^@\w+\{(\w+),$", (DOCS / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(re.findall(r"@(\w+)", text)))
+    assert re.findall(r"^# (Summary|Statement of need|References)$", text, re.MULTILINE)[-1] == "References"
+    prose = text.partition("\n---\n")[2]
+    tables = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
+    assert len(tables.findall(prose)) >= 4
+    typed = re.sub(r"@\w+", "", tables.sub("", prose).replace("Pyro 1.9", "Pyro"))
+    assert re.findall(r"\d[\d.,%]*", typed) == []
+
+
+def test_the_messages_that_are_explained_are_those_of_the_code():
+    texts = []
+    for path in (ROOT / "pyrobnn").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = getattr(node, "values", [node])
+            texts.append("".join(p.value for p in parts if isinstance(getattr(p, "value", None), str)))
+    said = "\n".join(texts)
+    quoted = re.findall(r'^"(.+)"$', (DOCS / "questions.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quoted) > 10 and [words for words in quoted if words not in said] == []
+
+
+def test_the_reference_has_every_public_name(extension, tmp_path):
+    documented = set(extension("api_pages").write(tmp_path))
+    expected = {f"pyrobnn.{name}" for name in pb.__all__ if not inspect.ismodule(getattr(pb, name))}
+    for module in {value for name in pb.__all__ if inspect.ismodule(value := getattr(pb, name))}:
+        listed = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
+        public = [name for name in listed if not name.startswith("_")]
+        expected |= {f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))}
+    assert len(expected) > 80 and expected - documented == set()
+    extras = {"skpro.BNNProbaRegressor", "scoringbench.PyrobnnWrapper"}
+    assert {f"pyrobnn.estimators.{name}" for name in extras} <= documented
+    index = (tmp_path / "index.rst").read_text(encoding="utf-8")
+    assert all(f"<{page.stem}>" in index for page in tmp_path.glob("*.rst") if page.stem != "index")
+
+
+def test_every_check_has_a_page_made_from_its_code(extension):
+    check_pages = extension("check_pages")
+    pages = check_pages.pages()
+    sources = {text for page in pages.values() for text in page.sees}
+    for examination in EXAMINATIONS:
+        assert inspect.getdoc(examination.check).split("\n\n")[0] in sources
+    records = (ROOT / "scripts/results/verdicts.jsonl").read_text().splitlines()
+    measured = {name for line in records for name in json.loads(line)["checks"]}
+    assert measured - set(pages) == set()
+    assert all(name == name.strip("… ") for name in pages)
+    said = {
+        name: [text for text in page.evidence if len(re.findall("[a-z]{2,}", text)) >= 3]
+        for name, page in pages.items()
+    }
+    assert [name for name, texts in said.items() if not texts] == []  # a sentence, not the ellipsis of one
+    bfmi = check_pages.markdown(pages["bfmi"])
+    assert f"≥ {thresholds.BFMI_PASS} to pass, < {thresholds.BFMI_FAIL} to fail" in bfmi
+    assert "https://arxiv.org/abs/1604.00695" in bfmi and "Reparameterise scale sites" in bfmi
+    virial = check_pages.markdown(pages["virial"])
+    assert re.search(r"\| sd x 0\.5 \| \d+ \| \d+% \|", virial) and "healthy posteriors" in virial
+
+
+def test_the_pages_tell_what_a_check_misses_and_draw_every_measured_one(extension, tmp_path):
+    check_pages, check_rates = extension("check_pages"), extension("check_rates")
+    copies = check_pages.markdown(check_pages.pages()["copied_chains"])
+    missed = re.findall(r"^\| (one chain with noise as all) \| \d+ \| 0% \|", copies, re.MULTILINE)
+    assert missed, "a fault that it is there to see, and does not, is not told"
+    check_rates.draw(tmp_path)
+    for ground in ("light", "dark"):
+        drawn = (tmp_path / f"rates-{ground}.svg").read_text(encoding="utf-8")
+        assert [name for name in check_rates.rates() if f">{name}<" not in drawn] == []
+
+
+def test_the_examples_of_the_checks_run(extension, capsys):
+    page = extension("check_pages").pages()["rhat_function"]
+    f = np.random.default_rng(0).normal(size=(4, 200, 3, 1))
+    dims = ("chain", "draw", "probe", "output")
+    groups = {
+        "posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}),
+        "function": xr.Dataset({"f": (dims, f)}),
+    }
+    (code,) = blocks(extension("check_pages").markdown(page), "python")
+    exec(compile(code, "page", "exec"), {"pb": pb, "tree": xr.DataTree.from_dict(groups)})
+    assert capsys.readouterr().out.startswith("pass 1.0")
+
+
+def dead_links(site):
+    """Links of a built site to a file or a place in a file that it has not; those to other sites are not followed."""
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    places = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+    dead = []
+    for path, text in pages.items():
+        for link in set(re.findall(r'\b(?:href|src)="([^"]*)"', text)):
+            link = html.unescape(link)
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            file, _, place = link.partition("#")
+            target = (path.parent / unquote(file.partition("?")[0])).resolve() if file else path
+            if not target.exists() or (place and target in places and unquote(place) not in places[target]):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    return dead
+
+
+def test_a_dead_link_and_a_dead_place_are_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here"><a href="b.html#there"><a href="#top"><a href="c.html">'
+    )
+    (tmp_path / "b.html").write_text('<p id="here"><a href="https://pyro.ai"><img src="a.html?v=1">')
+    assert sorted(dead_links(tmp_path)) == ["a.html: #top", "a.html: b.html#there", "a.html: c.html"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
+    pytest.importorskip("myst_nb", reason="needs the extra 'docs'")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-b",
+        "html",
+        str(DOCS),
+        str(tmp_path),
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert built.returncode == 0, built.stderr[-4000:]
+    assert dead_links(tmp_path) == []
+    index = (tmp_path / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    wanted = {
+        "bnnregressor": "howto/skpro",
+        "heteroskedast": "checks/coverage_by_region",
+        "khat": "questions",
+    }
+    for word, page in wanted.items():
+        assert index["docnames"].index(page) in index["terms"][word], word

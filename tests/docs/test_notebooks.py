@@ -1,0 +1,114 @@
+"""The committed notebooks were executed, in order, without error; and one of them still runs, shortened."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+#: an absolute path of some user's machine, in code, output or traceback
+MACHINE_PATH = re.compile(r"(?<![\w.:/])/(home|root|work|tmp|Users|usr|opt|var|mnt|private)/|\b[A-Z]:\\\\")
+
+pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="the installed package has no notebooks")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    return json.loads(request.param.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def runner():
+    pytest.importorskip("nbclient", reason="needs the extra 'notebooks'")
+    pytest.importorskip("ipykernel", reason="needs the extra 'notebooks'")
+    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "scripts" / "run_notebooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_is_valid(notebook):
+    pytest.importorskip("nbformat", reason="needs the extra 'notebooks'").validate(notebook)
+
+
+def test_was_executed_in_order_without_error(notebook):
+    cells = code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+    assert "error" not in kinds
+
+
+def test_says_nothing_on_stderr(notebook):
+    told = [
+        "".join(output["text"])
+        for cell in code_cells(notebook)
+        for output in cell["outputs"]
+        if output.get("name") == "stderr"
+    ]
+    assert told == []
+
+
+def test_no_table_has_an_empty_column(notebook):
+    outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    tables = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
+    for table in tables:
+        rows = [
+            re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)
+            for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)
+        ]
+        columns = zip(*(row for row in rows if row), strict=True)
+        assert all(any(cell.strip() for cell in column) for column in columns)
+
+
+def test_has_figures_and_names_no_machine_path(notebook):
+    images = 0
+    for cell in notebook["cells"]:
+        texts = ["".join(cell["source"])]
+        for output in cell.get("outputs", []):
+            images += "image/png" in output.get("data", {})
+            data = {kind: value for kind, value in output.get("data", {}).items() if kind != "image/png"}
+            texts.append(json.dumps([data, output.get("text"), output.get("traceback")]))
+        for text in texts:
+            assert not MACHINE_PATH.search(text), MACHINE_PATH.search(text)
+    assert images
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_small_and_knows_the_smoke_switch(path):
+    assert path.stat().st_size < 1_000_000
+    assert "PYROBNN_SMOKE" in path.read_text(encoding="utf-8")
+
+
+def test_unknown_name_is_told(runner):
+    with pytest.raises(ValueError, match="no notebook starts with 'nope'"):
+        runner.chosen(["nope"])
+
+
+@pytest.mark.slow
+def test_failing_cell_is_named(runner, tmp_path, capsys, monkeypatch):
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell("1"), nbformat.v4.new_code_cell("# the culprit\n1 / 0")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "09_broken.ipynb")
+    before = (tmp_path / "09_broken.ipynb").read_bytes()
+    monkeypatch.setattr(runner.chosen, "__defaults__", (tmp_path,))
+    assert runner.main([]) == 1
+    told = capsys.readouterr().err
+    assert "09_broken.ipynb, cell 1 (# the culprit)" in told and "ZeroDivisionError" in told
+    assert (tmp_path / "09_broken.ipynb").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_smoke_run_writes_nothing(runner, capsys):
+    before = NOTEBOOKS[0].read_bytes()
+    assert runner.main(["--smoke", NOTEBOOKS[0].stem]) == 0, capsys.readouterr().err
+    assert NOTEBOOKS[0].read_bytes() == before

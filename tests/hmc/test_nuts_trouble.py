@@ -1,0 +1,334 @@
+"""NUTS and bad luck: bad starts, NaN, divergences, killed runs, impossible requests."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+from models import toy, toy_model
+
+from pyrobnn.checks import divergences_by_chance
+from pyrobnn.diagnostics import diagnose, thresholds
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.hmc import checks
+from pyrobnn.inference.hmc.checks import disagreement, levels, slow_energy, verdicts
+from pyrobnn.inference.hmc.draws import Draws
+from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.inference.nuts import NUTS
+
+QUICK = {"num_chains": 3, "num_warmup": 30, "compile": False}
+
+
+def simple(x, y):
+    pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+
+
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
+def test_bad_starts_are_drawn_again():
+    def program(x, y):
+        top = pyro.sample("top", dist.HalfNormal(1.0))
+        pyro.sample("y", dist.Uniform(0.0, top), obs=y)
+
+    # half of the prior has no density at the data, and the edge makes divergences
+    with pytest.warns(UserWarning, match="diverged"):
+        posterior = NUTS(num_chains=16, num_warmup=5, compile=False).fit(
+            program, None, torch.tensor(0.6), num_draws=5
+        )
+    assert (posterior.draws["top"] > 0.6).all()
+
+
+def test_no_start_at_all_names_the_site():
+    def program(x, y):
+        top = pyro.sample("top", dist.HalfNormal(1.0))
+        pyro.sample("height", dist.Uniform(0.0, top), obs=y)
+
+    with pytest.raises(ValueError, match="no start with a finite density.*-inf.*'height'"):
+        NUTS(**QUICK).fit(program, None, torch.tensor(-1.0), num_draws=5)
+
+
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
+def test_nan_gradients_are_divergences():
+    def program(x, y):
+        z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.factor("cliff", torch.where(z > 0.5, torch.log(-z.abs()), torch.zeros(2)).sum())
+
+    with pytest.warns(UserWarning, match="diverged"):
+        posterior = NUTS(num_chains=8, num_warmup=30, compile=False).fit(program, num_draws=60)
+    assert posterior.sample_stats["diverging"].any()
+    assert posterior.draws["z"].isfinite().all() and (posterior.draws["z"] <= 0.5).all()
+    assert posterior.sample_stats["lp"].isfinite().all()
+    # no chain is poisoned by its bad leaves: all go on moving
+    assert (posterior.draws["z"][:, 30:].std(1) > 0.05).all()
+
+
+def test_all_diverging_is_said():
+    config = NUTS(num_chains=2, num_warmup=0, step_size=1e4, compile=False)
+    with pytest.warns(UserWarning, match="every transition diverged"):
+        posterior = config.fit(simple, num_draws=30)
+    assert "worthless" in posterior.meta["warnings"][0]
+    assert posterior.sample_stats["diverging"].all()
+    verdict = diagnose(posterior.to_datatree())
+    assert verdict.status == "fail"
+
+
+def fine_stats(num_draws=50):
+    """Statistics (2, num_draws, 7) with nothing to be said about."""
+    stats = torch.zeros(2, num_draws, len(STATS))
+    stats[..., STATS.index("lp")] = torch.arange(float(num_draws))
+    stats[..., STATS.index("acceptance_rate")] = 0.8
+    return stats
+
+
+def test_divergences_are_said_from_as_many_on_as_right_draws_do_not_have():
+    stats = fine_stats(400)
+    assert verdicts(stats, NUTS()) == []
+    stats[1, :2, STATS.index("diverging")] = 1.0
+    assert divergences_by_chance(800) == 2 and verdicts(stats, NUTS()) == []
+    stats[0, 7, STATS.index("diverging")] = 1.0
+    assert verdicts(stats, NUTS())[0].startswith("3 of 800 transitions diverged")
+
+
+def test_chains_that_stand_still_are_said():
+    stats = fine_stats()
+    stats[1, :, STATS.index("lp")] = 7.0
+    assert verdicts(stats, NUTS())[0].startswith("1 of 2 chains did not move (chain 1)")
+
+
+def test_an_acceptance_rate_far_from_its_target_is_said():
+    stats = fine_stats(100)
+    stats[..., STATS.index("acceptance_rate")] = 0.3
+    assert verdicts(stats, NUTS())[0].startswith("the acceptance rate is 0.30, far below the 0.8 aimed at")
+
+
+def test_chains_that_cross_their_energy_too_slowly_are_said_as_the_verdict_does():
+    stats = fine_stats(300)
+    with seeded():
+        steps = torch.randn(2, 300)
+    stats[..., STATS.index("energy")] = steps
+    assert slow_energy(stats) == ""
+    stats[1, :, STATS.index("energy")] = steps[1].cumsum(0)
+    assert slow_energy(stats).startswith("the energy of chain 1 changes slowly (BFMI 0.0")
+    assert checks._ENERGY == thresholds.BFMI_PASS
+
+
+def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_said():
+    """R-hat of halves was all that a fit looked at: groups of four, centred, had an sd 10 % too large in silence."""
+    problem = prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+    stats = fine_stats(600)
+    with seeded():
+        z, slow = torch.randn(2, 600), torch.randn(2, 600)
+        stats[..., :2] = torch.randn(2, 600, 2)
+    assert disagreement(problem, {"z": z}, run_of(stats)) == []
+    (told,) = disagreement(problem, {"z": z * torch.tensor([[1.0], [4.0]])}, run_of(stats))
+    assert told.startswith("the chains have not mixed: R-hat of z is 1.")
+    stats[..., STATS.index("energy")] = slow.cumsum(1)
+    (told,) = disagreement(problem, {"z": z}, run_of(stats))
+    assert "changes slowly" in told
+
+
+def test_chains_of_a_net_at_different_log_densities_are_said_with_their_noise():
+    problem, stats, lp = prepare(toy_model(), *toy(), points="held"), fine_stats(200), STATS.index("lp")
+    with seeded():
+        stats[..., lp] = 12.0 * torch.randn(2, 200)
+    noise = {"likelihood.scale": torch.tensor([0.004, 0.002]).expand(200, 2).T}
+    assert disagreement(problem, noise, run_of(stats)) == []
+    stats[1, :, lp] += 100.0
+    (told,) = disagreement(problem, noise, run_of(stats))
+    assert told.startswith("the chains have not arrived at one level: the log density of chain 0 is 10")
+    assert "below that of chain 1" in told and "noise of the chains is 0.002 to 0.004" in told
+    (told,) = disagreement(problem, {}, run_of(stats))
+    assert told.endswith("Run a longer num_warmup")
+    # who rose to the others' level within the first half has arrived; who stands still is told of elsewhere
+    stats[1, 100:, lp] -= 100.0
+    assert levels(stats, None) == "" == levels(torch.zeros_like(stats), None)
+
+
+def run_of(stats):
+    return Draws(None, stats, 0.0, 0, torch.ones(0), {})
+
+
+def test_an_unfinished_warmup_is_said_of_a_program_whose_draws_agree():
+    problem = prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+    stats = fine_stats(600)
+    with seeded():
+        z, stats[..., :2] = torch.randn(2, 600), torch.randn(2, 600, 2)
+    late = run_of(stats)._replace(unfinished="the acceptance rate was 0.50, aimed at 0.8", num_warmup=1000)
+    (told,) = disagreement(problem, {"z": z}, late)
+    assert told == "the warm-up was not finished after 1000 transitions: " + late.unfinished
+
+
+def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():
+    config = NUTS(num_chains=2, num_warmup=40, max_tree_depth=1, compile=False)
+    with pytest.warns(UserWarning) as caught:
+        posterior = config.fit(toy_model(), *toy(), num_draws=5)
+    told = "the warm-up was not finished after 40 transitions: the log density was still rising"
+    assert posterior.meta["num_warmup"] == 40
+    assert any(str(each.message).startswith(told) for each in caught)
+    assert any(note.startswith(told) for note in posterior.meta["warnings"])
+
+
+def test_saturation_is_said_from_a_tenth_on():
+    stats = fine_stats()
+    stats[0, :10, STATS.index("tree_depth")] = 10
+    assert verdicts(stats, NUTS()) == []
+    stats[0, :11, STATS.index("tree_depth")] = 10
+    assert verdicts(stats, NUTS())[0].startswith("11% of the draws reached the maximum tree depth 10")
+
+
+def test_saturated_trees_are_said():
+    config = NUTS(num_chains=2, num_warmup=0, step_size=0.01, max_tree_depth=2, compile=False)
+    with pytest.warns(
+        UserWarning, match="100% of the draws reached the maximum tree depth 2.*max_tree_depth"
+    ):
+        posterior = config.fit(simple, num_draws=5)
+    assert (posterior.sample_stats["n_steps"] == 3).all()
+
+
+def test_control_flow_on_values_falls_back_to_the_same_draws():
+    def branching(x, y):
+        z = pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+        if z.sum() > 1e6:
+            pyro.factor("never", torch.tensor(1.0))
+
+    options = {"num_chains": 2, "num_warmup": 5}
+    with pytest.warns(UserWarning, match="one after the other.*: the program's Python depends on") as seen:
+        slow = NUTS(**options).fit(branching, num_draws=5)
+    assert len(seen) == 1
+    plain = NUTS(compile=False, **options).fit(simple, num_draws=5)
+    torch.testing.assert_close(slow.draws["z"], plain.draws["z"], atol=1e-4, rtol=1e-4)
+
+
+def test_the_note_of_slow_chains_names_what_keeps_them_from_being_batched():
+    def program(x, y):
+        z = pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+        pyro.factor("positive", -z[z > 0].sum())
+
+    with pytest.warns(UserWarning, match="one after the other.*: torch cannot run one of its.*dynamic shape"):
+        NUTS(num_chains=2, num_warmup=5, compile=False).fit(program, num_draws=5)
+
+
+def test_subsampling_programs_are_refused():
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 40, subsample_size=10) as index:
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[index])
+
+    with pytest.raises(ValueError, match="'rows' subsamples"):
+        NUTS(**QUICK).fit(program, None, torch.zeros(40), num_draws=5)
+
+
+def test_too_much_memory_is_refused_before_the_start():
+    with pytest.raises(ValueError, match=r"needs [\d,]+ bytes .* lower num_draws"):
+        NUTS(**QUICK).fit(simple, num_draws=10**11)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_chains": 0}, "'num_chains' must be at least 1"),
+        ({"num_warmup": -1}, "'num_warmup' must be at least 0"),
+        ({"step_size": 0.0}, "'step_size' must be > 0"),
+        ({"target_accept": 1.0}, "'target_accept'"),
+        ({"mass_matrix": "full"}, "'mass_matrix' must be one of 'auto', 'diag', 'dense'"),
+        ({"engine": "stan"}, "'engine' must be one of"),
+        ({"trajectory": 0}, "'trajectory' must be at least 1"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        NUTS(**options)
+
+
+def test_bad_arguments_of_fit():
+    with pytest.raises(ValueError, match="'num_draws' must be at least 1"):
+        NUTS(**QUICK).fit(simple, num_draws=0)
+    with pytest.raises(ValueError, match="'until_ess'"):
+        NUTS(**QUICK).fit(simple, until_ess=0.0)
+    with pytest.raises(ValueError, match="engine='compiled'"):
+        NUTS(engine="pyro").fit(simple, until_ess=100)
+
+
+def test_stops_when_the_ess_is_reached_with_the_same_draws():
+    config = NUTS(num_chains=8, num_warmup=50, compile=False)
+    short = config.fit(simple, num_draws=400, until_ess=300)
+    assert 100 <= short.num_draws < 400
+    assert short.meta["stopped"] == "until_ess"
+
+
+def test_callbacks_see_the_run_and_may_stop_it():
+    seen = []
+
+    def stop(step, metrics):
+        seen.append(metrics)
+        return metrics["phase"] == "sampling" and metrics["draws"] >= 40
+
+    posterior = NUTS(**QUICK).fit(simple, num_draws=5000, callbacks=[stop])
+    assert posterior.num_draws < 200
+    assert {"step_size", "tree_depth", "divergences", "draws"} <= set(seen[0])
+
+
+RUN = """
+import sys, torch, pyro, pyro.distributions as dist
+sys.path[:0] = [{tests!r}, {tests!r} + '/hmc']
+from test_nuts_trouble import killed_run
+killed_run({path!r})
+"""
+
+
+def killed_run(path, num_draws=150):
+    config = NUTS(num_chains=3, num_warmup=40, checkpoint_every=0.0, compile=False)
+    return config.fit(simple, num_draws=num_draws, checkpoint=path)
+
+
+def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
+    path = tmp_path / "run.ckpt"
+    code = RUN.format(tests=str(Path(__file__).parents[1]), path=str(path))
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 240
+    while not path.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert path.exists(), "the run never wrote a checkpoint"
+    resumed = killed_run(path)
+    whole = killed_run(tmp_path / "other.ckpt")
+    assert torch.equal(resumed.draws["z"], whole.draws["z"])
+    for name, value in whole.sample_stats.items():
+        assert torch.equal(resumed.sample_stats[name], value), name
+
+
+def test_checkpoints_that_cannot_be_used_are_refused(tmp_path):
+    path = tmp_path / "run.ckpt"
+    killed_run(path, num_draws=3)
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match="belongs to a run with another model"):
+        killed_run(path, num_draws=4)
+    path.write_bytes(content[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        killed_run(path, num_draws=3)
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="not a pyrobnn checkpoint"):
+        killed_run(path, num_draws=3)
+
+
+def test_a_changed_model_does_not_go_on_with_the_chains_of_the_old_one(tmp_path):
+    def program(scale):
+        return lambda x, y: pyro.sample("z", dist.Normal(0.0, scale))
+
+    config, path = NUTS(checkpoint_every=0.0, **QUICK), tmp_path / "run.ckpt"
+    whole = config.fit(program(1.0), num_draws=20, checkpoint=path)
+    again = config.fit(program(1.0), num_draws=20, checkpoint=path)
+    assert torch.equal(whole.draws["z"], again.draws["z"])
+    with pytest.raises(
+        ValueError, match="belongs to another model: where its chains are, the log density differs"
+    ):
+        config.fit(program(1.01), num_draws=20, checkpoint=path)

@@ -1,0 +1,149 @@
+"""Reference posteriors: complete, of the models and data that they name, and a judge of what is put beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from models import toy, toy_model
+from scipy.signal import lfilter
+
+import pyrobnn as pb
+from pyrobnn.posterior.datatree import probes
+from pyrobnn.references.problems import PROBLEMS
+from pyrobnn.references.reference import log_density_of
+
+NAMES = pb.references.names()
+SMALLEST = "gap_1"
+
+
+@pytest.fixture(scope="module")
+def smallest():
+    return pb.references.load(SMALLEST)
+
+
+def test_the_stored_files_are_those_of_the_problems_and_small():
+    assert SMALLEST in NAMES and set(NAMES) == set(PROBLEMS)  # three were defined and had no file
+    stored = list(files("pyrobnn.references").joinpath("stored").iterdir())
+    assert {entry.name for entry in stored} == {f"{name}.npz" for name in NAMES}
+    assert sum(len(entry.read_bytes()) for entry in stored) < 1e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reference_is_complete_and_of_its_model_and_data(name):
+    found = pb.references.load(name)
+    x, kinds = probes(found.data.x)
+    assert torch.allclose(x, found.probe_x) and tuple(kinds) == found.probe_kinds
+    count = found.summary.sizes["quantity"]
+    assert found.draws.shape == (4, 100, count) and found.summary["quantiles"].shape == (100, count)
+    assert np.isfinite(found.draws).all() and found.record["torch"]
+    assert float(found.summary["rhat"].max()) <= 1.01
+    function = found.summary["kind"].values != "density"
+    assert float(found.summary["ess_bulk"].values[function].min()) >= 1e4
+    assert 0.0 < found.log_evidence_error < 1.0
+    # both samplers: no difference that their errors do not explain
+    z = found.record["smc_minus_nuts"]
+    assert max(z["mean_z_rms"], z["sd_z_rms"]) < 2.0 and max(z["mean_z_max"], z["sd_z_max"]) < 5.0
+    # the numbers are of this model and these data
+    assert log_density_of(found.model(), found.data) == pytest.approx(found.record["log_density"], rel=1e-5)
+    own = found.compare(found.draws)
+    assert own.largest_z < 5.0 and float(own.table["wasserstein"].mean()) < 0.12
+    assert set(own.kinds) >= {"train", "density"} and own.evidence_difference is None
+
+
+def test_what_is_wrong_is_told_by_kind_and_by_how_much(smallest):
+    mean = smallest.draws.mean((0, 1))
+    wide = smallest.compare(mean + 2.0 * (smallest.draws - mean))
+    assert wide.largest_z > 10.0 and wide.table["sd_ratio"].values == pytest.approx(2.0, rel=0.15)
+    kinds = smallest.summary["kind"].values
+    step = np.where(kinds == "outside", smallest.summary["sd"].values, 0.0)
+    moved = smallest.compare(torch.from_numpy(smallest.draws + step))
+    assert moved.of("outside")["mean_difference"].values == pytest.approx(1.0, abs=0.2)
+    assert moved.of("outside")["wasserstein"].values == pytest.approx(1.0, abs=0.2)
+    assert np.abs(moved.of("train")["mean_difference"].values).max() < 0.2
+    assert "outside" in str(moved) and "by chance" in str(moved)
+
+
+def test_the_error_of_a_distance_is_what_draws_of_one_posterior_have():
+    found = pb.references.load(SMALLEST)
+    rng = np.random.default_rng(0)
+    mean, sd = found.summary["mean"].values, found.summary["sd"].values
+    tables = [found.compare(mean + sd * rng.normal(size=(4, 200, len(mean)))).of("train") for _ in range(10)]
+    z = np.stack([table["mean_difference"].values / table["mean_error"].values for table in tables])
+    assert 0.8 < np.sqrt((z**2).mean()) < 1.25
+    ratio = [float(table["wasserstein"].mean() / table["wasserstein_floor"].mean()) for table in tables]
+    assert 0.8 < np.mean(ratio) < 1.4
+
+
+def test_a_verdict_is_held_against_a_reference(smallest):
+    own = smallest.to_datatree()
+    narrow = own.copy(deep=True)
+    f = own["function"]["f"]
+    narrow["function"]["f"] = f.mean(("chain", "draw")) + 0.3 * (f - f.mean(("chain", "draw")))
+    checks = {check.name: check.status for check in pb.diagnose(narrow, reference=own).checks}
+    assert checks["sd_ratio"] == "fail"
+    same = {check.name: check.status for check in pb.diagnose(own.copy(), reference=own).checks}
+    assert same["sd_ratio"] == same["wasserstein"] == "pass"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # short fits say that they are short
+def test_what_is_of_another_model_is_refused(smallest):
+    with pytest.raises(ValueError, match="unknown reference 'gap_2': choose one of gap_1"):
+        pb.references.load("gap_2")
+    x, y = toy()
+    other = pb.MAP(num_steps=2, compile=False).fit(toy_model(), x, y)
+    with pytest.raises(ValueError, match="not of the model of reference 'gap_1'"):
+        smallest.compare(other)
+    with pytest.raises(ValueError, match="draws must be"):
+        smallest.compare(smallest.draws[0])
+    with pytest.raises(ValueError, match="NaN"):
+        smallest.compare(np.full_like(smallest.draws, np.nan))
+    with pytest.raises(TypeError, match="Posterior or an array"):
+        smallest.compare("nuts")
+    with pytest.raises(ValueError, match="unknown kind"):
+        smallest.compare(smallest.draws).of("everywhere")
+
+
+def test_a_point_estimate_has_a_distance_too(smallest):
+    found = pb.MAP(num_steps=20, compile=False).fit(smallest.model(), smallest.data.x, smallest.data.y)
+    compared = smallest.compare(found)
+    assert np.all(compared.table["sd_ratio"].values == 0.0) and compared.largest_z == np.inf
+    assert float(compared.of("train")["wasserstein"].min()) > 0.3
+
+
+def test_the_evidence_of_islands_and_its_error(monkeypatch):
+    path = Path(__file__).parents[2] / "scripts" / "make_references.py"
+    if not path.exists():
+        pytest.skip("the installed package has no scripts")
+    spec = importlib.util.spec_from_file_location("make_references", path)
+    make = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "make_references", make)  # its dataclasses look themselves up there
+    spec.loader.exec_module(make)
+    log_z = np.random.default_rng(0).normal(-0.02, 0.2, size=4000) + 50.0  # unbiased for exp(50)
+    value, error = make.evidence(log_z)
+    assert abs(value - 50.0) < 4 * error and error == pytest.approx(0.2 / np.sqrt(4000), rel=0.1)
+
+
+def test_a_norm_that_wanders_costs_the_function_no_draws():
+    rng = np.random.default_rng(0)
+    f, step = rng.normal(size=(4, 500, 3, 1)), rng.normal(size=(4, 500, 1))
+    norm = lfilter([1.0], [1.0, -0.97], step, axis=1)  # as of layers that share a scale between them
+    dims = ("chain", "draw", "probe", "output")
+    function = {"f": (dims, f), "layer_norm": ((*dims[:2], "layer"), norm)}
+    groups = {"posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}), "function": xr.Dataset(function)}
+    found = {check.name: check for check in pb.diagnose(xr.DataTree.from_dict(groups)).checks}
+    assert found["ess_function"].status == "pass" and "norm" not in found["ess_function"].evidence
+    assert found["rhat_function"].status == "fail" and "norm" in found["rhat_function"].evidence
+
+
+@pytest.mark.slow
+def test_nuts_finds_the_smallest_reference_again(smallest):
+    data = smallest.data
+    nuts = pb.NUTS(num_warmup=500).fit(smallest.model(), data.x, data.y, num_draws=1000, seed=11)
+    assert smallest.compare(nuts).largest_z < 4.0
