@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.checks import Refused, check_device
 from pyrobnn.data import Dataset
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding, as_json
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.left_out import left_out_notes
@@ -50,7 +51,7 @@ class Problem:
     device: torch.device
     loader: DataLoader | None = None
     epoch: batches.Epoch | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str | Finding] = field(default_factory=list)
 
     @property
     def is_bnn(self) -> bool:
@@ -86,11 +87,11 @@ class Problem:
         """The checked batches of one pass through the loader."""
         return (check_data(self.bnn, x, y, self.device) for x, y in self.loader or ())
 
-    def note(self, text: str) -> None:
-        """Warn of ``text`` and keep it for the posterior, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-            warnings.warn(text, UserWarning, stacklevel=4)
+    def note(self, found: str | Finding) -> None:
+        """Warn of what was found and keep it for the posterior, once."""
+        if found not in self.notes:
+            self.notes.append(found)
+            warnings.warn(str(found), UserWarning, stacklevel=4)
 
 
 def prepare(
@@ -180,7 +181,7 @@ def make_posterior(
     log_evidence: float | None = None,
     history: Mapping[str, Tensor] | None = None,
     meta: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[str | Finding] = (),
     interrupted: bool = False,
     importance: bool = True,
     network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
@@ -194,7 +195,8 @@ def make_posterior(
         draws: site → (chain, draw, \*shape).
         point_values: fitted point parameters, site → value; they join the draws, constant over them.
         timings: seconds of ``compile`` and ``fit``.
-        notes: what the user has to know of this fit, in sentences: each is warned of and kept in ``meta["warnings"]``.
+        notes: what the user has to know of this fit: warned of, kept in ``meta["warnings"]`` and, as codes, in
+            ``meta["findings"]``.
         interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
         importance: compute log_p and log_q of the draws for an approximation (k-hat and LOO need them).
 
@@ -224,11 +226,12 @@ def make_posterior(
         notes += remarks
     if getattr(method, "compile", True) is False:
         notes += launches(problem.device, "compile=False")
-    notes = [note for note in dict.fromkeys(notes) if note not in problem.notes]
+    notes = [note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
         "interrupted": interrupted,
-        "warnings": [*problem.notes, *notes, *meta.pop("warnings", ())],
+        "findings": as_json([*problem.notes, *notes]),
+        "warnings": [*map(str, [*problem.notes, *notes]), *meta.pop("warnings", ())],
         **told,
         **meta,
         **({"stopped": "interrupt"} if interrupted else {}),
@@ -247,7 +250,7 @@ def make_posterior(
     found = [] if interrupted else left_out_notes(problem, posterior)
     record["warnings"] += found
     for note in [*notes, *found]:
-        warnings.warn(note, UserWarning, stacklevel=4)
+        warnings.warn(str(note), UserWarning, stacklevel=4)
     return posterior
 
 
@@ -257,7 +260,7 @@ def _weighed(
     approximation: Approximation,
     draws: Mapping[str, Tensor],
     interrupted: bool,
-    notes: list[str],
+    notes: list[str | Finding],
 ) -> tuple[dict[str, Tensor], bool]:
     """Log p and log q of the draws of an approximation, and whether the fit was interrupted, at the latest here."""
     stats: dict[str, Tensor] = {}
