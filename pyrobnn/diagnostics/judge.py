@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -68,8 +67,7 @@ from pyrobnn.diagnostics.places import check_places
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.sampler import check_acceptance, check_bfmi, check_divergences, check_tree_depth
 from pyrobnn.diagnostics.target import check_score, check_virial
-from pyrobnn.diagnostics.verdict import About, Check, Verdict, said
-from pyrobnn.groups import SAMPLE_STATS
+from pyrobnn.diagnostics.verdict import Check, Question, Verdict, said
 
 
 def every(evidence: Evidence) -> bool:
@@ -135,35 +133,19 @@ class Examination:
         check: from the tree's `Evidence` (and the reference's, where `against` it) to a `Check`, or None where the
             trees do not hold what it needs.
         of: which trees.
-        about: what it speaks of: the run as such, the weights, the function, both, or the predictions alone.
+        question: what it answers.
         against: whether it needs a reference.
     """
 
     check: Callable[..., Check | None]
     of: Callable[[Evidence], bool] = every
-    about: Literal["run", "weights", "function", "both", "predictions"] = "run"
+    question: Question = "draws"
     against: bool = False
 
     @property
     def name(self) -> str:
         """What is examined, in words."""
         return self.check.__name__.removeprefix("check_").replace("_", " ")
-
-    def subjects(self, evidence: Evidence) -> tuple[About, ...]:
-        """Of which line of the verdict on this tree its check is evidence.
-
-        Weights and function of a net with hidden units go apart, but for chains, whose function is that of weights
-        which they say are the posterior's.
-        """
-        if self.about == "run":
-            return ()
-        if self.about == "predictions":
-            return ("predictions",)
-        if self.about == "function":
-            return ("predictions",) if evidence.has_hidden_units else ("weights", "predictions")
-        unknown = evidence.variable(SAMPLE_STATS, "log_q") is None
-        apart = evidence.is_iid and (evidence.has_hidden_units or unknown)
-        return ("weights",) if apart and self.about == "weights" else ("weights", "predictions")
 
 
 #: every check, in the order in which a reader sees them: a new one is a function and a line here
@@ -172,60 +154,60 @@ EXAMINATIONS = (
     Examination(check_moving),
     Examination(check_copies, chains),
     Examination(check_repeats, draws),
-    Examination(check_places, chains, about="function"),
+    Examination(check_places, chains),
     Examination(check_rounded, draws),
     Examination(check_held_weights, chains),
     Examination(check_interrupted),
     Examination(check_optimum),
-    Examination(check_point, point, about="weights"),
+    Examination(check_point, point),
     Examination(check_count, independent),
-    Examination(check_khat, independent, about="weights"),
-    Examination(check_khat_subspace, independent, about="both"),
-    Examination(check_correction, independent, about="predictions"),
-    Examination(check_moves, draws, about="predictions"),
-    Examination(check_range, chains, about="predictions"),
+    Examination(check_khat, independent),
+    Examination(check_khat_subspace, independent),
+    Examination(check_correction, independent),
+    Examination(check_moves, draws),
+    Examination(check_range, chains),
     Examination(check_chains, chains),
     Examination(check_length, chains),
-    Examination(check_checked, chains, about="function"),
+    Examination(check_checked, chains),
     Examination(check_common_start, chains),
-    Examination(check_rhat, chains, about="function"),
-    Examination(check_modes, chains, about="function"),
-    Examination(check_ess, chains, about="function"),
-    Examination(check_mcse, chains, about="function"),
-    Examination(check_weights, chains, about="weights"),
-    Examination(check_virial, draws, about="weights"),
-    Examination(check_score, draws, about="weights"),
-    Examination(check_density, chains, about="weights"),
+    Examination(check_rhat, chains),
+    Examination(check_modes, chains),
+    Examination(check_ess, chains),
+    Examination(check_mcse, chains),
+    Examination(check_weights, chains),
+    Examination(check_virial, draws),
+    Examination(check_score, draws),
+    Examination(check_density, chains),
     Examination(check_divergences, chains),
     Examination(check_bfmi, chains),
     Examination(check_tree_depth, chains),
     Examination(check_acceptance, chains),
-    Examination(check_elpd, draws, about="predictions"),
-    Examination(check_loo_khat, draws, about="predictions"),
+    Examination(check_elpd, draws, question="model"),
+    Examination(check_loo_khat, draws, question="model"),
     Examination(check_rows),
     Examination(check_likelihood_scale, draws),
-    Examination(check_held_out_rows),
+    Examination(check_held_out_rows, question="model"),
     # where and how errors differ says what to change, that they differ does not: those come first
-    Examination(check_pattern, about="predictions"),
-    Examination(check_order, about="predictions"),
-    Examination(check_regions, about="predictions"),
-    Examination(check_pit, about="predictions"),
-    Examination(check_coverage, about="predictions"),
-    Examination(check_loo_pit, about="predictions"),
-    Examination(check_training_pit, about="predictions"),
-    Examination(check_ece, about="predictions"),
+    Examination(check_pattern, question="model"),
+    Examination(check_order, question="model"),
+    Examination(check_regions, question="model"),
+    Examination(check_pit, question="model"),
+    Examination(check_coverage, question="model"),
+    Examination(check_loo_pit, question="model"),
+    Examination(check_training_pit, question="model"),
+    Examination(check_ece, question="model"),
     Examination(check_temperature),
-    Examination(check_prior_sensitivity),
-    Examination(check_noise_prior),
-    Examination(check_prior_predictive),
-    Examination(check_collapse, independent, about="weights"),
-    Examination(check_spread, independent, about="weights"),
-    Examination(check_dead_sites, independent, about="weights"),
-    Examination(check_in_between, draws, about="predictions"),
-    Examination(check_wasserstein, draws, about="function", against=True),
-    Examination(check_sd_ratio, draws, about="function", against=True),
-    Examination(check_classes, draws, about="function", against=True),
-    Examination(check_elpd_against, draws, about="predictions", against=True),
+    Examination(check_prior_sensitivity, question="model"),
+    Examination(check_noise_prior, question="model"),
+    Examination(check_prior_predictive, question="model"),
+    Examination(check_collapse, independent),
+    Examination(check_spread, independent),
+    Examination(check_dead_sites, independent),
+    Examination(check_in_between, draws),
+    Examination(check_wasserstein, draws, against=True),
+    Examination(check_sd_ratio, draws, against=True),
+    Examination(check_classes, draws, against=True),
+    Examination(check_elpd_against, draws, against=True),
     Examination(check_comparable, draws, against=True),
     Examination(check_cost),
     Examination(check_fit_warnings),
@@ -325,7 +307,7 @@ def _made(examination: Examination, *evidence: Evidence) -> Check | None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
             found = examination.check(*evidence)
-            return None if found is None else replace(found, about=examination.subjects(evidence[0]))
+            return None if found is None else replace(found, question=examination.question)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         return Check(
@@ -336,6 +318,7 @@ def _made(examination: Examination, *evidence: Evidence) -> Check | None:
             "numerical",
             f"The check of the {examination.name} could not be made: {said(error)}.",
             "Look at the draws and data that they rest on; until then this is unjudged.",
+            examination.question,
         )
 
 

@@ -11,8 +11,10 @@ from typing import Literal
 from pyrobnn.signs import plain, shown
 
 Status = Literal["pass", "warn", "fail", "info"]
-#: what a check speaks of: the weights (whether the draws are of their posterior), the predictions, or the run as such
-About = Literal["weights", "predictions"]
+Answer = Literal["pass", "warn", "fail"]
+#: what a check answers: are these draws the posterior of this model; does this model fit these data
+Question = Literal["draws", "model"]
+QUESTIONS: tuple[Question, ...] = ("draws", "model")
 
 STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
 
@@ -30,7 +32,8 @@ class Check:
         evidence: One sentence saying what was seen.
         action: The next action in one plain sentence; empty when there is none. Signs in these words (≤, ±) are kept
             as ASCII, so that they can be printed anywhere.
-        about: ``"weights"``, ``"predictions"``, both, or none for what concerns the run as such.
+        question: ``"draws"`` (are these draws the posterior of this model?) or ``"model"`` (does this model fit these
+            data?).
 
     Raises:
         ValueError: If `status` is unknown, or `value` is not finite (NaN is never evidence).
@@ -47,7 +50,17 @@ class Check:
     source: str
     evidence: str
     action: str = ""
-    about: tuple[About, ...] = ()
+    question: Question = "draws"
+
+    @property
+    def code(self) -> str:
+        """What was found, for decisions: never read a sentence for one."""
+        return self.name
+
+    @property
+    def limit(self) -> str:
+        """What the value was held against."""
+        return self.threshold
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -139,40 +152,38 @@ class Verdict:
         return tuple(check for check in self.checks if check.status == "pass")
 
     @property
-    def weights(self) -> Literal["pass", "warn", "fail", "unchecked"]:
-        """Whether the draws are of the posterior of the weights: the worst of the checks about them."""
-        return self.line("weights")[0]
+    def draws(self) -> Answer:
+        """Whether these draws are the posterior of this model."""
+        return self.line("draws")[0]
 
     @property
-    def predictions(self) -> Literal["pass", "warn", "fail", "unchecked"]:
-        """Whether the function and its predictions can be believed: the worst of the checks about them."""
-        return self.line("predictions")[0]
+    def model(self) -> Answer:
+        """Whether this model fits these data, as far as they can tell."""
+        return self.line("model")[0]
 
-    def line(self, about: About) -> tuple[Literal["pass", "warn", "fail", "unchecked"], str]:
-        """The status of the weights or of the predictions alone, and the evidence for it in a sentence.
+    def checked(self, question: Question) -> bool:
+        """Whether any check has decided anything about the question; what nobody looked at is never a pass."""
+        return any(check.status != "info" for check in self.checks if check.question == question)
 
-        A fault of the run as such counts for both; that the run as such is without fault is no evidence for either.
-        """
-        own = [check for check in self.checks if about in check.about]
+    def line(self, question: Question) -> tuple[Answer, str]:
+        """The answer to one question, and the evidence for it in a sentence."""
+        own = [check for check in self.checks if check.question == question]
         for status in ("fail", "warn"):
-            bad = [
-                check for check in self.checks if check.status == status and (check in own or not check.about)
-            ]
-            # what a check of its own has found comes before what concerns the run
-            if bad and (status == "fail" or any(check.status != "info" for check in own)):
-                first = next((check for check in bad if check in own), bad[0])
-                return status, first.evidence
+            bad = [check for check in own if check.status == status]
+            if bad:
+                return status, bad[0].evidence
         passed = [check for check in own if check.status == "pass"]
         if passed:
             return "pass", f"{len(passed)} {'check' if len(passed) == 1 else 'checks'} passed."
-        # what was held against a limit and yet decides nothing is the next best thing to say
-        told = next((check.evidence for check in own if check.threshold), "No check looked at them.")
-        return "unchecked", told
+        return "warn", "Not checked."
 
     @property
     def lines(self) -> str:
-        """Both lines in words: ``"weights: unchecked, predictions: pass"``."""
-        return f"weights: {self.weights}, predictions: {self.predictions}"
+        """Both answers in words: ``"draws: pass, model: not checked"``."""
+        return ", ".join(
+            f"{question}: {self.line(question)[0] if self.checked(question) else 'not checked'}"
+            for question in QUESTIONS
+        )
 
     @property
     def action(self) -> str:
@@ -204,12 +215,12 @@ class Verdict:
             "method": self.method,
             "label": self.label,
             "status": self.status,
-            "weights": self.weights,
-            "predictions": self.predictions,
+            "draws": self.draws,
+            "model": self.model,
             "summary": self.summary,
             "action": self.action,
             "not_checked": list(self.unchecked),
-            "checks": [asdict(check) | {"about": list(check.about)} for check in self.checks],
+            "checks": [asdict(check) | {"code": check.code, "limit": check.limit} for check in self.checks],
         }
 
     def to_json(self) -> str:

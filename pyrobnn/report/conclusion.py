@@ -20,7 +20,7 @@ ORDER = {"pass": 0, "warn": 1, "fail": 2}
 
 def _unseen(verdict: Verdict) -> bool:
     """Whether nobody has looked at the predictions: that nothing speaks against them is then no merit."""
-    return verdict.status == "warn" and verdict.predictions == "unchecked"
+    return verdict.status == "warn" and not verdict.checked("model")
 
 
 def _without_claim(verdict: Verdict) -> bool:

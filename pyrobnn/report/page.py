@@ -20,6 +20,7 @@ from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.rates import said_rates
 from pyrobnn.diagnostics.scores import LEVELS
+from pyrobnn.diagnostics.verdict import QUESTIONS
 from pyrobnn.groups import HELD_OUT, POSTERIOR
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.blocks import output_labels
@@ -178,7 +179,7 @@ def _verdict_row(label: str, verdict: Verdict) -> dict[str, object]:
         "label": label,
         "method": "" if verdict.method.lower() in ("unknown", label.lower()) else verdict.method,
         "status": verdict.status,
-        "lines": [(about, *verdict.line(about)) for about in ("weights", "predictions")],
+        "lines": [(question, *verdict.line(question)) for question in QUESTIONS],
         "evidence": evidence,
         "action": verdict.action,
         "checks": sorted(verdict.checks, key=lambda check: order[check.status]),

@@ -58,7 +58,7 @@ def test_a_verdict_prints_everywhere(encoding, monkeypatch):
     sd = "σ" if encoding == "utf-8" else "sigma"
     assert said.splitlines()[-1] == f"fail ess 40 (>= 400): {sd} of {size} is 1 +/- 2. Draw more."
     assert said.startswith("τ (NUTS): fail:" if encoding == "utf-8" else "tau (NUTS): fail:")
-    assert "next: Draw more." in said and "weights: " in said
+    assert "next: Draw more." in said and "draws: fail" in said
 
 
 def test_the_command_line_spells_what_a_terminal_lacks(monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import torch
 import xarray as xr
 from helpers import seeded
-from known_posteriors import SAMPLE, classes_tree, exact_tree, healthy_subspace, healthy_svi
+from known_posteriors import SAMPLE, classes_tree, exact_tree, healthy_svi
 from models import normal_prior, toy_net
 
 import pyrobnn as pb
@@ -73,7 +73,7 @@ def test_methods_without_a_density_fail_by_what_they_predict(name, overconfident
     x, y, fitted = overconfident
     held_out = diagnose(fitted[name].to_datatree(x, y, test=wave(10, 1)))
     found = find(held_out, "coverage_90")
-    assert held_out.predictions == "fail" and found.value < 0.5 and "of 10 held-out" in found.evidence
+    assert held_out.model == "fail" and found.value < 0.5 and "of 10 held-out" in found.evidence
     alone = diagnose(fitted[name].to_datatree(x, y))
     assert alone.status == "fail" and "too narrow" in find(alone, "training_pit").action
 
@@ -132,7 +132,7 @@ def test_predictions_that_nobody_looked_at_come_last():
     trees = {"map": point, "nuts": nuts}
     verdicts = judge_all(trees)
     assert [verdicts[name].status for name in trees] == ["warn", "fail"]
-    assert verdicts["map"].predictions == "unchecked"
+    assert not verdicts["map"].checked("model")
     rows = compare_rows(trees, verdicts)
     assert recommended(rows, verdicts) == "nuts"
     first = conclude(trees, rows, verdicts)[0]
@@ -152,46 +152,27 @@ def test_a_point_that_is_recommended_was_examined_less():
     drawn = center[None, :, 0] + 0.5 * np.random.default_rng(0).normal(size=(1000, len(center)))
     trees["map"]["predictions"] = point.assign(y_sample=(("sample", "pred_point"), drawn))
     verdicts = judge_all(trees)
-    assert verdicts["map"].predictions == "pass" and verdicts["nuts"].status == "fail"
+    assert verdicts["map"].model == "pass" and verdicts["nuts"].status == "fail"
     first = conclude(trees, compare_rows(trees, verdicts), verdicts)[0]
     assert first.startswith("Use map, with care") and "examined less" in first
 
 
-# weights and predictions
+# two questions
 
 
-def test_weights_and_predictions_are_judged_apart():
-    """k-hat over all weights of a net, and leave-one-out by the same weights, decide nothing of its function."""
-    tree = healthy_svi()
-    wild = tree["sample_stats"].to_dataset()
-    wild["log_p"] = wild["log_p"] + 30.0 * np.random.default_rng(2).normal(size=wild["log_p"].shape)
-    tree["sample_stats"] = wild
-    line = diagnose(tree)
-    assert (line.weights, line.predictions) == ("fail", "fail")
-    net = diagnose(with_hidden_units(tree))
-    assert (net.status, net.weights, net.predictions) == ("pass", "unchecked", "pass")
-    assert "k-hat" in net.line("weights")[1] and "leave-one-out" in net.unchecked
-    far = diagnose(tree, reference=exact_tree(noise=0.1))
-    assert far.predictions == "fail" and far.weights == "unchecked"
-
-
-def test_a_last_layer_is_judged_by_its_subspace():
-    assert diagnose(with_hidden_units(healthy_subspace())).weights == "pass"
-
-
-def test_a_fault_of_the_run_counts_for_both_lines():
-    assert (diagnose(exact_tree()).weights, diagnose(exact_tree()).predictions) == ("pass", "pass")
+def test_a_finding_about_the_model_never_lowers_the_draws():
+    assert diagnose(exact_tree()).draws == "pass"
     copied = diagnose(exact_tree().isel(chain=[0, 1, 0, 0]))
-    assert (copied.weights, copied.predictions) == ("fail", "fail")
+    assert copied.draws == "fail" and copied.model == diagnose(exact_tree()).model
 
 
-def test_both_lines_stand_in_the_page_and_the_summary(tmp_path):
+def test_both_answers_stand_in_the_page_and_the_summary(tmp_path):
     trees = {"svi": with_hidden_units(healthy_svi())}
     content = json.loads(write_summary(trees, None, tmp_path / "summary.json").read_text())
     found = content["methods"]["svi"]["verdict"]
-    assert found["weights"] in ("pass", "unchecked") and found["predictions"] == "pass"
+    assert found["draws"] == "pass" and found["model"] in ("pass", "warn")
     page = write_report(trees, tmp_path / "report.html").read_text()
-    assert "predictions: pass" in page and f"weights: {found['weights']}" in page
+    assert "draws: pass" in page and f"model: {found['model']}" in page
 
 
 # searches that were stopped far from their optimum

@@ -194,7 +194,7 @@ def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
     tree = pb.Laplace(num_steps=100, compile=False).fit(model, x, y, seed=0).to_datatree(x, y)
     assert MOVED not in tree.children
     verdict = diagnose(tree)
-    assert find(verdict, "psis_correction").status == "pass" and verdict.predictions == "pass"
+    assert find(verdict, "psis_correction").status == "pass"
     stats = tree["sample_stats"].to_dataset()
     f = tree["function"]["f"].values
     pull = (f - f.mean((0, 1)))[:, :, 0, 0] / f[:, :, 0, 0].std()
