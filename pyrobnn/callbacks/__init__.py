@@ -11,12 +11,9 @@ fit may serve the next: a step that is not larger than the last starts it anew.
 
 from __future__ import annotations
 
-from pyrobnn.callbacks.live import LivePlot
-from pyrobnn.callbacks.progress import ProgressBar, duration
-from pyrobnn.callbacks.protocol import Callback
-from pyrobnn.callbacks.stopping import EarlyStopping
+from pyrobnn.callbacks.live import LivePlot, Validation
+from pyrobnn.callbacks.progress import Callback, EarlyStopping, ProgressBar, duration
 from pyrobnn.callbacks.trackers import MLflowLogger, TensorBoardLogger, Tracker, WandbLogger
-from pyrobnn.callbacks.validation import Validation
 
 __all__ = [
     "Callback",

@@ -1,30 +1,67 @@
-"""The predictive of a regression, redrawn while a method runs."""
+"""Callbacks that look at the posterior that there is so far: the predictive as a picture, and held-out rows scored."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pyrobnn.callbacks.trackers import Tracker, picture
+from pyrobnn.callbacks.trackers import Tracker, rendered
+from pyrobnn.checks import as_tensor, check_count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
+    from pyrobnn.posterior.prediction import Prediction
 
-class LivePlot:
+
+class _Looks:
+    """When to look: methods report when they look up, not at every step, and a smaller step begins a new run."""
+
+    def __init__(self, x: Tensor, y: Tensor, every: int, num_draws: int) -> None:
+        self.x, self.y = as_tensor("x", x).detach(), as_tensor("y", y).detach()
+        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y) or len(self.x) == 0:
+            raise ValueError(
+                f"x has shape {tuple(self.x.shape)} and y {tuple(self.y.shape)}: they must have as many rows, "
+                "and one at least"
+            )
+        self.every, self.num_draws = check_count("every", every), check_count("num_draws", num_draws)
+        self._last = self._due = sys.maxsize
+
+    def _begins(self, step: int, first: int) -> bool:
+        """Whether a new run begins, whose first look is due at the step ``first``."""
+        begins, self._last = step <= self._last, step
+        if begins:
+            self._due = first
+        return begins
+
+    def _is_due(self, step: int) -> bool:
+        if step < self._due:
+            return False
+        self._due = step - step % self.every + self.every
+        return True
+
+    def _predict(self, x: Tensor, metrics: Mapping[str, Any]) -> Prediction:
+        snapshot = metrics.get("snapshot")
+        if not callable(snapshot):
+            raise ValueError(
+                f"this method reports no 'snapshot' while it runs, which {type(self).__name__} needs"
+            )
+        with torch.no_grad():
+            prediction: Prediction = snapshot().predict(x, num_draws=self.num_draws)
+        return prediction
+
+
+class LivePlot(_Looks):
     """Redraws the predictive bands of a regression on one input while a method runs.
 
     The mean, the mean ± 1.96 epistemic standard deviations (doubt about the function) and ± 1.96 total ones (noise
-    included), over the data. In a notebook the figure updates in place; elsewhere it is kept in ``figure``
-    and can be saved from there. It reads ``metrics["snapshot"]``.
-
+    included), over the data. In a notebook the figure updates in place; elsewhere it is kept in ``figure``.
 
     Args:
         x: inputs of the data (N, 1), in the units the model is fitted in.
@@ -57,61 +94,40 @@ class LivePlot:
         gif: str | Path | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
-        if x.ndim != 2 or x.shape[1] != 1:
-            raise ValueError(f"a live plot needs inputs (N, 1), got x with shape {tuple(x.shape)}")
-        if len(x) != len(y):
-            raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same points")
-        for name, value in (("every", every), ("num_grid", num_grid), ("num_draws", num_draws)):
-            if value < 1:
-                raise ValueError(f"'{name}' must be at least 1, got {value}")
+        super().__init__(x, y, every, num_draws)
+        if self.x.ndim != 2 or self.x.shape[1] != 1:
+            raise ValueError(f"a live plot needs inputs (N, 1), got x with shape {tuple(self.x.shape)}")
         if gif is not None and Path(gif).suffix.lower() != ".gif":
             raise ValueError(f"'gif' must be the name of a .gif file, got {str(gif)!r}")
-        for tracker in trackers:
-            if not isinstance(tracker, Tracker):
-                raise TypeError(
-                    f"{type(tracker).__name__} is no tracker: it has no log_figure(name, figure, step)"
-                )
-        self.x, self.y = x.detach(), y.detach().reshape(len(y), -1)
+        if wrong := [type(each).__name__ for each in trackers if not isinstance(each, Tracker)]:
+            raise TypeError(f"{wrong[0]} is no tracker: it has no log_figure(name, figure, step)")
+        self.y = self.y.reshape(len(self.y), -1)
         if not 0 <= output < self.y.shape[1]:
             raise ValueError(f"'output' must lie in 0 … {self.y.shape[1] - 1}, got {output}")
-        self.every = every
-        self.output = output
+        self.output, self.trackers = output, tuple(trackers)
         low, high = float(self.x.min()), float(self.x.max())
         margin = (high - low) / 4
-        grid = torch.linspace(low - margin, high + margin, num_grid, dtype=x.dtype, device=x.device)
-        self.grid = grid.unsqueeze(-1)
-        self.figure: Figure | None = None
-        self.num_draws, self.trackers = num_draws, tuple(trackers)
+        count = check_count("num_grid", num_grid)
+        self.grid = torch.linspace(low - margin, high + margin, count).to(self.x)[:, None]
         self.gif = None if gif is None else Path(gif)
-        self._display = None
-        self._last, self._due = 0, every
+        self.figure: Figure | None = None
+        self._display: Any = None
         self._frames: list[Image] = []
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if step <= self._last:
-            self._due, self._frames = self.every, []
-        self._last = step
-        # methods report when they look up, not at every step
-        if step < self._due:
+        if self._begins(step, self.every):
+            self._frames = []
+        if not self._is_due(step):
             return
-        self._due = step - step % self.every + self.every
-        snapshot = metrics.get("snapshot")
-        if not callable(snapshot):
-            raise ValueError("this method reports no 'snapshot' while it runs, which a live plot needs")
-        with torch.no_grad():
-            prediction = snapshot().predict(self.grid, num_draws=self.num_draws)
-            mean, epistemic, total = (
-                values[:, self.output].cpu().double()
-                for values in (prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt())
-            )
-        from pyrobnn.plots.style import panels, style
+        self.figure = self._drawn(self._predict(self.grid, metrics), step)
+        if self.gif is not None:
+            self._frames.append(rendered(self.figure).quantize())
+        if self._display is not None:
+            self._display.update(self.figure)
+        elif _in_notebook():
+            from IPython.display import display
 
-        with style():
-            self.figure, axes = panels(1, size=(5.5, 3.5))
-            self._draw(axes[0, 0], mean, epistemic, total, step)
-            self._show()
-            if self.gif is not None:
-                self._frames.append(picture(self.figure).quantize())
+            self._display = display(self.figure, display_id=True)
         for tracker in self.trackers:
             tracker.log_figure("predictive", self.figure, step)
 
@@ -137,25 +153,102 @@ class LivePlot:
         first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
         return Path(path)
 
-    def _draw(self, axes: Axes, mean: Tensor, epistemic: Tensor, total: Tensor, step: int) -> None:
-        from pyrobnn.plots.style import INK, MUTED, bands
+    def _drawn(self, prediction: Prediction, step: int) -> Figure:
+        from pyrobnn.plots.style import INK, MUTED, bands, panels, style
 
+        mean, epistemic, total = (
+            values[:, self.output].cpu().double()
+            for values in (prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt())
+        )
         grid = self.grid[:, 0].cpu()
-        bands(axes, grid, mean, epistemic, total)
-        axes.plot(grid, mean, color=INK, label="mean")
-        axes.plot(self.x[:, 0].cpu(), self.y[:, self.output].cpu(), ".", color=MUTED, ms=3, label="data")
-        axes.set(title=f"step {step}", xlabel="x", ylabel="y")
-        axes.figure.legend(loc="outside lower center", ncols=4)
+        with style():
+            figure, axes = panels(1, size=(5.5, 3.5))
+            ax = axes[0, 0]
+            bands(ax, grid, mean, epistemic, total)
+            ax.plot(grid, mean, color=INK, label="mean")
+            ax.plot(self.x[:, 0].cpu(), self.y[:, self.output].cpu(), ".", color=MUTED, ms=3, label="data")
+            ax.set(title=f"step {step}", xlabel="x", ylabel="y")
+            figure.legend(loc="outside lower center", ncols=4)
+        return figure
 
-    def _show(self) -> None:
-        if not _in_notebook():
-            return
-        from IPython.display import display
 
-        if self._display is None:
-            self._display = display(self.figure, display_id=True)
+class Validation(_Looks):
+    r"""Scores held-out rows by the posterior that there is so far: the curve that says when a fit begins to overfit.
+
+    .. math:: \mathrm{val\_loss} = -\frac{1}{M} \sum_{m=1}^M \log p(y_m \mid x_m, \text{the posterior so far})
+
+    Callbacks after it in the list see ``val_loss`` and ``val_error`` among the metrics: a tracker draws them, and
+    ``EarlyStopping(metric="val_loss")`` stops on them. Between two evaluations they keep their value.
+
+    Args:
+        x, y: held-out rows, in the units of the data.
+        every: steps between two evaluations; each costs a prediction of the rows.
+        num_draws: draws of each chain that are used.
+
+    Attributes:
+        history: ``"step"``, ``"val_loss"`` (nats a row), ``"val_error"`` (root mean squared error in the units of y, or
+            the share of wrong labels) and ``"loss"`` where the method reports one: lists of one length.
+
+    Raises:
+        ValueError: no rows, x and y of different length, a count below 1; when called, a method without snapshots.
+
+    Caveat: rows that decide when to stop are no longer held out: score the result on others.
+
+    Example:
+        >>> import torch, pyrobnn as pb
+        >>> x = torch.linspace(-1, 1, 30)[:, None]
+        >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+        >>> held_out = pb.callbacks.Validation(x[::3], 2 * x[::3], every=50)
+        >>> _ = pb.MAP(num_steps=200, compile=False).fit(model, x, 2 * x, callbacks=[held_out])
+        >>> held_out.history["val_error"][-1] < held_out.history["val_error"][0]
+        True
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, *, every: int = 100, num_draws: int = 50) -> None:
+        super().__init__(x, y, every, num_draws)
+        self.history: dict[str, list[float]] = {}
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._begins(step, 0):
+            self.history = {}
+        if self._is_due(step):
+            self._evaluate(step, metrics)
+        if isinstance(metrics, MutableMapping):
+            metrics.update({name: self.history[name][-1] for name in ("val_loss", "val_error")})
+
+    def _evaluate(self, step: int, metrics: Mapping[str, Any]) -> None:
+        prediction = self._predict(self.x, metrics)
+        y = self.y.to(prediction.f.device)
+        column = y.reshape(len(y), -1)
+        if prediction.task == "gaussian":
+            error = (prediction.mean.double() - column).square().mean().sqrt()
+        elif prediction.task == "categorical":
+            error = (prediction.probs.argmax(-1) != y).double().mean()
         else:
-            self._display.update(self.figure)
+            error = ((prediction.probs > 0.5) != (column > 0.5)).double().mean()
+        found = {"step": step, "val_loss": -prediction.log_prob(y).mean(), "val_error": error}
+        if "loss" in metrics:
+            found["loss"] = metrics["loss"]
+        for name, value in found.items():
+            self.history.setdefault(name, []).append(float(value))
+
+    def figure(self) -> Figure:
+        """The two curves over the steps.
+
+        Raises:
+            ValueError: nothing has been evaluated.
+        """
+        if not self.history:
+            raise ValueError("there is no curve yet: pass this callback to fit")
+        from pyrobnn.plots.style import panels, style
+
+        labels = {"val_loss": "−log density of held-out rows, nats a row", "val_error": "their error"}
+        with style():
+            figure, axes = panels(2, size=(3.5, 2.6))
+            for axis, (name, label) in zip(axes.flat, labels.items(), strict=True):
+                axis.plot(self.history["step"], self.history[name])
+                axis.set(xlabel="step", ylabel=label)
+        return figure
 
 
 def _in_notebook() -> bool:

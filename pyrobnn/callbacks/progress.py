@@ -1,18 +1,20 @@
-"""The progress bar of a fit."""
+"""What a callback is, the progress bar of a fit, and a stop where a metric no longer falls."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, Self
 
+import torch
+from torch import Tensor
 from tqdm import TqdmWarning
 
-from pyrobnn.callbacks.protocol import scalars
+from pyrobnn.checks import check_count
 
 #: what a bar that is not full says, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -24,12 +26,25 @@ _ENDINGS = {
     "interrupt": "interrupted",
     "error": "ended by an error",
 }
-
-
 #: tqdm's own layout without its estimate, which counts the seconds of the compiler as if every step took them
 _LAYOUT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-#: reports that the rate is taken from
-_REPORTS = 50
+
+
+class Callback(Protocol):
+    """Called after a step; True stops the run."""
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None: ...
+
+
+def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
+    """The metrics that are single numbers (no truth values), among ``names`` when given."""
+    found = {}
+    for name, value in metrics.items():
+        if isinstance(value, Tensor) and value.ndim == 0 and value.dtype != torch.bool:
+            value = value.item()
+        if (names is None or name in names) and type(value) is not bool and isinstance(value, (int, float)):
+            found[name] = float(value)
+    return found
 
 
 def duration(seconds: float) -> str:
@@ -47,8 +62,8 @@ def duration(seconds: float) -> str:
 class ProgressBar:
     """A progress bar in the terminal or the notebook, with the latest value of every scalar metric.
 
-    In a notebook it is a widget where ipywidgets is installed and text where it is not. The time that is left is
-    estimated from the second report on: what came before the first, compiling above all, is not counted.
+    The time that is left is estimated from the second report on: what came before the first, compiling above all, is
+    not counted.
 
     Args:
         total: number of steps, or None when unknown (a counter without an end).
@@ -67,27 +82,18 @@ class ProgressBar:
     """
 
     def __init__(
-        self,
-        total: int | None = None,
-        description: str = "",
-        *,
-        metrics: tuple[str, ...] | None = None,
+        self, total: int | None = None, description: str = "", *, metrics: tuple[str, ...] | None = None
     ) -> None:
-        if total is not None and total < 1:
-            raise ValueError(f"'total' must be at least 1 or None, got {total}")
-        self.total = total
-        self.description = description
-        self.metrics = metrics
-        self.step = 0
+        self.total = None if total is None else check_count("total", total)
+        self.description, self.metrics, self.step = description, metrics, 0
         self._bar: Any = None
-        self._reports: deque[tuple[float, int]] = deque(maxlen=_REPORTS)
+        self._reports: deque[tuple[float, int]] = deque(maxlen=50)
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._bar is None or step <= self.step:
             self._open()
-        self._bar.set_postfix(
-            {name: f"{value:.4g}" for name, value in scalars(metrics, self.metrics).items()}, refresh=False
-        )
+        shown = {name: f"{value:.4g}" for name, value in scalars(metrics, self.metrics).items()}
+        self._bar.set_postfix(shown, refresh=False)
         self._describe(*([] if step == self.total else [str(metrics.get("phase", "")), self._left(step)]))
         self._bar.update(step - self.step)
         self.step = step
@@ -119,21 +125,17 @@ class ProgressBar:
             self._bar.close()
             self._bar = None
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self.close("" if kind is None else "interrupt" if interrupted else "error")
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close("" if kind is None else "interrupt" if issubclass(kind, KeyboardInterrupt) else "error")
 
     def _open(self) -> None:
         self.close()
         with warnings.catch_warnings():
-            # a notebook without ipywidgets: tqdm falls back to text, which needs no warning
-            warnings.simplefilter("ignore", TqdmWarning)
+            warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets: tqdm writes text
             from tqdm.auto import tqdm
         layout = {} if self.total is None else {"bar_format": _LAYOUT}
         self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True, **layout)
@@ -141,10 +143,8 @@ class ProgressBar:
         self._reports.clear()
 
     def _describe(self, *words: str) -> None:
-        said = [", ".join(each for each in words if each)]
-        self._bar.set_description(
-            ": ".join(each for each in (self.description, *said) if each), refresh=False
-        )
+        parts = self.description, ", ".join(filter(None, words))
+        self._bar.set_description(": ".join(filter(None, parts)), refresh=False)
 
     def _left(self, step: int) -> str:
         """How long the rest will take, at the rate of the latest reports."""
@@ -153,3 +153,56 @@ class ProgressBar:
         if self.total is None or not first < step < self.total:
             return ""
         return f"about {duration((now - began) / (step - first) * (self.total - step))} left"
+
+
+class EarlyStopping:
+    r"""Stops when a metric has not fallen for a while.
+
+    With m_t the mean of the last ``window`` values, b is lowered to m_t at every step with
+
+    .. math:: m_t < b - \mathrm{min\_delta}
+
+    and the run stops ``patience`` steps after the last such improvement. The least of many noisy values is a lucky one
+    that no later value beats: ``window`` averages the noise away before comparing.
+
+    Args:
+        patience: steps without improvement before stopping.
+        min_delta: a fall by less than this is no improvement.
+        metric: name of the metric, of which less is better.
+        window: number of values averaged.
+
+    Raises:
+        ValueError: a count below 1 or a negative min_delta; when called, a metric that is not reported.
+
+    Example:
+        >>> stop = EarlyStopping(patience=3, window=1)
+        >>> [stop(step, {"loss": loss}) for step, loss in enumerate([5, 4, 4, 4, 4], start=1)]
+        [False, False, False, False, True]
+    """
+
+    def __init__(
+        self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20
+    ) -> None:
+        self.patience, self.window = check_count("patience", patience), check_count("window", window)
+        if not min_delta >= 0:
+            raise ValueError(f"'min_delta' must be at least 0, got {min_delta}")
+        self.min_delta, self.metric = min_delta, metric
+        self._last_step = sys.maxsize
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        if self.metric not in metrics:
+            raise ValueError(
+                f"early stopping watches {self.metric!r}, which this method does not report: "
+                f"choose one of {', '.join(scalars(metrics)) or 'none'}"
+            )
+        if step <= self._last_step:  # a new run
+            self._values: deque[float] = deque(maxlen=self.window)
+            self._best, self._best_step = math.inf, 0
+        self._last_step = step
+        self._values.append(float(metrics[self.metric]))
+        mean = sum(self._values) / len(self._values)
+        if len(self._values) < self.window:
+            self._best_step = step
+        elif mean < self._best - self.min_delta:
+            self._best, self._best_step = mean, step
+        return step - self._best_step >= self.patience

@@ -9,12 +9,11 @@ import importlib
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from pyrobnn.callbacks.protocol import scalars
+from pyrobnn.callbacks.progress import scalars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,18 +33,12 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write what is buffered and end the run; a ``with`` block does so by itself."""
         ...
 
 
-class _Logger:
-    """What the trackers share: numbers from metrics, and a ``with`` block that closes."""
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._log(scalars(metrics), step)
-
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        raise NotImplementedError
+class _Closing:
+    """A ``with`` block that closes."""
 
     def close(self) -> None:
         """Write what is buffered and end the run; a ``with`` block does so by itself."""
@@ -53,47 +46,39 @@ class _Logger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class TensorBoardLogger(_Logger):
-    """Writes every scalar metric, and figures, to TensorBoard's event files.
-
-    Look at them with ``tensorboard --logdir LOG_DIR``. Needs the extra ``tracking``.
+class TensorBoardLogger(_Closing):
+    """Writes every scalar metric, and figures, to TensorBoard's event files: ``tensorboard --logdir LOG_DIR``.
 
     Args:
         log_dir: directory of this run; made when missing.
 
     Raises:
-        ImportError: TensorBoard is not installed.
+        ImportError: TensorBoard is not installed (the extra ``tracking``).
     """
 
     def __init__(self, log_dir: str | Path) -> None:
-        writer = needed("torch.utils.tensorboard", "TensorBoardLogger", "TensorBoard", "'pyrobnn[tracking]'")
+        library = needed("torch.utils.tensorboard", "TensorBoardLogger", "TensorBoard", "'pyrobnn[tracking]'")
         self.log_dir = Path(log_dir)
-        self._writer = writer.SummaryWriter(str(log_dir))
+        self._writer = library.SummaryWriter(str(log_dir))
 
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for name, value in scalars(metrics).items():
             self._writer.add_scalar(name, value, step)
 
     def log_figure(self, name: str, figure: Figure, step: int) -> None:
         """Add the figure as an image, under a slider of steps."""
         self._writer.add_figure(name, figure, step, close=False)
 
-    def close(self) -> None:
-        """Write what is buffered and close the file; a ``with`` block does so by itself."""
+    def close(self) -> None:  # noqa: D102
         self._writer.close()
 
 
-class MLflowLogger(_Logger):
-    """Writes every scalar metric, and figures as artifacts, to a run of MLflow.
-
-    Look at them with ``mlflow ui --backend-store-uri URI``. Needs ``pip install mlflow``, no extra of this package:
-    MLflow asks for an older protobuf than TensorBoard's.
+class MLflowLogger(_Closing):
+    """Writes every scalar metric, and figures as artifacts, to a run of MLflow: ``mlflow ui --backend-store-uri URI``.
 
     Args:
         uri: where runs are kept: a data base, the address of a tracking server (``"http://…"``), or a directory, which
@@ -103,7 +88,8 @@ class MLflowLogger(_Logger):
         client: an ``MlflowClient`` of one's own instead.
 
     Raises:
-        ImportError: MLflow is not installed.
+        ImportError: MLflow is not installed; no extra of this package, since it asks for an older protobuf than
+            TensorBoard's.
     """
 
     def __init__(
@@ -114,44 +100,38 @@ class MLflowLogger(_Logger):
         run_name: str | None = None,
         client: Any = None,
     ) -> None:
-        place = {} if client is not None else _beside(uri)
+        artifacts = {}
         if client is None:
             library = needed("mlflow.tracking", "MLflowLogger", "MLflow", "mlflow")
-            local = ":" not in str(uri)
-            client = library.MlflowClient(Path(uri).resolve().as_uri() if local else str(uri))
+            if str(uri).startswith(
+                "sqlite:///"
+            ):  # figures beside the data base, not in the working directory
+                folder = Path(str(uri).removeprefix("sqlite:///")).resolve().parent / "mlruns"
+                artifacts = {"artifact_location": folder.as_uri()}
+            client = library.MlflowClient(str(uri) if ":" in str(uri) else Path(uri).resolve().as_uri())
         self._client = client
         known = client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else client.create_experiment(experiment, **place)
+        number = known.experiment_id if known else client.create_experiment(experiment, **artifacts)
         state = random.getstate()  # MLflow draws a name from the global generator
         self.run_id: str = client.create_run(number, run_name=run_name).info.run_id
         random.setstate(state)
 
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for name, value in scalars(metrics).items():
             self._client.log_metric(self.run_id, name, value, step=step)
 
     def log_figure(self, name: str, figure: Figure, step: int) -> None:
         """Keep the figure as an artifact, ``NAME/STEP.png``."""
         self._client.log_figure(self.run_id, figure, f"{name}/{step:07d}.png")
 
-    def close(self) -> None:
-        """Mark the run as finished; a ``with`` block does so by itself."""
+    def close(self) -> None:  # noqa: D102
         self._client.set_terminated(self.run_id)
 
 
-def _beside(uri: str | Path) -> dict[str, str]:
-    """Where figures go: beside a data base of this machine, not to the folder that the process happens to be in."""
-    path = str(uri).removeprefix("sqlite:///")
-    return (
-        {} if path == str(uri) else {"artifact_location": (Path(path).resolve().parent / "mlruns").as_uri()}
-    )
-
-
-class WandbLogger(_Logger):
+class WandbLogger(_Closing):
     """Writes every scalar metric, and figures as images, to a run of Weights & Biases.
 
-    Offline nothing leaves the machine: ``wandb sync DIRECTORY/wandb/offline-run-…`` sends it later. Needs the extra
-    ``wandb``.
+    Offline nothing leaves the machine: ``wandb sync DIRECTORY/wandb/offline-run-…`` sends it later.
 
     Args:
         project: name under which runs are gathered.
@@ -160,7 +140,7 @@ class WandbLogger(_Logger):
         run: a run of one's own (``wandb.init(...)``) instead.
 
     Raises:
-        ImportError: wandb is not installed.
+        ImportError: wandb is not installed (the extra ``wandb``).
     """
 
     def __init__(
@@ -177,19 +157,18 @@ class WandbLogger(_Logger):
             run = self._library.init(project=project, dir=str(directory), mode=mode)
         self.run = run
 
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        self.run.log(dict(values), step=step)
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.run.log(scalars(metrics), step=step)
 
     def log_figure(self, name: str, figure: Figure, step: int) -> None:
         """Add the figure as an image of the step."""
-        self.run.log({name: self._library.Image(picture(figure))}, step=step)
+        self.run.log({name: self._library.Image(rendered(figure))}, step=step)
 
-    def close(self) -> None:
-        """Finish the run; a ``with`` block does so by itself."""
+    def close(self) -> None:  # noqa: D102
         self.run.finish()
 
 
-def picture(figure: Figure) -> Image:
+def rendered(figure: Figure) -> Image:
     """A figure as an image, from a canvas of its own: the user's stays as it is."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image as images
