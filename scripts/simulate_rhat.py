@@ -12,7 +12,7 @@ from __future__ import annotations
 import arviz_stats
 import numpy as np
 
-from pyrobnn.diagnostics.rhat import rank_rhat
+from pyrobnn.chains import rhat as rank_rhat
 from pyrobnn.diagnostics.thresholds import rhat_limit
 
 #: chains, draws of each, correlation from draw to draw
@@ -36,7 +36,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for num_chains, num_draws, kept in LENGTHS:
         draws = autoregressive(rng, (num_chains, num_draws, NUM_QUANTITIES), kept)
-        rhat, time = rank_rhat(draws), (1 + kept) / (1 - kept)
+        rhat, time = rank_rhat(np.moveaxis(draws, 2, 0)), (1 + kept) / (1 - kept)
         pairs = [
             f"{np.quantile(rhat, 1 - rate):.4f} {rhat_limit(num_chains, num_draws, time, 1, rate):.4f}"
             for rate in (0.5, 1e-2, 1e-3)

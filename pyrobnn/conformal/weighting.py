@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from pyrobnn.chains import MIN_DRAWS, ess
 from pyrobnn.checks import Refused
 from pyrobnn.conformal.conformity import Outputs, Ranking, blocks, training_rows
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.importance import pareto_smooth
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities
@@ -126,11 +126,11 @@ def _add_one_in(posterior: Posterior, rows: Rows, alpha: float, terms: Terms) ->
     base, notes = _correction(posterior, rows, temperature)
     ranking = Ranking(_of_rows(posterior, x, y, terms), base, 1.0 / temperature, alpha)
     efficiency = 1.0
-    if posterior.meta.get("kind") == "chains" and posterior.num_draws >= 4:
+    if posterior.meta.get("kind") == "chains" and posterior.num_draws >= MIN_DRAWS:
         columns = ranking.rows[0][:, :: -(-ranking.num_rows // _MOST_COLUMNS)]
-        ess = mean_ess(columns.reshape(posterior.num_chains, posterior.num_draws, -1).cpu().numpy())
-        ess = ess[np.isfinite(ess)]
-        efficiency = float(ess.mean()) / len(columns) if ess.size else 1.0
+        each = ess(columns.T.reshape(-1, posterior.num_chains, posterior.num_draws).cpu().numpy(), "mean")
+        each = each[np.isfinite(each)]
+        efficiency = float(each.mean()) / len(columns) if each.size else 1.0
     return Weighting(ranking, "add-one-in", posterior.num_chains, efficiency, notes)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pyrobnn.chains import MIN_DRAWS
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.convergence import MIN_DRAWS, convergence
+from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.verdict import Check
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from pyrobnn.chains import MIN_DRAWS, ess, nested_rhat, rhat
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.ess import bulk_ess, mean_ess, tail_ess
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, statistic
-from pyrobnn.diagnostics.rhat import nested_rhat, rank_rhat
 from pyrobnn.diagnostics.verdict import Check, Status
 from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
@@ -24,7 +23,6 @@ _MAX_WEIGHTS = 1000
 _MAX_DATA = 32
 _STACKING = "; if the modes stay, weight them by stacking on elpd rather than by counting chains"
 _SHOWN = 4  # groups of chains that are named
-MIN_DRAWS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,20 +128,19 @@ def convergence(evidence: Evidence) -> Convergence | None:
     found = quantities(evidence)
     if not found or next(iter(found.values())).shape[1] < MIN_DRAWS:
         return None
-    draws = np.stack(list(found.values()), axis=2)
-    num_chains, num_draws = draws.shape[:2]
+    draws = np.stack(list(found.values()))
     groups = _superchains(evidence)
     if groups is not None:
-        rhat = nested_rhat(draws, groups)
+        ratio = nested_rhat(draws, groups)
     else:
-        rhat = rank_rhat(draws) if num_chains > 1 else np.full(len(found), np.nan)
-    flat = draws.reshape(-1, draws.shape[2])
+        ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
+    flat = draws.reshape(len(draws), -1)
     columns = {
-        "rhat": rhat,
-        "ess_bulk": bulk_ess(draws),
-        "ess_tail": tail_ess(draws),
-        "mcse": flat.std(axis=0, ddof=1) / np.sqrt(mean_ess(draws)),
-        "sd": flat.std(axis=0),
+        "rhat": ratio,
+        "ess_bulk": ess(draws),
+        "ess_tail": ess(draws, "tail"),
+        "mcse": flat.std(axis=1, ddof=1) / np.sqrt(ess(draws, "mean")),
+        "sd": flat.std(axis=1),
     }
     table = xr.Dataset(
         {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
@@ -181,10 +178,10 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     """
     found = quantities(evidence)
     chains, draws = next(iter(found.values())).shape
-    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()], axis=2)
-    ess = bulk_ess(centred)
+    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()])
+    worth = ess(centred)
     longest = max(1.0, chains * draws / thresholds.ESS_PASS)
-    times = chains * draws / np.where(np.isfinite(ess), ess, 1.0)
+    times = chains * draws / np.where(np.isfinite(worth), worth, 1.0)
     # each is known roughly, and the shortest of many are those that came out too short
     times = np.clip(np.maximum(times, np.median(times)), 1.0, longest)
     limits = [
@@ -212,8 +209,8 @@ def weight_rhat(evidence: Evidence) -> tuple[float, float, int] | None:
     flat = flat[:, :, np.isfinite(flat).all(axis=(0, 1)) & (np.ptp(flat, axis=(0, 1)) > 0.0)]
     if flat.shape[2] == 0:
         return None
-    rhat = rank_rhat(flat)
-    return float(np.nanmax(rhat)), float(np.nanmedian(rhat)), int(flat.shape[2])
+    found = rhat(np.moveaxis(flat, 2, 0))
+    return float(np.nanmax(found)), float(np.nanmedian(found)), int(flat.shape[2])
 
 
 def _rhat_known(found: Convergence | None) -> bool:

@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
+from pyrobnn.chains import ess
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, statistic
 from pyrobnn.diagnostics.importance import log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
@@ -163,6 +163,6 @@ def relative_efficiency(evidence: Evidence) -> float:
     columns = [flattened(draws, 2) for draws in stored if draws is not None]
     every = -(-sum(column.shape[2] for column in columns) // _MAX_ELEMENTS_ESS)
     draws = np.concatenate([column[:, :, ::every] for column in columns], axis=2).astype(np.float64)
-    ess = mean_ess(draws)
-    ess = ess[np.isfinite(ess)]
-    return float(ess.mean() / evidence.num_draws) if ess.size else 1.0
+    each = ess(np.moveaxis(draws, 2, 0), "mean")
+    each = each[np.isfinite(each)]
+    return float(each.mean() / evidence.num_draws) if each.size else 1.0

@@ -6,8 +6,8 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtri, owens_t
 
+from pyrobnn.chains import ess
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import MOST, by_kind
 from pyrobnn.diagnostics.verdict import Check, Status, grade, grade_tested, worse
@@ -131,18 +131,19 @@ def check_range(evidence: Evidence) -> Check | None:
     if acceptance < _LEAST_ACCEPTED or not (np.isfinite(before).all() and np.isfinite(after).all()):
         return _unmoved(_NOT_MOVED.format(acceptance), "range_moves", what)
     columns = before.reshape(*before.shape[:2], -1)
-    ess = np.minimum(np.nan_to_num(mean_ess(columns), nan=1.0), columns.shape[0] * columns.shape[1])
+    worth = np.nan_to_num(ess(np.moveaxis(columns, 2, 0), "mean"), nan=1.0)
+    worth = np.minimum(worth, columns.shape[0] * columns.shape[1])
     low, high = columns.min((0, 1)), columns.max((0, 1))
     moved = after.reshape(-1, columns.shape[2])
     outside = ((moved < low) | (moved > high)).sum(axis=0)
-    p = stats.poisson.sf(outside - 1, 2.0 * len(moved) / (ess + 1.0)) * len(ess)
+    p = stats.poisson.sf(outside - 1, 2.0 * len(moved) / (worth + 1.0)) * len(worth)
     worst = int(np.argmin(p))
     share, p_least = float(outside[worst]) / len(moved), min(1.0, float(p[worst]))
     status = grade_tested(
         p_least, share, thresholds.STEIN_RATES, (thresholds.RANGE_WARN, thresholds.RANGE_FAIL)
     )
     stayed = _correlation(evidence)
-    if status == "pass" and not _range_would_tell(stayed, len(moved), float(np.median(ess)), len(ess)):
+    if status == "pass" and not _range_would_tell(stayed, len(moved), float(np.median(worth)), len(worth)):
         return _unmoved(_TOO_SHORT.format(stayed), "range_moves", what)
     return Check(
         "range_moves",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
+from pyrobnn.chains import ess
 from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.ess import mean_ess
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.verdict import Check, Status, grade_tested
 from pyrobnn.groups import STEIN
@@ -86,13 +86,13 @@ def _tested(
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
-    ess = mean_ess(values)
-    ess = np.clip(np.where(np.isfinite(ess), ess, total), _FEWEST_EFFECTIVE, total)
+    worth = ess(columns, "mean")
+    worth = np.clip(np.where(np.isfinite(worth), worth, total), _FEWEST_EFFECTIVE, total)
     mean, sd = columns.mean(axis=(1, 2)), columns.std(axis=(1, 2))
     if positive:
         sd = sd / np.clip(mean / expected, _LEAST_RATIO, 1.0)
-    t = np.abs(mean - expected) * np.sqrt(ess) / np.maximum(sd, 1e-12)
-    return mean, np.minimum(1.0, 2.0 * stats.t.sf(t, ess - 1.0) * (values.shape[2] + chosen_of))
+    t = np.abs(mean - expected) * np.sqrt(worth) / np.maximum(sd, 1e-12)
+    return mean, np.minimum(1.0, 2.0 * stats.t.sf(t, worth - 1.0) * (values.shape[2] + chosen_of))
 
 
 def _worst(p: np.ndarray, gap: np.ndarray, least: float) -> int:

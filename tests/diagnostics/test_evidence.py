@@ -11,13 +11,13 @@ from pathlib import Path
 import arviz_stats
 import numpy as np
 import pytest
-import scipy.signal
 import trees as factory
 import xarray as xr
 from known_posteriors import classes_tree, exact_tree, healthy_svi
 
 import pyrobnn
 from pyrobnn import groups
+from pyrobnn.chains import ess
 from pyrobnn.diagnostics import (
     Check,
     Evidence,
@@ -29,10 +29,8 @@ from pyrobnn.diagnostics import (
     loo,
     power_scaling,
 )
-from pyrobnn.diagnostics.ess import bulk_ess, mean_ess, tail_ess
 from pyrobnn.diagnostics.evidence import statistic
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.rhat import rank_rhat
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.comparison import compare_rows
 
@@ -71,13 +69,13 @@ def test_a_whole_report_smooths_every_ratio_once(monkeypatch, tmp_path):
         return smooth(*args)
 
     def table(*args, **kwargs):
-        counts["tables"] += 1
-        return tail_ess(*args, **kwargs)
+        counts["tables"] += args[1:] == ("tail",)
+        return ess(*args, **kwargs)
 
     for name in ("leave_one_out", "importance"):
         module = importlib.import_module(f"pyrobnn.diagnostics.{name}")
         monkeypatch.setattr(module, "pareto_smooth", smoothed)
-    monkeypatch.setattr(importlib.import_module("pyrobnn.diagnostics.convergence"), "tail_ess", table)
+    monkeypatch.setattr(importlib.import_module("pyrobnn.diagnostics.convergence"), "ess", table)
     nuts, svi = factory.regression_1d(), factory.regression_1d("SVI", iid=True, seed=3)
     trees = {"nuts": Evidence(nuts), "svi": Evidence(svi)}
     verdicts = judge_all(trees)
@@ -86,34 +84,6 @@ def test_a_whole_report_smooths_every_ratio_once(monkeypatch, tmp_path):
     compare_rows(trees, verdicts)
     # leave-one-out of each, p/q of one; convergence of the one with chains (and, traced, of nothing else)
     assert counts == {"ratios": 3, "tables": 1}
-
-
-@pytest.mark.parametrize("shape", [(4, 1000, 40), (2, 101, 9), (3, 7, 5)])
-def test_rhat_of_many_quantities_is_that_of_arviz(shape):
-    rng = np.random.default_rng(0)
-    draws = rng.normal(size=shape) + 0.3 * rng.normal(size=(shape[0], 1, shape[2]))
-    coarse, held = np.round(draws, 1), np.repeat(draws, 3, axis=1)
-    for values in (draws, draws.astype(np.float32), coarse, held):
-        data = xr.Dataset({"w": (("chain", "draw", "quantity"), values.astype(np.float64))})
-        np.testing.assert_allclose(rank_rhat(values), arviz_stats.rhat(data)["w"].values, rtol=1e-12)
-
-
-@pytest.mark.parametrize("correlation", [0.999, 0.7, 0.0, -0.8])
-@pytest.mark.parametrize("shape", [(4, 300), (3, 101), (1, 64), (2, 7), (4, 4)])
-def test_effective_sample_sizes_are_those_of_arviz(shape, correlation):
-    noise = np.random.default_rng(3).normal(size=(*shape, 40))
-    draws = scipy.signal.lfilter([1.0], [1.0, -correlation], noise, axis=1)
-    draws[..., :5] += 2.0 * np.arange(shape[0])[:, None, None]  # chains that disagree
-    draws[..., 5:10] = draws[..., 5:10].round()  # ties
-    draws[..., 10] = 1.0
-    draws[0, 0, 11] = np.nan
-    data = xr.Dataset({"w": (("chain", "draw", "quantity"), draws)})
-    for ours, theirs in (
-        (mean_ess(draws), arviz_stats.ess(data, method="mean")),
-        (bulk_ess(draws), arviz_stats.ess(data, method="bulk")),
-        (tail_ess(draws), arviz_stats.ess(data, method="tail", prob=(0.05, 0.95))),
-    ):
-        np.testing.assert_allclose(ours, theirs["w"].values, rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [exact_tree, healthy_svi])

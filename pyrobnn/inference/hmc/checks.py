@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pyrobnn.chains import rhat
 from pyrobnn.checks import Refused, divergences_by_chance
 from pyrobnn.inference.fitting import memory
 from pyrobnn.inference.fitting.problem import Problem, settings
@@ -17,7 +19,7 @@ from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, STATS
 from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup, split_rhat
+from pyrobnn.inference.hmc.warmup import frozen, kept_in_warmup
 from pyrobnn.likelihoods.base import SCALE
 
 if TYPE_CHECKING:
@@ -181,11 +183,14 @@ def disagreement(problem: Problem, draws: Mapping[str, Tensor], result: Draws) -
                 name: value[..., (value != value[0, 0]).any(0).any(0)] for name, value in named.items()
             }
             named = {name: value for name, value in varying.items() if value.shape[-1]} or named
-        rhat = {name: float(split_rhat(value.double()).max()) for name, value in named.items()}
-        worst = max(rhat, key=rhat.__getitem__)
+        found = {
+            name: float(np.nan_to_num(rhat(value.double().movedim(2, 0).cpu().numpy()), nan=np.inf).max())
+            for name, value in named.items()
+        }
+        worst = max(found, key=found.__getitem__)
         long = reached(problem, draws, result.stats) if chains * num >= _MANY else None
-        if rhat[worst] > _RHAT:
-            notes.append(_unmixed(repr(worst), rhat[worst]))
+        if found[worst] > _RHAT:
+            notes.append(_unmixed(repr(worst), found[worst]))
         elif long is not None and long.rhat > _RHAT:
             notes.append(_unmixed(long.worst, long.rhat))
         elif long is not None and long.ess < _ENOUGH:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyrobnn import chains
 from pyrobnn.checks import check_choice, check_number
 from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.problem import Problem
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from pyrobnn.inference.hmc.draws import Draws
     from pyrobnn.inference.nuts import NUTS
 
-#: R-hat that every judged quantity of converged chains has at most
-RHAT = 1.01
 #: draws per chain up to which a run that waits for convergence goes on
 MOST_DRAWS = 10_000
 _VALUES = 256  # of all sites together, or of the function, that are judged
@@ -46,7 +45,7 @@ class Reached(NamedTuple):
 
     def enough(self, min_ess: float) -> bool:
         """Whether that is convergence."""
-        return self.rhat <= RHAT and self.ess >= min_ess
+        return self.rhat <= chains.RHAT_LIMIT and self.ess >= min_ess
 
     def __str__(self) -> str:
         return (
@@ -66,21 +65,16 @@ def reached(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Rea
     Returns:
         With an infinite R-hat where nothing moves, a value is not finite, or there are fewer than four draws.
     """
-    from arviz_stats.base import array_stats
-
     num = stats.shape[1]
     found = {name: values for name, values in judged(problem, draws, stats).items() if np.ptp(values) != 0}
     for name, values in found.items():
         if not np.isfinite(values).all():
             return Reached(num, np.inf, name, 0.0, name)
-    if not found or num < 4:
+    if not found or num < chains.MIN_DRAWS:
         return Reached(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
-    names, stacked = list(found), np.stack(list(found.values()), -1)
-    axes = {"chain_axis": 0, "draw_axis": 1}
-    rhat = np.nan_to_num(array_stats.rhat(stacked, method="rank", **axes), nan=np.inf, posinf=np.inf)
-    bulk = array_stats.ess(stacked, method="bulk", **axes)
-    tail = array_stats.ess(stacked, method="tail", prob=(0.05, 0.95), **axes)
-    ess = np.nan_to_num(np.minimum(bulk, tail), nan=0.0)
+    names, stacked = list(found), np.stack(list(found.values()))
+    rhat = np.nan_to_num(chains.rhat(stacked), nan=np.inf, posinf=np.inf)
+    ess = np.nan_to_num(np.minimum(chains.ess(stacked), chains.ess(stacked, "tail")), nan=0.0)
     worst, slowest = int(rhat.argmax()), int(ess.argmin())
     return Reached(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
 
@@ -128,8 +122,9 @@ def ended(
         "interrupt": "Ctrl-C stopped it",
     }[stopped]
     said = f"NUTS(until='converged') has not converged and {spent}: {found}"
-    remedy = f"R-hat is wanted at most {RHAT}, the effective sample size at least {config.min_ess:g}. " + (
-        _MIX if found.rhat > RHAT else "Allow more num_draws"
+    remedy = (
+        f"R-hat is wanted at most {chains.RHAT_LIMIT}, the effective sample size at least {config.min_ess:g}. "
+        + (_MIX if found.rhat > chains.RHAT_LIMIT else "Allow more num_draws")
     )
     return stopped, {"until": said}, [f"{said}. {remedy}"]
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from pyrobnn.callbacks import duration
+from pyrobnn.chains import RHAT_LIMIT, ess
 from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.float64 import float64
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.converged import RHAT, reached
+from pyrobnn.inference.hmc.converged import reached
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
 
@@ -157,12 +158,12 @@ class Hooks:
         self._checks += 1
         if self._config.until is not None:
             far, least = reached(self._problem, found, draws.stats), self._config.min_ess
-            enough, why, ess = far.enough(least), "converged", far.ess
-            self._found = f"R-hat {far.rhat:.3f} of {RHAT}, "
+            enough, why, worth = far.enough(least), "converged", far.ess
+            self._found = f"R-hat {far.rhat:.3f} of {RHAT_LIMIT}, "
         else:
-            ess = slowest_ess(self._problem, found)
-            enough, why, self._found = ess >= least, "until_ess", ""
-        self._found += f"ESS {ess:.0f} of {least:.0f}"
+            worth = slowest_ess(self._problem, found)
+            enough, why, self._found = worth >= least, "until_ess", ""
+        self._found += f"ESS {worth:.0f} of {least:.0f}"
         self._stopped = why if enough else self._stopped
         return enough
 
@@ -189,10 +190,7 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
         values = torch.cat(blocks).reshape(num_chains, num_draws, -1)
     else:
         values = torch.cat([value.reshape(*value.shape[:2], -1) for value in draws.values()], -1)
-    from arviz_stats.base import array_stats
-
-    array = values.detach().double().cpu().numpy()
-    return float(array_stats.ess(array, chain_axis=0, draw_axis=1, method="bulk").min())
+    return float(ess(values.detach().movedim(2, 0).double().cpu().numpy()).min())
 
 
 def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pyrobnn.chains import rhat
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.float64 import log_joint_float64
 from pyrobnn.inference.hmc.adaptation import windows
@@ -138,11 +140,12 @@ def unsettled(z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[int], s
         )
     if names is None:
         return ""
-    rhat = split_rhat(torch.cat([lp.unsqueeze(-1), z[:, :num, :_COORDINATES].double()], -1))
-    worst = int(rhat.argmax())
-    if float(rhat[worst]) > _RHAT:
+    columns = torch.cat([lp.unsqueeze(-1), z[:, :num, :_COORDINATES].double()], -1)
+    found = np.nan_to_num(rhat(columns.movedim(2, 0).cpu().numpy()), nan=np.inf)
+    worst = int(found.argmax())
+    if found[worst] > _RHAT:
         what = "the log density" if worst == 0 else repr(names(worst - 1))
-        return f"R-hat of {what} was {float(rhat[worst]):.2f} in its last window of {num} transitions"
+        return f"R-hat of {what} was {found[worst]:.2f} in its last window of {num} transitions"
     return ""
 
 
@@ -176,15 +179,6 @@ def trend(lp: Tensor) -> tuple[float, float]:
     first, second = lp[:, :half], lp[:, -half:]
     spread = torch.cat([first, second]).var(1).mean().sqrt()
     return float((second.mean(1) - first.mean(1)).mean()), float(spread)
-
-
-def split_rhat(x: Tensor) -> Tensor:
-    """R-hat of every column of ``x`` (chain, draw, column), each chain in halves; infinite where nothing moves."""
-    half = x.shape[1] // 2
-    parts = torch.cat([x[:, :half], x[:, -half:]])
-    within, between = parts.var(1).mean(0), parts.mean(1).var(0)
-    ratio = ((half - 1) / half + between / within).sqrt()
-    return torch.where(within > 0, ratio, torch.inf)
 
 
 def inspector(density: Density) -> Callable[[Tensor, Tensor], str] | None:

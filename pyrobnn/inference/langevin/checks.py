@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pyrobnn.chains import rhat
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Problem
@@ -46,8 +48,6 @@ def mixing(problem: Problem, run: Run, notes: list[str]) -> None:
     num_chains, num_draws = run.z.shape[:2]
     if num_chains < 2 or num_chains * num_draws < ENOUGH or run.stopped != "num_draws":
         return
-    from arviz_stats.base import array_stats
-
     picked = torch.linspace(0, num_draws - 1, min(num_draws, EACH)).long().to(run.z.device)
     z, what = run.z[:, picked], "the function at training inputs" if problem.is_bnn else "its values"
     if problem.is_bnn:
@@ -58,11 +58,11 @@ def mixing(problem: Problem, run: Run, notes: list[str]) -> None:
         z = net.likelihood.identified(z)
     values = z.reshape(num_chains, len(picked), -1).double().cpu().numpy()
     values = values[..., values.std((0, 1)) > 0]
-    rhat = array_stats.rhat(values, method="rank", chain_axis=0, draw_axis=1).max() if values.size else 1.0
-    if rhat > RHAT:
+    worst = rhat(np.moveaxis(values, 2, 0)).max() if values.size else 1.0
+    if worst > RHAT:
         notes.append(
-            f"the chains have not mixed: R-hat of {what} is {rhat:.3g} (wanted: at most 1.01), so the draws are not of "
-            "the posterior yet: take a larger thinning and a longer num_warmup, or NUTS"
+            f"the chains have not mixed: R-hat of {what} is {worst:.3g} (wanted: at most 1.01), so the draws are not "
+            "of the posterior yet: take a larger thinning and a longer num_warmup, or NUTS"
         )
 
 

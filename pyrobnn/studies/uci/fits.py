@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from arviz_stats.base import array_stats
 
+from pyrobnn.chains import ess, rhat
 from pyrobnn.data import Dataset, uci, uci_num_hidden, uci_splits
 from pyrobnn.posterior import Posterior
 from pyrobnn.studies.uci.linear_floor import LinearFloor
@@ -209,13 +209,12 @@ def diagnosis(posterior: Posterior, f: torch.Tensor) -> dict[str, float]:
         return {}
     values = f[..., 0].double().cpu().numpy()
     points = np.moveaxis(values, -1, 0)
-    rhat = array_stats.rhat(points, chain_axis=1, draw_axis=2)
-    ess = array_stats.ess(points, chain_axis=1, draw_axis=2)
+    ratios, worth = rhat(points), ess(points)
     found = {
-        "rhat_f_median": float(np.median(rhat)),
-        "rhat_f_max": float(np.max(rhat)),
-        "ess_f_median": float(np.median(ess)),
-        "ess_f_min": float(np.min(ess)),
+        "rhat_f_median": float(np.median(ratios)),
+        "rhat_f_max": float(np.max(ratios)),
+        "ess_f_median": float(np.median(worth)),
+        "ess_f_min": float(np.min(worth)),
     }
     stats = posterior.sample_stats
     for name, value in (("divergences", "diverging"), ("tree_depth", "tree_depth"), ("steps", "n_steps")):
