@@ -66,7 +66,6 @@ def judged(num):
         "method": type(model.method_).__name__,
         "why": model.method_reason_,
         "num_weights": posterior.bnn.num_weights,
-        "left_out": posterior.meta["left_out"],
     }
 
 

@@ -12,6 +12,8 @@ import torch
 from models import normal_prior, toy, toy_net
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting import problem
+from pyrobnn.inference.vi import fit as guides
 
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings(
@@ -143,6 +145,22 @@ def test_trees_are_diagnosed_and_say_how_they_were_made(name):
     assert tree.attrs["kind"] == METHODS[name].kind and tree.attrs["claim"] == METHODS[name].claim
     if independent:
         assert not any("rhat" in check.name and check.status != "info" for check in verdict.checks)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_fit_spends_nothing_on_judging_its_draws(name, monkeypatch):
+    """A pass over the data per draw is made when a statistic is first asked for, once, and not by predictions."""
+    asked = []
+    for module, function in ((problem, "log_importance"), (guides, "importance_stats")):
+        weigh = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *args, weigh=weigh: asked.append(1) or weigh(*args))
+    posterior = METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name))
+    posterior.predict(X, num_draws=1)
+    assert not asked
+    stats = posterior.sample_stats
+    assert ({"log_p", "log_q"} <= set(stats)) == METHODS[name].has_density == bool(asked)
+    posterior.to_datatree(X, Y)
+    assert len(asked) <= 1
 
 
 @pytest.mark.parametrize("name", METHODS)

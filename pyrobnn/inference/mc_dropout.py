@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
-from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
@@ -192,7 +191,7 @@ class MCDropout(Method):
             meta=meta
             | {"num_steps": result.num_steps, "stopped": result.stopped}
             | falling(result, result.losses, problem.num_rows, density.dim),
-            notes=[*result.notes(self), *noise_notes(problem, values)],
+            notes=result.notes(self),
             interrupted=result.interrupted,
         )
 

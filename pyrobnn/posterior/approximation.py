@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
+from pyrobnn.posterior.predict import CHUNK_SCALARS, widest_layer
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.point import state_in_store
 
@@ -30,6 +32,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
 
 #: of a family whose covariance has no closed form
 _COVARIANCE_DRAWS = 10_000
+#: of which the log joint is taken together
+DRAWS_AT_ONCE = 64
 
 Restore = Callable[["Posterior", Density, str, Mapping[str, Tensor]], "Posterior"]
 #: family that is more than a distribution over the flat vector → how a posterior saved with it gets it back
@@ -64,6 +68,32 @@ class Approximation(Protocol):
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors, enough to rebuild it."""
+
+
+class SampleStats(UserDict[str, Tensor]):
+    """Statistics of draws of which some are computed when the first is asked for.
+
+    Args:
+        known: statistic → (chain, draw).
+        pending: gives the others, such as log_p and log_q of an approximation: a pass over the data per draw, which no
+            fit waits for.
+    """
+
+    def __init__(
+        self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None
+    ):
+        self._known, self._pending = dict(known), pending
+
+    @property
+    def data(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """All of them."""
+        if self._pending is not None:
+            self._known |= self._pending()
+            self._pending = None
+        return self._known
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_known": self.data, "_pending": None}
 
 
 class FlatApproximation:
@@ -149,15 +179,30 @@ def state_points(layout: Density) -> None:
         pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
 
 
+@torch.no_grad()
 def log_importance(
     density: Density, approximation: Approximation, draws: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """log p (joint, constrained space) and log q of draws (chain, draw, \\*shape); both (chain, draw) in float64."""
+) -> dict[str, Tensor]:
+    """log p (joint, constrained space) and log q of draws (chain, draw, \\*shape), both (chain, draw) in float64.
+
+    In batches of draws, and where the program is a BNN's of rows too.
+    """
     z = density.unconstrain(draws)
     flat = z.reshape(-1, density.dim)
-    log_p = torch.cat([_log_joint(density, part) for part in flat.split(64)])
-    return log_p.reshape(z.shape[:-1]), approximation.log_prob(draws).double()
+    log_p = torch.cat([_log_joint(density, part) for part in flat.split(DRAWS_AT_ONCE)])
+    return {"log_p": log_p.reshape(z.shape[:-1]), "log_q": approximation.log_prob(draws).double()}
 
 
 def _log_joint(density: Density, z: Tensor) -> Tensor:
-    return torch.func.vmap(lambda one: density.log_joint(one, jacobian=False))(z).detach()
+    """Log joint of flat vectors (draw, dim); (draw,)."""
+    log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
+    if density.owner is None:
+        return torch.func.vmap(lambda one: density.log_joint(one, jacobian=False))(z)
+    x, y = density.args
+    size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(density.owner, x)))
+    total = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    for rows in zip(x.split(size), y.split(size)):
+        log_prior, log_likelihood = log_parts(z, *rows)
+        # the program scales the likelihood of its rows to all of them
+        total = total + log_likelihood * (len(rows[0]) / len(x))
+    return log_prior + total

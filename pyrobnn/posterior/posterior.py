@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,11 @@ from torch import Tensor
 from pyrobnn.checks import as_tensor, check_count, check_finite, check_stored_by_name
 from pyrobnn.gradient import at_each
 from pyrobnn.model import BNN
-from pyrobnn.posterior.approximation import Approximation
-from pyrobnn.posterior.predict import Prediction
+from pyrobnn.posterior.approximation import Approximation, SampleStats
+from pyrobnn.posterior.predict import CHUNK_SCALARS, Prediction, widest_layer
 
 if TYPE_CHECKING:
     from xarray import DataTree
-
-#: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
-CHUNK_SCALARS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +29,8 @@ class Posterior:
         draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws, and the
             ``pyro.deterministic`` sites of a plain program.
         sample_stats: statistic → (chain, draw); for NUTS lp, energy, diverging, tree_depth, n_steps,
-            acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q.
+            acceptance_rate, step_size; for SVI, Laplace and SWAG log_p and log_q, computed when a statistic is first
+            asked for (by ``to_datatree`` or ``save``, say): a pass over the data per draw.
         log_evidence: Laplace: log marginal likelihood; SMC: its estimate, with ``meta["log_evidence_error"]``; SVI: the
             ELBO; else None. In nats, of the targets in the units of the program: with a standardizer, subtract
             N log(y_scale) for that of the targets as they came.
@@ -46,7 +44,7 @@ class Posterior:
 
     model: BNN | Callable[..., Any]
     draws: dict[str, Tensor]
-    sample_stats: dict[str, Tensor] = field(default_factory=dict)
+    sample_stats: MutableMapping[str, Tensor] = field(default_factory=dict)
     log_evidence: float | None = None
     approximation: Approximation | None = None
     network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None
@@ -132,8 +130,11 @@ class Posterior:
             return self
         keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
         pick = {name: value[:, keep.to(value.device)] for name, value in self.draws.items()}
-        stats = {name: value[:, keep.to(value.device)] for name, value in self.sample_stats.items()}
-        return replace(self, draws=pick, sample_stats=stats)
+
+        def stats() -> dict[str, Tensor]:
+            return {name: value[:, keep.to(value.device)] for name, value in self.sample_stats.items()}
+
+        return replace(self, draws=pick, sample_stats=SampleStats({}, stats))
 
     def predict(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
@@ -180,7 +181,7 @@ class Posterior:
         forward = self.bnn.forward if self.network is None else self.network
         params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
         total = self.num_chains * self.num_draws
-        widest = _widest_layer(self.bnn, x)
+        widest = widest_layer(self.bnn, x)
         points_at_once = max(1, min(len(x), chunk_scalars // max(widest, 1)))
         draws_at_once = max(
             1, min(total, chunk_scalars // max(widest * points_at_once, self.bnn.num_weights))
@@ -266,20 +267,3 @@ class Posterior:
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"
         return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
-
-
-def _widest_layer(model: BNN, x: Tensor) -> int:
-    """Scalars of the largest layer output for one point."""
-    sizes = [x[0].numel()]
-    hooks = [
-        module.register_forward_hook(
-            lambda _m, _i, out: sizes.append(out.numel()) if isinstance(out, Tensor) else None
-        )
-        for module in model.eval_net.modules()
-    ]
-    try:
-        model.forward({}, x[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return max(sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,12 @@ from pyrobnn.checks import check_count
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.posterior.mixture import cdf_quantile, mixture_quantile
 from pyrobnn.seeding import generator, seeded
+
+if TYPE_CHECKING:
+    from pyrobnn.model import BNN
+
+#: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
+CHUNK_SCALARS = 2**24
 
 
 class Prediction:
@@ -286,3 +293,20 @@ class Prediction:
 
 def _mean(values: Tensor) -> Tensor:
     return values.flatten(0, 1).mean(0)
+
+
+def widest_layer(model: BNN, x: Tensor) -> int:
+    """Scalars of the largest layer output for one point."""
+    sizes = [x[0].numel()]
+    hooks = [
+        module.register_forward_hook(
+            lambda _m, _i, out: sizes.append(out.numel()) if isinstance(out, Tensor) else None
+        )
+        for module in model.eval_net.modules()
+    ]
+    try:
+        model.forward({}, x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)

@@ -9,7 +9,7 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -264,7 +264,7 @@ def _check_sites(path: str | Path, draws: dict[str, Tensor], model: Any) -> None
             )
 
 
-def _draws(values: dict[str, Tensor]) -> xr.Dataset:
+def _draws(values: Mapping[str, Tensor]) -> xr.Dataset:
     return _named(
         values, lambda name, value: ["chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 2))]
     )
@@ -274,7 +274,7 @@ def _arrays(values: dict[str, Tensor]) -> xr.Dataset:
     return _named(values, lambda name, value: [f"{name}_dim_{i}" for i in range(value.dim())])
 
 
-def _named(values: dict[str, Tensor], dims: Callable[[str, Tensor], list[str]]) -> xr.Dataset:
+def _named(values: Mapping[str, Tensor], dims: Callable[[str, Tensor], list[str]]) -> xr.Dataset:
     return xr.Dataset({n: (dims(n, v), v.detach().cpu().numpy()) for n, v in values.items()})
 
 

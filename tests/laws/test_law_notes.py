@@ -13,6 +13,7 @@ from test_contract import METHODS, NO_POINTS, X, Y, num_draws
 
 import pyrobnn as pb
 from pyrobnn.inference.mc_dropout import CAVEAT
+from pyrobnn.inference.optim.minimize import Result
 
 HELD = "no data have touched"
 
@@ -81,8 +82,8 @@ def test_a_point_parameter_that_nobody_fitted_is_told(name):
 
 
 def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypatch):
-    seen = "weights use up all data"
-    monkeypatch.setattr("pyrobnn.inference.optim.point.noise_notes", lambda problem, values: [seen])
+    seen = "found on the way"
+    monkeypatch.setattr(Result, "notes", lambda result, method: [seen])
     for method in (
         dataclasses.replace(METHODS["Laplace"], num_steps=5),
         dataclasses.replace(METHODS["NUTS"], init="map"),
@@ -90,12 +91,6 @@ def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypat
         posterior, said = told(method, model_of(), X, Y, num_draws=6)
         assert said.count(seen) == posterior.meta["warnings"].count(seen) == 1
         assert not [text for text in said if HELD in text]  # the mode has fitted the noise
-
-
-def test_laplace_around_given_weights_checks_their_noise(monkeypatch):
-    monkeypatch.setattr("pyrobnn.inference.curvature.mode.noise_notes", lambda problem, values: ["checked"])
-    _, said = told(METHODS["Laplace"], model_of(), X, Y, init=toy_net(), num_draws=6)
-    assert said.count("checked") == 1
 
 
 def test_the_verdict_says_what_the_fit_said():

@@ -10,7 +10,6 @@ import torch
 from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model, toy_net
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.noise_check import _optimism
 from pyrobnn.inference.fitting.problem import prepare
 
 
@@ -162,74 +161,6 @@ def test_problem_keeps_its_data_in_memory():
     again = pb.MAP(num_steps=30, compile=False).fit(toy_model(), loader, seed=3)
     torch.testing.assert_close(posterior.draws, again.draws)
     assert prepare(toy_model(), loader, points="free", stream=True).num_data == 40
-
-
-def noisy_line(num_data: int, noise: float, likelihood, hidden: int = 50):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.linspace(-1, 1, num_data)[:, None]
-    net = pb.networks.mlp(1, (hidden, hidden), seed=0)
-    return pb.BNN(net, normal_prior(), likelihood), x, x + noise * torch.randn(x.shape, generator=generator)
-
-
-def test_learned_noise_that_follows_the_data_is_told():
-    model, x, y = noisy_line(10, 0.5, pb.likelihoods.HomoskedasticGaussian("learned"))
-    with pytest.warns(UserWarning, match="use up .* of 10 training values.*infer it with NUTS or SVI"):
-        pb.MLE(num_steps=1500, lr=0.02, compile=False).fit(model, x, y)
-
-
-def test_small_noise_of_many_data_is_not():
-    model, x, y = noisy_line(200, 0.01, pb.likelihoods.HomoskedasticGaussian("learned"))
-    posterior = pb.MAP(num_steps=300, polish_steps=0, compile=False).fit(model, x, y)
-    assert not [note for note in posterior.meta["warnings"] if "search was stopped" not in note]
-
-
-def with_a_noise_head(num_data: int, hidden: int, trend) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = 2 * torch.rand(num_data, 1, generator=generator) - 1
-    y = trend(x) + torch.randn(x.shape, generator=generator) * (0.2 + 0.15 * x)
-    net = pb.networks.mlp(1, (hidden,), 2, seed=1)
-    return pb.BNN(net, normal_prior(), pb.likelihoods.HeteroskedasticGaussian()), x, y
-
-
-def test_a_noise_head_that_collapses_on_single_points_is_told():
-    """γ is less than half of the data here: the noise is wide on the rest."""
-    model, x, y = with_a_noise_head(10, 50, lambda x: 0.5 * x)
-    method = pb.MLE(num_steps=1500, lr=0.02, compile=False)
-    with pytest.warns(UserWarning, match="would lose .* nats of log density.*infer it with NUTS or SVI"):
-        posterior = method.fit(model, x, y)
-    _, new, truth = with_a_noise_head(400, 50, lambda x: 0.5 * x)
-    told, gap = posterior.predict(x).log_prob(y).mean(), posterior.predict(new).log_prob(truth).mean()
-    assert float(told - gap) > 10  # it is no false alarm
-
-
-@pytest.mark.parametrize("num_data", [60, 200])
-def test_a_noise_head_that_is_right_is_not(num_data):
-    model, x, y = with_a_noise_head(num_data, 20, lambda x: torch.sin(3 * x))
-    posterior = pb.MAP(num_steps=600, lr=0.02, polish_steps=20, compile=False).fit(model, x, y)
-    assert not [note for note in posterior.meta["warnings"] if "search was stopped" not in note]
-
-
-def test_the_loss_of_a_left_out_datum_is_exact_for_a_line():
-    """Ridge regression of noise one: every datum left out in turn, for few and for many data."""
-    generator = torch.Generator().manual_seed(0)
-    for num_data in (4, 12):
-        rows = torch.randn(num_data, 6, generator=generator, dtype=torch.float64)
-        y = 2 * torch.randn(num_data, generator=generator, dtype=torch.float64)
-
-        def fitted(rows, y):
-            return torch.linalg.solve(rows.T @ rows + torch.eye(6, dtype=torch.float64), rows.T @ y)
-
-        residuals = y - rows @ fitted(rows, y)
-        left_out = torch.stack(
-            [
-                y[n] - rows[n] @ fitted(rows[torch.arange(num_data) != n], y[torch.arange(num_data) != n])
-                for n in range(num_data)
-            ]
-        )
-        # the second head, of the noise, does not move
-        heads = torch.stack([rows, torch.zeros_like(rows)], 1)
-        expected = 0.5 * (left_out.square() - residuals.square()).mean()
-        assert _optimism(heads, residuals[:, None]) == pytest.approx(float(expected))
 
 
 def test_a_start_without_a_density_is_told_from_a_large_step():

@@ -17,7 +17,6 @@ from pyrobnn.density import Density, Site
 from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.memory import require
-from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, Problem, whole
 from pyrobnn.inference.fitting.watch import Retold
 from pyrobnn.inference.map import MAP
@@ -168,8 +167,6 @@ def find_centre(
     constrained = density.constrain(theta)
     points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
     centre = _centre_at(problem, theta, points, names)
-    if init is not None and problem.is_bnn:
-        notes = noise_notes(problem, constrained)
     return replace(centre, notes=notes)
 
 

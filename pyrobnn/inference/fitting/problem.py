@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ from pyrobnn.density import Density
 from pyrobnn.findings import Finding, as_json
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.left_out import left_out_notes
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.net import refuse_random, rows_together
 from pyrobnn.inference.fitting.program import check_gaps, check_signature, what_program_says
@@ -28,7 +28,7 @@ from pyrobnn.inference.fitting.ranks import check_shareable
 from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import Approximation, log_importance
+from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
 _INTERRUPTED = "was interrupted by Ctrl-C"
@@ -183,7 +183,7 @@ def make_posterior(
     meta: Mapping[str, Any] | None = None,
     notes: Sequence[str | Finding] = (),
     interrupted: bool = False,
-    importance: bool = True,
+    importance: bool | Callable[[], Mapping[str, Tensor]] = True,
     network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Posterior:
@@ -198,7 +198,8 @@ def make_posterior(
         notes: what the user has to know of this fit: warned of, kept in ``meta["warnings"]`` and, as codes, in
             ``meta["findings"]``.
         interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
-        importance: compute log_p and log_q of the draws for an approximation (k-hat and LOO need them).
+        importance: whether log_p and log_q of an approximation's draws (k-hat and LOO need them) can be had when they
+            are asked for, or the function that gives them.
 
     The other arguments are those of :class:`pyrobnn.Posterior`.
     """
@@ -213,11 +214,11 @@ def make_posterior(
             draws[name] = value.expand(num_chains, num_draws, *value.shape)
     meta = dict(meta or {})
     notes = [*notes, *([] if interrupted else stopped_short(meta))]
-    stats = dict(sample_stats or {})
+    stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
     if approximation is not None and importance:
         held = Density(problem.density.program, problem.density.args, points="held", values=fixed)
-        weights, interrupted = _weighed(method, held, approximation, draws, interrupted, notes)
-        stats |= weights
+        weigh = partial(log_importance, held, approximation, draws) if importance is True else importance
+        stats = SampleStats(stats, full_float32(problem.device)(weigh))
     told: dict[str, Any] = {}
     if not problem.is_bnn:
         with full_float32(problem.device):
@@ -236,7 +237,9 @@ def make_posterior(
         **meta,
         **({"stopped": "interrupt"} if interrupted else {}),
     }
-    posterior = Posterior(
+    for note in notes:
+        warnings.warn(str(note), UserWarning, stacklevel=4)
+    return Posterior(
         problem.model,
         draws,
         stats,
@@ -247,34 +250,6 @@ def make_posterior(
         history=dict(history or {}),
         meta=record,
     )
-    found = [] if interrupted else left_out_notes(problem, posterior)
-    record["warnings"] += found
-    for note in [*notes, *found]:
-        warnings.warn(str(note), UserWarning, stacklevel=4)
-    return posterior
-
-
-def _weighed(
-    method: Any,
-    density: Density,
-    approximation: Approximation,
-    draws: Mapping[str, Tensor],
-    interrupted: bool,
-    notes: list[str | Finding],
-) -> tuple[dict[str, Tensor], bool]:
-    """Log p and log q of the draws of an approximation, and whether the fit was interrupted, at the latest here."""
-    stats: dict[str, Tensor] = {}
-    try:
-        # who has asked to stop does not wait for a pass over the data per draw
-        if not interrupted:
-            with full_float32(density.device):
-                stats["log_p"], stats["log_q"] = log_importance(density, approximation, draws)
-    except KeyboardInterrupt:
-        interrupted = True
-        notes.append(f"{type(method).__name__} {_INTERRUPTED} when it was fitted and its draws were weighed")
-    if interrupted:
-        notes.append("log p and log q of the draws are not known: there is no k-hat and no LOO")
-    return stats, interrupted
 
 
 def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, float]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
-from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.sizes import Need, Sizes
@@ -241,7 +240,6 @@ class AveragingRun:
         self, draws: dict[str, Tensor], result: Result, points: dict[str, Tensor], meta: Any, **rest: Any
     ) -> Posterior:
         """The posterior of ``draws``, with batch-norm statistics of their own."""
-        centre = points | {name: value[0].mean(0) for name, value in draws.items()}
         posterior = make_posterior(
             self.problem,
             self.method,
@@ -254,7 +252,7 @@ class AveragingRun:
             importance=self.problem.loader is None,
             meta={**meta, "lr": self.lr, "num_steps": result.num_steps, "stopped": result.stopped}
             | falling(result, result.losses, self.problem.num_rows, self.latent_dim),
-            notes=[*result.notes(self.method), *noise_notes(self.problem, centre)],
+            notes=result.notes(self.method),
             interrupted=result.interrupted,
             **rest,
         )

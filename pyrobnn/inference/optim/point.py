@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import check_count
 from pyrobnn.density import Density
-from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.ranks import ranks
@@ -202,15 +201,6 @@ def point_posterior(
         record |= falling(result, result.losses, problem.num_rows, problem.density.dim)
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
-        notes=[*([] if result is None else result.notes(method)), *_noise_notes(problem, draws, result), *notes],
+        notes=[*([] if result is None else result.notes(method)), *notes],
         interrupted=result is not None and result.interrupted,
     )  # fmt: skip
-
-
-def _noise_notes(problem: Problem, draws: Mapping[str, Tensor], result: Result | None) -> list[str]:
-    """Of the first member whose learned noise follows the data; none of a snapshot on the way."""
-    if result is None:
-        return []
-    members = range(next(iter(draws.values())).shape[1])
-    found = (noise_notes(problem, {name: value[0, m] for name, value in draws.items()}) for m in members)
-    return next((notes for notes in found if notes), [])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.noise_check import noise_notes
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.ranks import ranks
@@ -30,7 +30,6 @@ from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.local_noise import Estimator
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
-from pyrobnn.likelihoods import SCALE
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation
 from pyrobnn.seeding import kept, seeded
@@ -120,11 +119,10 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """A fitted guide with its draws; where it was evaluated, their log p and log q, its ELBO ± ``error``, a note."""
+    """A fitted guide with its draws; where it was evaluated, its ELBO ± ``error`` and a note."""
 
     found: Found
     draws: dict[str, Tensor]
-    stats: dict[str, Tensor] = field(default_factory=dict)
     value: float | None = None
     error: float = math.nan
     note: str = ""
@@ -250,11 +248,13 @@ class GuideFit:
         # the ELBO is what a tempered fit gives up
         if temperature == 1.0:
             meta |= falling(result, -result.tracked["elbo"], 1.0, problem.density.dim)
+        best = weighed.found
         timings = result.timings | {"evaluate": time.perf_counter() - begun}
         return make_posterior(
             problem, self.owner, weighed.draws, seed=self.seed, timings=timings,
-            approximation=weighed.found.approximation, point_values=weighed.found.values, sample_stats=weighed.stats,
-            log_evidence=weighed.value, history=_history(result), meta=meta, importance=False,
+            approximation=best.approximation, point_values=best.values, log_evidence=weighed.value,
+            history=_history(result), meta=meta,
+            importance=partial(importance_stats, problem, best.layout, best.approximation, weighed.draws),
             notes=self._notes(result, weighed, temperature), interrupted=result.interrupted,
         )  # fmt: skip
 
@@ -265,9 +265,8 @@ class GuideFit:
         return Found(theta, layout, self.elbo.family.approximation(theta[:size], layout), values)
 
     def _weighed(self, drawn: Weighed, temperature: float) -> Weighed:
-        """With log p and log q of the draws, and the ELBO; or the same of the start, where its ELBO is larger."""
+        """With the ELBO; or the same of the start, where its ELBO is larger."""
         found, problem = drawn.found, self.problem
-        stats = importance_stats(problem, found.layout, found.approximation, drawn.draws)
         value, error = math.nan, math.nan
         # the ELBO is what a tempered fit gives up
         if self.before is not None and temperature == 1.0:
@@ -279,14 +278,13 @@ class GuideFit:
                 )
         reached, spread = evaluate_elbo(problem, found.layout, found.approximation, self.elbo, found.theta)
         if not math.isfinite(value) or reached >= value - math.hypot(error, spread):
-            return Weighed(found, drawn.draws, stats, reached, spread)
+            return Weighed(found, drawn.draws, reached, spread)
         draws = _drawn(start, len(next(iter(drawn.draws.values()))[0]))
-        stats = importance_stats(problem, start.layout, start.approximation, draws)
         note = (
             f"the {self.config.guide} guide ended at an ELBO of {reached:.1f}, where mean-field, at which it began, "
             f"has {value:.1f}: what you get is mean-field; raise num_steps, or lower lr"
         )
-        return Weighed(start, draws, stats, value, error, note)
+        return Weighed(start, draws, value, error, note)
 
     def _point_values(self, points: Tensor) -> dict[str, Tensor]:
         """Point parameters by site, from their flat unconstrained vector."""
@@ -308,11 +306,7 @@ class GuideFit:
         """What the user has to know."""
         notes, draws = result.notes(self.config), weighed.draws
         if weighed.value is None:
-            notes.append(
-                "its ELBO was not evaluated: there is no log evidence and no log p of its draws (k-hat, LOO)"
-            )
-        means = {name: value[0].mean(0) for name, value in draws.items() if name != SCALE}
-        notes += noise_notes(self.problem, weighed.found.values | means)
+            notes.append("its ELBO was not evaluated: there is no log evidence")
         if weighed.note:
             notes.append(weighed.note)
         elif weighed.value is not None:
