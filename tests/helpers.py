@@ -12,20 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 import torch
 from arviz_stats.base import array_stats
 from scipy import stats
 
 SIGMAS = 5.0
-#: modules that are imported with a library of an extra alone → that library
-EXTRA = {"pyrobnn.estimators.skpro": "skpro", "pyrobnn.estimators.scoringbench": "scoringbench"}
-
-
-def need(module: str) -> None:
-    """Skip the test where the library of an extra that ``module`` needs is missing."""
-    if module in EXTRA:
-        pytest.importorskip(EXTRA[module])
 
 
 @contextmanager

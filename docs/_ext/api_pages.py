@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -26,32 +25,6 @@ EXTENDING = (
     "pyrobnn.studies.uci.rules",
     "pyrobnn.studies.uci.tables",
 )
-#: modules for a library that a build of the pages need not have: what they take from it, by module
-BORROWING = {
-    "pyrobnn.estimators.skpro": {
-        "skpro.distributions.normal_mixture": ("NormalMixture",),
-        "skpro.regression.base": ("BaseProbaRegressor",),
-    },
-    "pyrobnn.estimators.scoringbench": {
-        "scoringbench.univariate.wrappers.base": ("DistributionPrediction", "ProbabilisticWrapper"),
-    },
-}
-
-
-def borrowing(name: str) -> ModuleType:
-    """A module, with empty classes in place of those of a library that is not installed."""
-    try:
-        return import_module(name)
-    except ImportError:
-        stand_ins = {lent: ModuleType(lent) for lent in BORROWING[name]}
-    for lent, module in stand_ins.items():
-        vars(module).update({each: type(each, (), {}) for each in BORROWING[name][lent]})
-    sys.modules.update(stand_ins)
-    try:
-        return import_module(name)
-    finally:
-        for lent in stand_ins:
-            del sys.modules[lent]
 
 
 def public_modules(package: ModuleType = pb) -> list[ModuleType]:
@@ -67,7 +40,7 @@ def public_modules(package: ModuleType = pb) -> list[ModuleType]:
             found += public_modules(module)
     if package is pb:
         named = (getattr(pb, name) for name in pb.__all__)
-        others = (*map(import_module, EXTENDING), *map(borrowing, BORROWING))
+        others = map(import_module, EXTENDING)
         found += [each for each in (*named, *others) if inspect.ismodule(each)]
     return list(dict.fromkeys(found))
 

@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from helpers import need, seeded
+from helpers import seeded
 
 import pyrobnn
 
@@ -22,7 +22,6 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module, capsys):
-    need(module)
     with seeded(0):  # an example may draw initial weights as a user would
         failed, attempted = doctest.testmod(importlib.import_module(module), optionflags=FLAGS)
     assert attempted > 0

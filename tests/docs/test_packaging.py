@@ -102,12 +102,11 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     required = {canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])}
     optional = {
         "distributed": "cluster",
-        "skpro": "skpro",
         "torchvision": "images",
     }  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     # asked for where they are: in a notebook, on Windows, in a checkout
-    present = {"IPython", "psutil", "scoringbench"}
+    present = {"IPython", "psutil"}
     by_name = {"h5netcdf", "h5py"}  # xarray loads its engine by name
     owners = {"PIL": "pillow", "pyro": "pyro-ppl", "sklearn": "scikit-learn", "yaml": "pyyaml"}
     names = {canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present}

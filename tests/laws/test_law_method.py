@@ -36,7 +36,6 @@ MAY_NAME = {
     "estimators/auto.py": "",
     "estimators/averaged_noise.py": "",
     "estimators/prior_width.py": "",
-    "estimators/skpro.py": "",  # settings that skpro tests it with
     "estimators/weights.py": "Laplace",
     "cli/config.py": "nuts",  # what `pyrobnn fit` runs
     "cli/file.py": "",  # "map" of YAML
