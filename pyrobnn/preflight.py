@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.compile import is_loaded
 from pyrobnn.inference.fitting.memory import free_bytes
 from pyrobnn.inference.fitting.sizes import measure
-from pyrobnn.inference.method import METHODS, Method, check_use
+from pyrobnn.inference.registry import METHODS, check_use
 from pyrobnn.model import BNN
 
 #: bytes that loading the compiler and lowering a graph take, once per process
@@ -95,8 +95,9 @@ def preflight(
     """
     if not isinstance(model, BNN):
         raise TypeError(f"'model' must be a pyrobnn.BNN, got {model!r}: a plain program has no size to count")
-    if isinstance(method, type) or not isinstance(method, Method):
-        known = ", ".join(each.cls.__name__ for each in METHODS.values())
+    classes = tuple(each.cls for each in METHODS.values())
+    if not isinstance(method, classes):
+        known = ", ".join(each.__name__ for each in classes)
         raise TypeError(f"'method' must be one of {known}, got {type(method).__name__}")
     if stream_to is not None:
         check_use(method, "stream_to")

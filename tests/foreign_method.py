@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyro.distributions as dist
 import torch
-from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare, whole
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, whole
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 from pyrobnn.seeding import seeded
 
@@ -39,29 +36,12 @@ class StudentT(Method):
     default_draws: ClassVar[int] = 400
     remedy: ClassVar[str] = "The Student t misses the posterior: lower df."
 
-    def fit(
-        self,
-        model: pb.BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: pb.Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> pb.Posterior:
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
+    def _fit(self, problem: Problem, run: FitRun) -> pb.Posterior:
         started = time.perf_counter()
-        problem = prepare(model, x, y, points="free", device=device)
+        model, x, y = run.given
         search = pb.MAP(num_steps=self.num_steps, polish_steps=20, compile=self.compile)
-        options = {"seed": seed, "init": init, "device": device, "callbacks": callbacks, "progress": progress}
+        options = {"seed": run.seed, "init": run.init, "device": problem.device}
+        options |= {"callbacks": run.callbacks, "progress": run.progress}
         mode = whole(lambda: search.fit(model, x, y, **options), "StudentT")
         points = {name: mode.draws[name][0, 0] for name in mode.meta["point_sites"]}
         density = pb.Density(problem.density.program, problem.density.args, points="held", values=points)
@@ -73,11 +53,11 @@ class StudentT(Method):
             "scale": self.width / curvature.clamp(min=1.0).sqrt(),
         }
         q = FlatApproximation(density, "student_t", state)
-        with seeded(seed, problem.device):
-            draws = {name: value[None] for name, value in q.sample(num_draws).items()}
+        with seeded(run.seed, problem.device):
+            draws = {name: value[None] for name, value in q.sample(run.num_draws).items()}
         timings = {"fit": time.perf_counter() - started}
         return make_posterior(
-            problem, self, draws, seed=seed, timings=timings, approximation=q, point_values=points
+            problem, self, draws, seed=run.seed, timings=timings, approximation=q, point_values=points
         )
 
     def memory(self, model: pb.BNN, sizes: Sizes) -> Need:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count
-from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
 from pyrobnn.inference.optim.point import (
     check_point_options,
@@ -42,6 +41,9 @@ class DeepEnsemble(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: a posterior with one draw a member, (1, num_members, …). ``init`` is refused: every member
+    starts at a net initialised anew.
 
     Caveat: members are modes, not posterior draws: their spread is useful and has no guarantee; with few members the
     epistemic variance itself is noisy.
@@ -84,51 +86,13 @@ class DeepEnsemble(Method):
         """One draw a member."""
         return self.num_members
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Train the members.
-
-        Args:
-            model: a BNN, or a plain Pyro program ``fn(x, y)``.
-            x, y: the data, or ``x`` a DataLoader.
-            num_draws: the number of members, if given: an ensemble has one draw a member.
-            seed: of mini-batches and of starting values that the net does not give.
-            device: where to compute; default where ``x`` is.
-            init: refused: every member starts at a net initialised anew.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: ``callback(step, metrics)``; True stops.
-            progress: show a bar.
-
-        Returns:
-            A posterior with one draw a member, (1, num_members, …).
-
-        Raises:
-            FloatingPointError: the loss diverged.
-        """
-        check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        if num_draws not in (None, self.num_members):
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        if run.num_draws != self.num_members:
             raise ValueError(
-                f"'num_draws' must be num_members={self.num_members}, got {num_draws}: set num_members"
+                f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}: set num_members"
             )
-        problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=self.num_members)
         check_batched(problem.density.subsampled(), "DeepEnsemble")
-        start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, seed)])
+        start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, run.seed)])
         density, num_rows = objective_of(self, problem, start)
         # each member draws a subsample of its own
         randomness = "error" if density.stochastic is None else "different"
@@ -141,11 +105,9 @@ class DeepEnsemble(Method):
             in_dims = (0, *(None for _ in batch))
             return torch.func.vmap(loss, in_dims=in_dims, randomness=randomness)(thetas, *batch)
 
-        with seeded(seed, problem.device):
-            result = optimize_points(
-                self, problem, losses, start, seed=seed, callbacks=callbacks, progress=progress
-            )
-        return point_posterior(self, problem, result.params, seed=seed, timings=result.timings, result=result)
+        with seeded(run.seed, problem.device):
+            result = optimize_points(self, problem, losses, start, run)
+        return point_posterior(self, problem, result.params, run.seed, result)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's, of all members at once."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
@@ -33,11 +32,11 @@ from pyrobnn.inference.curvature.prior import check_elementwise, check_normal
 from pyrobnn.inference.curvature.remarks import record, report_frozen
 from pyrobnn.inference.fitting.batches import in_parts, survey
 from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.unfinished import STOPPED
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
@@ -74,6 +73,15 @@ class Laplace(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: independent draws in one chain, with ``log_evidence`` and, in ``meta``, ``gradient_norm``,
+    ``newton_distance`` (how far the mode is, in posterior standard deviations), ``damping`` and ``tuned``: the factors,
+    and of cross-validation what the held-out data said. A net trained by the user, or the posterior of a MAP or MLE
+    fit, is the centre as it is where it is passed as ``init``; noise that a net does not know is set to its mode given
+    the weights. For a program ``init`` is where to start. A DataLoader is gathered in memory.
+
+    Refused: a program with ``curvature="ggn"``, an unknown site, a layer without Kronecker factors; a full precision
+    that does not fit in memory (MemoryError: the message has the bytes and the alternatives).
 
     Caveat: one mode, and symmetric around it. The Hessian of a network is rarely positive definite off the exact mode;
     GGN weight draws through the network itself (``predictive="draws"``) underfit badly. Tuning does not move the mode.
@@ -149,55 +157,10 @@ class Laplace(Method):
         if self.tune_per_layer and self.tune != "marginal_likelihood":
             raise ValueError("'tune_per_layer' needs tune='marginal_likelihood'")
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Find the mode unless it is given, take the curvature there, draw.
-
-        Args:
-            model: a BNN, or with ``curvature="hessian"`` any Pyro program ``fn(x, y)``.
-            x, y: the data, or ``x`` a DataLoader (gathered in memory).
-            num_draws: independent draws, in one chain; default 1000.
-            seed: of the search for the mode, the held-out split and the draws.
-            init: a net trained by the user, or the posterior of a MAP or MLE fit: its weights are the centre, as they
-                are; noise that a net does not know is set to its mode given them. For a program: where to start.
-            device: where to compute; default where ``x`` is.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: ``callback(step, metrics)`` of the search for the mode; True stops it.
-            progress: show a bar.
-
-        Returns:
-            A posterior with ``log_evidence`` and, in ``meta``, ``gradient_norm``, ``newton_distance`` (how far the mode
-            is, in posterior standard deviations), ``damping`` and ``tuned``: the factors, and of cross-validation
-            what the held-out data said.
-
-        Raises:
-            ValueError: a program with ``curvature="ggn"``, an unknown site, a layer without Kronecker factors.
-            MemoryError: a full precision that does not fit; the message has the bytes and the alternatives.
-
-        Warns:
-            UserWarning: the mode is not converged, the precision had to be damped or is beyond floating point, a factor
-                ended at its bound.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        init, seed, num_draws = run.init, run.seed, run.num_draws
         names = self._checked_sites(problem)
-        search, source = self._search(problem, model, x, y)
+        search, source = self._search(problem, *run.given)
         # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
         linear = (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
         size = search.batch_size if linear and init is None and problem.num_rows > MANY else None
@@ -208,8 +171,8 @@ class Laplace(Method):
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
-                search, problem, source, names, init=init, seed=seed, num_steps=passes, callbacks=callbacks,
-                progress=progress,
+                search, problem, source, names, init=init, seed=seed, num_steps=passes,
+                callbacks=run.callbacks, progress=run.progress,
             )  # fmt: skip
             found = time.perf_counter()
             remarks = [note for note in centre.notes if not (exact and note.startswith(STOPPED))]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
@@ -21,11 +20,11 @@ from pyrobnn.density import Density
 from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.watch import Continued, end_of
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import restores
@@ -60,6 +59,12 @@ class LaplaceMixture(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: independent draws in one chain, with ``log_evidence``, that of all modes together, and in
+    ``meta`` ``mode_weights`` (which sum to 1), ``mode_log_evidence`` and ``num_starts``. Callbacks follow every search;
+    True stops that one. A DataLoader is gathered in memory.
+
+    Refused: ``init``, a plain Pyro program, a value without a prior; a full precision that does not fit in memory.
 
     Caveat: it knows the modes that were found, of a net's many. The weights are as good as Laplace's evidence: of two
     modes that differ by a nat or two either may be the larger. ``meta["mode_weights"]`` has them.
@@ -100,49 +105,8 @@ class LaplaceMixture(Method):
         check_count("num_steps", self.num_steps)
         check_number("lr", self.lr, above=0)
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Find the modes one after the other, take the curvature at each, draw from their mixture.
-
-        Args:
-            model: a BNN all of whose values have priors.
-            x, y: the data, or ``x`` a DataLoader (gathered in memory).
-            num_draws: independent draws, in one chain; default 1000.
-            seed: of the starts and of the draws.
-            init, until_ess, checkpoint, stream_to: refused: every start is the net initialised anew.
-            device: where to compute; default where ``x`` is.
-            callbacks: ``callback(step, metrics)`` of every search; True stops that one.
-            progress: show a bar.
-
-        Returns:
-            A posterior with ``log_evidence``, that of all modes together, and in ``meta`` ``mode_weights`` (which sum
-            to 1), ``mode_log_evidence`` and ``num_starts``.
-
-        Raises:
-            Refused: a plain Pyro program; a value without a prior.
-            MemoryError: a full precision that does not fit.
-
-        Warns:
-            UserWarning: what Laplace says of a mode.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        (model, x, y), seed, num_draws = run.given, run.seed, run.num_draws
         if not isinstance(model, BNN):
             raise Refused(
                 "LaplaceMixture starts at nets initialised anew and needs a pyrobnn.BNN: for a plain Pyro program with "
@@ -157,11 +121,13 @@ class LaplaceMixture(Method):
         notes: list[str] = []
         found = []
         for start in range(self.num_modes):
-            told = [Continued(callback, start * self.num_steps) for callback in callbacks]
+            told = [Continued(callback, start * self.num_steps) for callback in run.callbacks]
             found.append(
-                self._mode(model, x, y, seed * self.num_modes + start, notes, device, told, progress)
+                self._mode(
+                    model, x, y, seed * self.num_modes + start, notes, problem.device, told, run.progress
+                )
             )
-        for callback in callbacks:
+        for callback in run.callbacks:
             end_of(callback)()
         modes = _distinct(found, problem.x)
         log_z = torch.tensor([mode.log_evidence for mode in modes], dtype=torch.float64)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.checks import check_count
 from pyrobnn.density import Density
-from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import OptimizerFactory
 from pyrobnn.inference.optim.point import check_point_options, find_point, gain_left, point_posterior, polish
 from pyrobnn.inference.optim.unfinished import unfinished
@@ -47,6 +45,8 @@ class MAP(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: a posterior of one draw, (1, 1, …); ``meta["gradient_norm"]`` says how far from the mode it is.
 
     Caveat: a point has no epistemic uncertainty. The mode depends on the parameterisation, and in many dimensions it
     is far from where the posterior mass lies.
@@ -81,54 +81,14 @@ class MAP(Method):
         check_point_options(self)
         check_count("polish_steps", self.polish_steps, minimum=0)
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Find the mode.
-
-        Args:
-            model: a BNN, or a plain Pyro program ``fn(x, y)``.
-            x, y: the data, or ``x`` a DataLoader.
-            num_draws: 1, if given: a point estimate has one draw.
-            seed: of mini-batches and of starting values that the net does not give.
-            init: where to start: an earlier posterior or a trained net; default the model's own net.
-            device: where to compute; default where ``x`` is.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: ``callback(step, metrics)``; True stops.
-            progress: show a bar.
-
-        Returns:
-            A posterior of one draw, (1, 1, …); ``meta["gradient_norm"]`` says how far from the mode it is.
-
-        Raises:
-            FloatingPointError: the loss diverged.
-        """
-        check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        problem = prepare(model, x, y, points="free", device=device, stream=True)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
 
         def log_joint(noisy: Density, theta: Tensor, *batch: Tensor) -> Tensor:
             return noisy.log_joint(theta, *batch, jacobian=False)
 
-        with seeded(seed, problem.device):
-            result = find_point(
-                self, problem, log_joint, init, seed=seed, callbacks=callbacks, progress=progress
-            )
+        with seeded(run.seed, problem.device):
+            result = find_point(self, problem, log_joint, run)
             theta, meta, notes = result.params, {}, []
             if self._whole(problem.loader is None, problem.num_rows) and not result.interrupted:
                 try:
@@ -146,9 +106,7 @@ class MAP(Method):
                     meta |= unfinished(gain_left(density.log_joint, theta), density.dim)
                 except KeyboardInterrupt:
                     result = replace(result, stopped="interrupt")
-        return point_posterior(
-            self, problem, theta, seed=seed, timings=result.timings, result=result, meta=meta, notes=notes
-        )
+        return point_posterior(self, problem, theta, run.seed, result, meta=meta, notes=notes)
 
     def _sees_all(self, problem: Problem) -> bool:
         """Whether a few gradients on all of the data are to be had, cheaply and without noise."""

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
-from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nets.batch_norm import training_norms
 from pyrobnn.inference.nets.dropout_masks import (
     Mask,
@@ -68,6 +67,11 @@ class MCDropout(Method):
     Raises:
         TypeError, ValueError: naming the option.
 
+    Returns, by ``fit``: independent draws (1, num_draws, …) of masked weights; ``meta["dropout_p"]`` has p by weight
+    layer. Training starts at ``init`` or at the model's own net.
+
+    Refused: a plain Pyro program; no dropout layer and no ``p``; a dropout layer that is no mask on weights.
+
     Caveat: this is not the posterior under the model's prior. The spread is set by p and does not shrink as data
     accumulate (unless p is learned); it has no density q, so neither Pareto k-hat nor LOO corrections apply.
 
@@ -110,51 +114,24 @@ class MCDropout(Method):
         if self.learn_p and self.num_steps == 0:
             raise ValueError("learn_p=True needs training: pass num_steps above 0")
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Train with dropout and draw masked weights.
-
-        Args:
-            model: a BNN.
-            x, y: the data; or ``x`` a DataLoader, whose batches are then used.
-            num_draws: masks drawn, independently; default 100.
-            seed: of batches and masks.
-            init: where training starts: an earlier posterior or a trained net; default the model's own net.
-            device: where to compute; default where ``x`` is.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: called with step and metrics; True stops.
-            progress: show a bar.
-
-        Returns:
-            Posterior (1, num_draws, …) of masked weights; ``meta["dropout_p"]`` has p by weight layer.
-
-        Raises:
-            TypeError: a plain Pyro program.
-            ValueError: bad data; no dropout layer and no ``p``; a dropout layer that is no mask on weights.
-            FloatingPointError: the loss diverged.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        self._check(model, init)
-        start = start_values(model, init)
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        model, x, y = run.given
+        self._check(model, run.init)
         problem = prepare(
-            model, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
+            model,
+            x,
+            y,
+            points="free",
+            device=device,
+            stream=True,
+            deterministic=False,
+            num_draws=run.num_draws,
         )
+        return problem, run
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        seed, num_draws = run.seed, run.num_draws
+        start = start_values(problem.model, run.init)
         net, probes = problem.bnn, problem.x[:8]
         masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
         density = _training_density(net, masks, problem, self.learn_p)
@@ -171,7 +148,7 @@ class MCDropout(Method):
                         )
                     return snapshot(problem, self, draws, seed=seed)
 
-                result = self._train(loss, theta, problem, callbacks, progress, present)
+                result = self._train(loss, theta, problem, run, present)
                 theta = result.params
             values = density.constrain(theta)
             rates = self._rates(masks, values)
@@ -202,9 +179,13 @@ class MCDropout(Method):
         return [mask.p for mask in masks]
 
     def _train(
-        self, loss: _Loss, theta: Tensor, problem: Problem, callbacks: Sequence[Callback], progress: bool,
+        self,
+        loss: _Loss,
+        theta: Tensor,
+        problem: Problem,
+        run: FitRun,
         present: Callable[[Tensor], Posterior],
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         return minimize(
             loss,
             theta,
@@ -214,9 +195,9 @@ class MCDropout(Method):
             optimizer=self.optimizer,
             lr_schedule=self.lr_schedule,
             clip_norm=self.clip_norm,
-            callbacks=callbacks,
+            callbacks=run.callbacks,
             snapshot=present,
-            progress=progress,
+            progress=run.progress,
             name="MCDropout",
             compile=self.compile,
         )

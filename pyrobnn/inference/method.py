@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
-import inspect
+import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
 
-from pyrobnn.checks import Refused, check_count
+from pyrobnn.checks import check_count
+from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.registry import METHODS, OPTIONAL, Registered, check_use
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pyrobnn.inference.fitting.problem import Callback
     from pyrobnn.inference.fitting.sizes import Need, Sizes
     from pyrobnn.model import BNN
     from pyrobnn.posterior import Posterior
 
+__all__ = ["METHODS", "OPTIONAL", "Claim", "FitRun", "Kind", "Method", "check_call", "check_use", "register"]
+
 Kind = Literal["chains", "independent", "point"]
 Claim = Literal["exact", "approximate", "none"]
-#: options of ``fit`` that a method may have no use for: where they are given to it all the same, it refuses
-OPTIONAL = ("init", "until_ess", "checkpoint", "stream_to")
 
 
-@runtime_checkable
-class Method(Protocol):
-    """A method of inference; those of the package derive from it, a foreign one may.
+@dataclass(frozen=True, eq=False)
+class FitRun:
+    """What a fit was asked for beside model and data, checked.
+
+    Attributes: ``num_draws`` of each chain, ``seed``, ``init``, ``until_ess``, ``checkpoint``, ``stream_to``,
+    ``callbacks`` and ``progress`` as of :meth:`Method.fit`; ``given``, the model, x and y as the user handed them over
+    (a :class:`Problem` has them checked, in its units and on its device); ``notes`` of what was done before, for the
+    problem to keep.
+    """
+
+    num_draws: int
+    seed: int = 0
+    init: Posterior | nn.Module | None = None
+    until_ess: float | None = None
+    checkpoint: str | Path | None = None
+    stream_to: str | Path | None = None
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+    given: tuple[Any, Any, Any] = field(default=(None, None, None), repr=False)
+    notes: tuple[Any, ...] = ()
+
+
+class Method(abc.ABC):
+    """A method of inference: a frozen dataclass of options that says how to ``_fit`` a problem.
 
     The facts (``kind``, ``claim``, ``remedy``) go into ``meta`` of every posterior and into its tree: whoever judges
     draws asks these and never which method made them.
@@ -38,7 +61,8 @@ class Method(Protocol):
             other methods are measured against them; ``"approximate"``: of a distribution made to be close to it;
             ``"none"``: their spread has another reason than the prior.
         has_density: whether the posterior has an approximation q (``log_q``, ``guide``, Pareto k-hat).
-        gathers: whether ``fit`` gathers the batches of a DataLoader in memory.
+        points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
+        gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
         uses: those of the options ``init``, ``until_ess``, ``checkpoint`` and ``stream_to`` that ``fit`` has a use for.
         shares_rows: whether ranks can share the rows of its batches: all that it does with them is a mean of gradients.
         default_draws: draws of each chain where ``fit`` is not told.
@@ -52,12 +76,14 @@ class Method(Protocol):
     kind: ClassVar[Kind]
     claim: ClassVar[Claim]
     has_density: ClassVar[bool] = False
+    points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
     shares_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."
 
+    @final
     def fit(
         self,
         model: BNN | Callable[..., Any],
@@ -74,34 +100,73 @@ class Method(Protocol):
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
-        """The posterior of ``model`` given data; every method takes these arguments, by these names."""
-        ...
+        """The posterior of ``model`` given data. What is special about a method's own is said with its class.
 
+        Args:
+            model: a :class:`pyrobnn.BNN`, or a plain Pyro program ``fn(x, y)`` where the method can take one.
+            x, y: the data; or ``x`` a DataLoader of (x, y) batches, streamed or gathered, and ``y`` left out.
+            num_draws: draws of each chain; default the method's own number. A point estimate has 1, an ensemble one
+                draw a member.
+            seed: of all randomness: starts, batches, noise and draws.
+            init: where to start: an earlier posterior or a trained net; default the model's own net.
+            device: where to compute; default where ``x`` is.
+            until_ess: stop as soon as the slowest function value has this bulk effective sample size (NUTS).
+            checkpoint: a file to write now and then, and to resume from where it exists (NUTS).
+            stream_to: a file for the draws, for models or runs too large for memory: memory holds a block of them, and
+                ``posterior.draws`` are views of the memory-mapped file, on the CPU; keep it as long as the posterior
+                (``posterior.save`` makes a file of its own). The draws are the same with and without (NUTS).
+            callbacks: each called as ``callback(step, metrics)`` while the fit runs; ``metrics["snapshot"]()`` is the
+                present posterior; True stops.
+            progress: show a progress bar.
+
+        Returns:
+            Posterior with draws (num_chains, num_draws, …) by site; what else it has is said with the method's class.
+
+        Raises:
+            TypeError, ValueError: bad data or arguments, naming the argument.
+            Refused: what the method cannot do, before any compute: the message names the remedy.
+            FloatingPointError: the fit diverged, naming the step.
+            KeyboardInterrupt: Ctrl-C before there is anything to return; later it returns what there is, marked.
+        """
+        optional = {"init": init, "until_ess": until_ess, "checkpoint": checkpoint, "stream_to": stream_to}
+        count = check_call(self, num_draws, seed, **optional)
+        run = FitRun(
+            count, seed, init, until_ess, checkpoint, stream_to, tuple(callbacks), progress, (model, x, y)
+        )
+        problem, run = self._prepare(run, device)
+        for note in run.notes:
+            problem.note(note)
+        return self._fit(problem, run)
+
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        """The checked problem, and the run with what was done before it.
+
+        A method that refuses some models, or holds them in another way, does so here and goes on with this.
+        """
+        model, x, y = run.given
+        held = start_values(model, run.init) if self.points == "held" and run.init is not None else None
+        num_draws = run.num_draws * self._num_parallel
+        stream = not self.gathers
+        problem = prepare(
+            model, x, y, points=self.points, device=device, values=held, stream=stream, num_draws=num_draws
+        )
+        return problem, run
+
+    @property
+    def _num_parallel(self) -> int:
+        """Chains that make ``num_draws`` draws each in memory."""
+        return 1
+
+    @abc.abstractmethod
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
+
+    @abc.abstractmethod
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take, by part."""
-        ...
 
 
 M = TypeVar("M", bound=type)
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A method as the command line knows it.
-
-    Attributes: ``cls``; ``standard``, whether ``pyrobnn compare`` runs it where nobody names methods; ``full`` and
-    ``quick``, the options with which it makes it in a full run, and those that differ in a quick one (``num_draws`` is
-    handed to ``fit``).
-    """
-
-    cls: type[Method]
-    standard: bool
-    full: Mapping[str, Any]
-    quick: Mapping[str, Any]
-
-
-#: every method there is, by its name on the command line, in the order of registration
-METHODS: dict[str, Registered] = {}
 
 
 def register(
@@ -120,7 +185,7 @@ def register(
         quick: options of a quick run, beside or instead of those.
 
     Raises:
-        TypeError: the class lacks a fact, or its ``fit`` takes other arguments than :meth:`Method.fit`.
+        TypeError: the class is no :class:`Method`, lacks a fact, or has a ``fit`` of its own.
         ValueError: ``command`` is the name of another method.
     """
 
@@ -162,36 +227,20 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
     return count
 
 
-def check_use(method: Method, option: str) -> None:
-    """Refuse an option of ``fit`` that the method has no use for.
-
-    Raises:
-        Refused: naming the methods that have.
-    """
-    if option not in method.uses:
-        users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]
-        whose = ", ".join(users) if len(users) <= 3 else "other methods"
-        raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")
-
-
 def _check(cls: type[Any]) -> None:
-    facts = ("kind", "claim", "has_density", "gathers", "uses", "default_draws", "remedy", "memory", "fit")
-    if missing := [name for name in facts if not hasattr(cls, name)]:
-        raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}: see pyrobnn.inference.method.Method")
+    if not issubclass(cls, Method):
+        raise TypeError(f"{cls.__name__} is no method: derive it from pyrobnn.inference.method.Method")
+    lacking = [name for name in ("kind", "claim") if not hasattr(cls, name)]
+    lacking += sorted(cls.__abstractmethods__)
+    if lacking:
+        raise TypeError(f"{cls.__name__} lacks {', '.join(lacking)}: see pyrobnn.inference.method.Method")
     for name, known in (("kind", Kind), ("claim", Claim)):
         if (value := getattr(cls, name)) not in get_args(known):
             raise TypeError(f"{cls.__name__}.{name} must be one of {get_args(known)}, got {value!r}")
-    own, asked = _arguments(cls.fit), _arguments(Method.fit)
-    if own != asked:
-        wrong = sorted({name for name, *_ in set(own) ^ set(asked)}) or ["their order"]
+    if cls.fit is not Method.fit:
         raise TypeError(
-            f"{cls.__name__}.fit does not take the arguments of every fit ({', '.join(wrong)}): give it the signature "
-            "of pyrobnn.inference.method.Method.fit"
+            f"{cls.__name__} has a fit of its own: every method has the same, which calls its _fit"
         )
-
-
-def _arguments(fit: Callable[..., Any]) -> list[tuple[Any, ...]]:
-    return [(each.name, each.kind, each.default) for each in inspect.signature(fit).parameters.values()]
 
 
 def _place(cls: type) -> tuple[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.inference.fitting.float32 import full_float32
@@ -45,7 +45,7 @@ from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
 from pyrobnn.inference.map import MAP
-from pyrobnn.inference.method import OPTIONAL, Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.point import common_start, shared_starts, start_values
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -94,6 +94,15 @@ class NUTS(Method):
     Raises:
         TypeError, ValueError: naming the option.
 
+    Returns, by ``fit``: draws (num_chains, num_draws, …), 1000 of each chain by default (with ``until`` at most 10,000)
+    and ``sample_stats`` lp (unconstrained space, nats), energy, diverging, tree_depth, n_steps, acceptance_rate,
+    step_size, each (num_chains, num_draws). The chains start at draws of ``fit(init=…)`` (its spread is the first mass
+    matrix), or at a net. Callbacks are told the number of steps and phase, step_size, tree_depth, divergences and draws
+    (of the slowest chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up returns nothing.
+
+    Refused: a program that subsamples, or has latent values without a density; too little memory or disk; no start with
+    a finite density; a checkpoint or file of draws that is damaged or of another run.
+
     Caveat: exact only once it has converged, and a Bayesian network's posterior has many modes: look at R-hat of the
     function values (``pyrobnn.diagnose``), not of the weights. Point parameters (a learned noise scale) are held.
 
@@ -130,6 +139,7 @@ class NUTS(Method):
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "exact"
+    points: ClassVar[Literal["free", "held"]] = "held"
     gathers: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
 
@@ -151,76 +161,22 @@ class NUTS(Method):
         check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
         check_until(self)
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Sample the posterior.
-
-        Args:
-            model: a BNN, or a Pyro program ``fn(x, y)``.
-            x, y: the data; or ``x`` a DataLoader, whose batches are gathered.
-            num_draws: draws per chain; default 1000; with ``until`` the most, default 10,000.
-            seed: of starts and of all randomness.
-            init: where the chains start: draws of an earlier posterior (its spread is the first mass matrix), or a net.
-            device: where to compute; default where ``x`` is.
-            until_ess: stop as soon as the slowest function value has this bulk effective sample size.
-            checkpoint: a file to write now and then, and to resume from where it exists.
-            stream_to: a file for the draws, for models or runs too large for memory: memory holds a block of them, and
-                ``posterior.draws`` are views of the memory-mapped file, on the CPU; keep it as long as the posterior
-                (``posterior.save`` makes a file of its own). The draws are the same with and without.
-            callbacks: called with the number of steps and phase, step_size, tree_depth, divergences, draws (of the
-                slowest chain in this phase) and ``snapshot``; True stops, once there is a draw.
-            progress: show a progress bar.
-
-        Returns:
-            Posterior with draws (num_chains, num_draws, …) and ``sample_stats`` lp (unconstrained space, nats), energy,
-            diverging, tree_depth, n_steps, acceptance_rate, step_size, each (num_chains, num_draws).
-
-        Raises:
-            Refused: a program that subsamples, or has latent values without a density.
-            ValueError: bad data; no start with a finite density; not enough memory or
-                disk; a checkpoint or file of draws that is damaged or of another run.
-            KeyboardInterrupt: Ctrl-C in the warm-up; later it returns the draws there are, marked.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        if until_ess is not None:
-            check_number("until_ess", until_ess, above=0.0)
-            if self.until is not None:
-                raise ValueError("'until_ess' has no use beside until='converged': set its min_ess")
-        asked = (checkpoint, until_ess, stream_to, *callbacks)
-        if self.engine == "pyro" and any(option is not None for option in asked):
-            raise ValueError(
-                "'callbacks', 'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
-            )
-        problem, found = self._prepare(model, x, y, init, seed, device)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        num_draws, seed, checkpoint, stream_to = run.num_draws, run.seed, run.checkpoint, run.stream_to
         num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
         check_memory(problem, self, num_draws, num_warmup, stream_to is not None)
         started = time.perf_counter()
         with full_float32(problem.device):
             uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
-            z, scale = starts(problem, found, seed, self.num_chains, uniform)
+            z, scale = starts(problem, run.init, seed, self.num_chains, uniform)
             if self.engine == "pyro":
-                result, file = self._pyro(problem, z, num_draws, num_warmup, seed, progress), None
+                result, file = self._pyro(problem, z, num_draws, num_warmup, seed, run.progress), None
                 stopped = "interrupt" if result.interrupted else "num_draws"
             else:
-                watch, sizes = (until_ess, callbacks, progress), (num_draws, num_warmup, seed)
+                watch = run.until_ess, run.callbacks, run.progress
+                sizes = (num_draws, num_warmup, seed)
                 keeps, streamed = (checkpoint or stream_to) is not None, stream_to is not None
-                name = run_fingerprint(self, problem, init, num_draws, seed, streamed) if keeps else ""
+                name = run_fingerprint(self, problem, run.init, num_draws, seed, streamed) if keeps else ""
                 result, file, stopped = self._machine(
                     problem, z, scale, *sizes, watch, name, checkpoint, stream_to
                 )
@@ -246,8 +202,8 @@ class NUTS(Method):
                 "stopped": stopped,
                 "mass_matrix": described(result.scale, self.mass_matrix),
                 **end,
-                "common_start": common_start(found),
-                "superchains": shared_starts(found, self.num_chains),
+                "common_start": common_start(run.init),
+                "superchains": shared_starts(run.init, self.num_chains),
                 **({"float64": result.wide} if result.wide else {}),
             },
             notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result) + remarks,
@@ -277,24 +233,28 @@ class NUTS(Method):
         resume = checkpoint is not None and Path(checkpoint).exists()
         return note + (f" (the same fit with checkpoint={str(checkpoint)!r} goes on)" if resume else "")
 
-    def _prepare(
-        self, model: BNN | Callable[..., Any], x: Any, y: Any, init: Posterior | nn.Module | None, seed: int,
-        device: str | torch.device | None,
-    ) -> tuple[Problem, Posterior | nn.Module | None]:  # fmt: skip
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        """The problem, its point parameters held where ``init``, or a search for a mode, has them."""
+        if run.until_ess is not None:
+            check_number("until_ess", run.until_ess, above=0.0)
+            if self.until is not None:
+                raise ValueError("'until_ess' has no use beside until='converged': set its min_ess")
+        asked = (run.checkpoint, run.until_ess, run.stream_to, *run.callbacks)
+        if self.engine == "pyro" and any(option is not None for option in asked):
+            raise ValueError(
+                "'callbacks', 'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
+            )
+        model, x, y = run.given
         if not isinstance(model, BNN):
             density = prepare(model, x, y, points="free", device=device).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
-        notes = []
-        if init is None and self.init == "map":
+        if run.init is None and self.init == "map":
             search = MAP(num_steps=500, polish_steps=0, compile=self.compile)
-            init = whole(lambda: search.fit(model, x, y, seed=seed, device=device), "NUTS")
-            notes = init.meta["warnings"]
-        held = None if init is None else start_values(model, init)
-        problem = prepare(model, x, y, points="held", device=device, values=held)
-        for note in notes:
-            problem.note(note)
-        return problem, init
+            found = whole(lambda: search.fit(model, x, y, seed=run.seed, device=device), "NUTS")
+            run = replace(run, init=found, notes=tuple(found.meta["warnings"]))
+        held = None if run.init is None else start_values(model, run.init)
+        return prepare(model, x, y, points="held", device=device, values=held), run
 
     def _machine(
         self, problem: Problem, z: Tensor, scale: Tensor | None, num_draws: int, num_warmup: int, seed: int,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.inference.fitting.batches import check_batch_size
-from pyrobnn.inference.fitting.problem import Callback, Problem, interruption, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.langevin.checks import judge
@@ -22,8 +21,8 @@ from pyrobnn.inference.langevin.plan import lay_out, start_chains
 from pyrobnn.inference.langevin.run import Run, full_log_joint
 from pyrobnn.inference.langevin.start import find_modes
 from pyrobnn.inference.langevin.walk import run_chains
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
-from pyrobnn.inference.optim.point import common_start, start_values
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.optim.point import common_start
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -58,6 +57,7 @@ class _StochasticGradientMCMC(Method):
     claim: ClassVar[Claim] = "approximate"
     shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 500
+    points: ClassVar[Literal["free", "held"]] = "held"
     has_momentum: ClassVar[bool]
     #: ε times the largest curvature that a chosen step size aims at; stable below 4
     share: ClassVar[float]
@@ -83,62 +83,8 @@ class _StochasticGradientMCMC(Method):
                     "the preconditioner is learnt during warm-up and frozen after it: pass num_warmup=500 or more"
                 )
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Run the chains.
-
-        Args:
-            model: a BNN, or a Pyro program ``fn(x, y)`` (full batch only).
-            x, y: the data; or ``x`` a DataLoader, whose batches all chains then share.
-            num_draws: draws kept of each chain, ``thinning`` steps apart; default 500.
-            seed: of starts, batches and noise.
-            init: where the chains start: draws of an earlier posterior (MAP, SVI, …), the weights of a trained net (all
-                chains alike), or None for modes found by ``init_steps`` of Adam from nets initialised anew (a plain
-                program: draws from the prior).
-            device: where to compute; default where ``x`` is.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: called with the step, ``loss`` (minus the mean log joint of the batch, per datum) and
-                ``snapshot``.
-            progress: show a progress bar.
-
-        Returns:
-            Posterior with draws (num_chains, num_draws, …); sample_stats ``lp`` (log joint on all data in
-            unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
-            ``step_size`` of the constant schedule and, with momentum, the ``kinetic_temperature`` (1 in equilibrium).
-
-        Raises:
-            ValueError: bad data.
-            Refused: nets trained anew are further from the training targets than a linear fit, or draws moved away from
-                them at a step size that was chosen here.
-            FloatingPointError: a chain that is no longer finite (names step, chain and step size), or that lost
-                what its start had at every step size tried.
-            KeyboardInterrupt: Ctrl-C before the first draw; later it returns the draws there are, marked.
-
-        Warns:
-            UserWarning: a site's kinetic temperature is off, or a linear fit is closer to the training targets.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        held = None if init is None else start_values(model, init)
-        total = num_draws * self.num_chains
-        problem = prepare(
-            model, x, y, points="held", device=device, values=held, stream=True, num_draws=total
-        )
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        init, seed, num_draws = run.init, run.seed, run.num_draws
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density.subsampled(), type(self).__name__)
@@ -149,12 +95,16 @@ class _StochasticGradientMCMC(Method):
             if init is None and self.init_steps and problem.is_bnn:
                 z = find_modes(self, problem, line)
             else:
-                z = start_chains(model, problem.density, init, self.num_chains)
+                z = start_chains(problem.model, problem.density, init, self.num_chains)
             searching = time.perf_counter() - begun
-            run = run_chains(self, problem, z, plan, callbacks, progress, seed)
+            walked = run_chains(self, problem, z, plan, run.callbacks, run.progress, seed)
             notes: list[str] = []
-            meta = {"common_start": common_start(init)} | judge(self, problem, run, line, z, notes)
-        return self._posterior(problem, run, num_draws, seed, searching, meta, notes)
+            meta = {"common_start": common_start(init)} | judge(self, problem, walked, line, z, notes)
+        return self._posterior(problem, walked, num_draws, seed, searching, meta, notes)
+
+    @property
+    def _num_parallel(self) -> int:
+        return self.num_chains
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: all chains in a step, and a pass over the data at the end."""
@@ -239,6 +189,16 @@ class SGLD(_StochasticGradientMCMC):
 
     Raises:
         ValueError, TypeError: a setting out of range.
+
+    Returns, by ``fit``: draws (num_chains, num_draws, …), ``thinning`` steps apart; sample_stats ``lp`` (log joint on
+    all data in unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
+    ``step_size`` of the constant schedule and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
+    chains start at draws of ``init`` (MAP, SVI, …), all alike at a trained net, or at modes found by ``init_steps`` of
+    Adam (a plain program: at draws from the prior). Batches of a DataLoader are shared by all chains.
+
+    Fails with Refused where nets trained anew are further from the training targets than a linear fit, or draws moved
+    away from them at a step size that was chosen here; with FloatingPointError where a chain is no longer finite (names
+    step, chain and step size), or lost what its start had at every step size tried.
 
     Caveat: there is no accept step. The draws are biased by O(step_size), most where curvature is largest: for a
     Gaussian of precision λ the full-batch variance is :math:`1 / (\lambda (1 - \varepsilon\lambda/4))`, and gradient

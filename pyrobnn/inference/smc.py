@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.compile import compiled
@@ -24,13 +23,12 @@ from pyrobnn.inference.fitting.problem import (
     interruption,
     launches,
     make_posterior,
-    prepare,
 )
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.gradient import chains_per_call
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering.path import Evaluate, evaluator, prior_draws, refuse_without_prior
 from pyrobnn.inference.tempering.population import Population, Rung
 from pyrobnn.model import BNN
@@ -69,6 +67,16 @@ class SMC(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: draws (num_islands, num_draws, …), siblings beside each other: the particles, which move on
+    where more are asked for; ``sample_stats`` lp and ancestor (which of its island's draws from the prior a draw
+    descends from), and ``log_evidence``. In ``meta``: ``log_evidence_error``, the standard error of the mean over
+    islands (None of one island), ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``. Callbacks are
+    called after every temperature, and while more draws are made, with phase, beta, log_evidence so far,
+    acceptance_rate, step_size, moves and draws.
+
+    Refused: a program that subsamples or cannot be batched; point parameters; an improper prior; data that are
+    impossible at all draws from the prior; too many temperatures.
 
     Caveat: where a mode is narrow and the particles are few, none may be in it when it parts from the rest, and nothing
     shows it. An island's particles descend from few: its draws are worth less than their number.
@@ -123,52 +131,8 @@ class SMC(Method):
         # who does not ask for a number of draws gets the particles
         object.__setattr__(self, "default_draws", self.num_particles // self.num_islands)
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Lead the particles from the prior to the posterior.
-
-        Args:
-            model: a BNN, or a Pyro program ``fn(x, y)``, all of whose values have a proper prior.
-            x, y: the data; or ``x`` a DataLoader, whose batches are gathered.
-            num_draws: draws of each island; default its particles. Where more are asked for, the particles move on.
-            seed: of all randomness.
-            init, until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            device: where to compute; default where ``x`` is.
-            callbacks: called after every temperature, and while more draws are made, with their number and with
-                phase, beta, log_evidence so far, acceptance_rate, step_size, moves, draws and ``snapshot``, of the
-                particles; True stops, once there are draws.
-            progress: show a progress bar.
-
-        Returns:
-            Posterior with draws (num_islands, num_draws, …), siblings beside each other, ``sample_stats`` lp and
-            ancestor (which of its island's draws from the prior a draw descends from), and ``log_evidence``. In
-            ``meta``: ``log_evidence_error``, the standard error of the mean over islands (None of one island),
-            ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``.
-
-        Raises:
-            Refused: a program that subsamples or cannot be batched; point parameters; an improper prior; data that are
-                impossible at all draws from the prior; too many temperatures.
-            ValueError: bad data; not enough memory.
-            KeyboardInterrupt: Ctrl-C before there is a draw; later it returns the draws there are, marked.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        problem = prepare(model, x, y, points="free", device=device, num_draws=num_draws * self.num_islands)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        seed, num_draws = run.seed, run.num_draws
         refuse_without_prior(problem.density)
         self._check_memory(problem)
         started = time.perf_counter()
@@ -178,7 +142,7 @@ class SMC(Method):
             return snapshot(problem, self, problem.density.constrain(islands), seed=seed)
 
         with full_float32(problem.device), torch.no_grad():
-            course = _Course(self, num_draws, callbacks, progress, present)
+            course = _Course(self, num_draws, run.callbacks, run.progress, present)
             with course.watch:
                 z = prior_draws(problem.density, self.num_particles, seed).detach().contiguous()
                 evaluate, mode, seconds = _batched(evaluator(problem.density), z, self.compile)
@@ -212,6 +176,10 @@ class SMC(Method):
             notes=notes,
             interrupted=course.watch.stopped == "interrupt",
         )
+
+    @property
+    def _num_parallel(self) -> int:
+        return self.num_islands
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the particles, their draws, and the data in a gradient of all particles."""

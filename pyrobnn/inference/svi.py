@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
-
-import torch
-from torch import nn
 
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.inference.fitting.batches import check_batch_size
-from pyrobnn.inference.fitting.problem import Callback, prepare
+from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.learning_rate import Schedule
 from pyrobnn.inference.optim.minimize import OptimizerFactory, check_optimizer
 from pyrobnn.inference.vi.evidence import draws_per_block
@@ -74,6 +70,10 @@ class SVI(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: independent draws in one chain, ``log_evidence`` the ELBO (weight one, whole data, its standard
+    error in ``meta["elbo_error"]``), ``log_q``, ``guide`` and ``history``. Callbacks are told loss, elbo, kl,
+    log_likelihood, kl_weight, lr and grad_norm.
 
     Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
     correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
@@ -185,57 +185,14 @@ class SVI(Method):
             return self.average
         return 0.5 if self.schedule is None else 0.0
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Fit the guide and draw from it.
-
-        Args:
-            model: a BNN, or a plain Pyro program ``fn(x, y)``.
-            x, y: data; or a DataLoader of (x, y), which is streamed.
-            num_draws: independent draws of the posterior (one "chain"); default 1000.
-            seed: of initialisation, noise, batches and draws.
-            init: an earlier posterior or a trained net to start the guide's location at.
-            device: where to compute.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: ``callback(step, metrics) -> bool``; metrics hold loss, elbo, kl, log_likelihood, kl_weight, lr,
-                grad_norm and ``snapshot``, a function that returns the present Posterior.
-            progress: show a progress bar.
-
-        Returns:
-            Posterior with ``log_evidence`` the ELBO (weight one, whole data, standard error in ``meta["elbo_error"]``),
-            ``log_q``, ``guide`` and ``history``.
-
-        Raises:
-            TypeError, ValueError: bad data, naming the argument.
-            FloatingPointError: the loss diverged, naming the step.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        problem = prepare(model, x, y, points="free", device=device, stream=True, num_draws=num_draws)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density, "SVI")
         if not problem.is_bnn:
             refuse_dependent(problem.density, "SVI")
-        with seeded(seed, problem.device):
-            return fit_guide(
-                self, problem, init, seed=seed, num_draws=num_draws, callbacks=callbacks, progress=progress
-            )
+        with seeded(run.seed, problem.device):
+            return fit_guide(self, problem, run)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the guide's parameters in the optimiser, a step, the ELBO at the end."""

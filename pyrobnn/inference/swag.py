@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import nn
 
-from pyrobnn.inference.fitting.problem import Callback
+from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.method import Claim, Kind, Method, check_call, register
-from pyrobnn.inference.nets.averaging import AveragingRun, averaging_memory, check_averaging
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.nets.averaging import (
+    AveragingRun,
+    averaging_memory,
+    check_averaging,
+    prepare_averaging,
+)
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import OptimizerFactory
 from pyrobnn.model import BNN
@@ -49,6 +51,9 @@ class SWA(Method):
     Raises:
         TypeError, ValueError: naming the option.
 
+    Returns, by ``fit``: a posterior of one draw; ``meta`` has num_collected and the lr. The rest is as of
+    :class:`SWAG`.
+
     Caveat: a point has no epistemic uncertainty.
 
     Reference: `Averaging Weights Leads to Wider Optima and Better Generalization (Izmailov et al., 2018)
@@ -79,33 +84,17 @@ class SWA(Method):
     def __post_init__(self) -> None:
         check_averaging(self)
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Average SGD's iterates; the arguments are those of :meth:`SWAG.fit`, with ``num_draws`` 1."""
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        run = AveragingRun(self, model, x, y, num_draws=num_draws, seed=seed, init=init, device=device)
-        with seeded(seed, run.problem.device):
-            moments = SWAGMoments(run.latent_dim, diagonal=True, device=run.problem.device)
-            result, points = run.train(moments, callbacks, progress)
-            draws = run.layout(points).constrain(moments.mean.to(run.problem.density.dtype))
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        return prepare_averaging(self, run, device)
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        sgd = AveragingRun(self, problem, run)
+        with seeded(run.seed, problem.device):
+            moments = SWAGMoments(sgd.latent_dim, diagonal=True, device=problem.device)
+            result, points = sgd.train(moments, run.callbacks, run.progress)
+            draws = sgd.layout(points).constrain(moments.mean.to(problem.density.dtype))
             draws = {name: value[None, None] for name, value in draws.items()}
-            return run.posterior(draws, result, points, meta={"num_collected": moments.count})
+            return sgd.posterior(draws, result, points, meta={"num_collected": moments.count})
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take, as :meth:`SWAG.memory` without deviations."""
@@ -137,6 +126,11 @@ class SWAG(Method):
 
     Raises:
         TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: independent draws (1, num_draws, …) with log_p and log_q; ``meta`` has num_collected and the
+    rank reached. SGD starts at ``init``, or trains to the mode first; callbacks are called with every iterate taken.
+
+    Refused: a plain Pyro program; random layers in training mode; fewer than two iterates.
 
     Warns:
         UserWarning: fewer iterates than ``rank`` will be taken; there are no mini-batches; the mean of the iterates is
@@ -181,65 +175,29 @@ class SWAG(Method):
         check_averaging(self)
         SWAGMoments(1, self.rank, diagonal=self.diagonal, scale=self.scale)  # its checks
 
-    def fit(
-        self,
-        model: BNN | Callable[..., Any],
-        x: Any = None,
-        y: Any = None,
-        *,
-        num_draws: int | None = None,
-        seed: int = 0,
-        init: Posterior | nn.Module | None = None,
-        device: str | torch.device | None = None,
-        until_ess: float | None = None,
-        checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-    ) -> Posterior:
-        """Run SGD and draw from the Gaussian through its iterates.
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        return prepare_averaging(self, run, device)
 
-        Args:
-            model: a BNN.
-            x, y: the data; or ``x`` a DataLoader, whose batches are then used.
-            num_draws: independent draws; default 100.
-            seed: of batches and draws.
-            init: where SGD starts: a MAP or MLE posterior or a trained net; None trains to the mode first.
-            device: where to compute; default where ``x`` is.
-            until_ess, checkpoint, stream_to: of :meth:`pyrobnn.NUTS.fit`; refused here.
-            callbacks: called with every iterate taken; True stops.
-            progress: show a bar.
-
-        Returns:
-            Posterior (1, num_draws, …) with log_p and log_q; ``meta`` has num_collected and the rank reached.
-
-        Raises:
-            Refused: a plain Pyro program.
-            ValueError: bad data, random layers in training mode, fewer than two iterates.
-            FloatingPointError: the loss diverged; names step and loss.
-        """
-        num_draws = check_call(
-            self, num_draws, seed, init=init, until_ess=until_ess, checkpoint=checkpoint, stream_to=stream_to
-        )
-        run = AveragingRun(self, model, x, y, num_draws=num_draws, seed=seed, init=init, device=device)
-        with seeded(seed, run.problem.device):
-            run.warn_about_rank(0 if self.diagonal else self.rank)
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        sgd = AveragingRun(self, problem, run)
+        with seeded(run.seed, problem.device):
+            sgd.warn_about_rank(0 if self.diagonal else self.rank)
             moments = SWAGMoments(
-                run.latent_dim,
+                sgd.latent_dim,
                 self.rank,
                 diagonal=self.diagonal,
                 scale=self.scale,
-                device=run.problem.device,
+                device=problem.device,
             )
-            result, points = run.train(moments, callbacks, progress)
-            approximation = FlatApproximation(run.layout(points), *moments.family())
-            draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
+            result, points = sgd.train(moments, run.callbacks, run.progress)
+            approximation = FlatApproximation(sgd.layout(points), *moments.family())
+            draws = {name: value[None] for name, value in approximation.sample(run.num_draws).items()}
             if floored := moments.num_floored():
-                run.problem.note(f"{floored} weights did not move and got the smallest variance")
+                problem.note(f"{floored} weights did not move and got the smallest variance")
             meta = {"num_collected": moments.count, "num_floored": floored}
             if not self.diagonal:
                 meta["rank"] = moments.deviations.shape[1]
-            return run.posterior(draws, result, points, meta=meta, approximation=approximation)
+            return sgd.posterior(draws, result, points, meta=meta, approximation=approximation)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's, the moments of the iterates, the Gaussian through them."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
-from pyrobnn.inference.fitting.problem import Callback, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
@@ -31,6 +31,7 @@ from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.seeding import seeded
 
 if TYPE_CHECKING:
+    from pyrobnn.inference.method import FitRun
     from pyrobnn.inference.swag import SWA, SWAG
 
     Averaging: TypeAlias = SWA | SWAG
@@ -40,45 +41,44 @@ if TYPE_CHECKING:
 _SNAPSHOT_DRAWS = 50
 
 
+def prepare_averaging(
+    method: Averaging, run: FitRun, device: str | torch.device | None
+) -> tuple[Problem, FitRun]:
+    """The problem of a net whose batch-norm layers may use the statistics of a batch.
+
+    Raises:
+        TypeError, Refused: no BNN; random layers in training mode; such layers where ranks share the rows.
+    """
+    model, x, y = run.given
+    if not isinstance(model, BNN):
+        raise (Refused if callable(model) else TypeError)(
+            f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
+            "use SVI, NUTS or Laplace(curvature='hessian')"
+        )
+    norms = training_norms(model)
+    if norms and ranks() is not None:
+        raise Refused(
+            f"the layers {', '.join(norms)} use the statistics of a batch, and ranks see a part of it each: fit in "
+            "one process, or call .eval() on them"
+        )
+    if others := set(model.stochastic_layers()) - set(norms):
+        raise Refused(
+            f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
+            "call .eval() on them before building the BNN"
+        )
+    pure, num_draws = with_batch_statistics(model), run.num_draws
+    problem = prepare(
+        pure, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
+    )
+    return dataclasses.replace(problem, model=model.to(problem.device)), run
+
+
 class AveragingRun:
     """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG."""
 
-    def __init__(
-        self,
-        method: Averaging,
-        model: Any,
-        x: Any,
-        y: Any,
-        *,
-        num_draws: int,
-        seed: int,
-        init: Posterior | nn.Module | None,
-        device: str | torch.device | None,
-    ):
-        if not isinstance(model, BNN):
-            raise (Refused if callable(model) else TypeError)(
-                f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
-                "use SVI, NUTS or Laplace(curvature='hessian')"
-            )
-        norms = training_norms(model)
-        if norms and ranks() is not None:
-            raise Refused(
-                f"the layers {', '.join(norms)} use the statistics of a batch, and ranks see a part of it each: fit in "
-                "one process, or call .eval() on them"
-            )
-        others = set(model.stochastic_layers()) - set(norms)
-        if others:
-            raise Refused(
-                f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
-                "call .eval() on them before building the BNN"
-            )
-        self.method, self.seed, self.init = method, seed, init
-        self.start = start_values(model, init)
-        pure = with_batch_statistics(model)
-        problem = prepare(
-            pure, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
-        )
-        self.problem = dataclasses.replace(problem, model=model.to(problem.device))
+    def __init__(self, method: Averaging, problem: Problem, run: FitRun):
+        self.method, self.problem, self.seed, self.init = method, problem, run.seed, run.init
+        self.start = start_values(problem.bnn, run.init)
         self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
         self.batch_size, self.epoch = self._batching()
         self.every = method.collect_every or self.epoch

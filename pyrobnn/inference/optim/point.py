@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import check_count
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.padding import padded_density
-from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
@@ -19,6 +19,9 @@ from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.method import FitRun
 
 Loss = Callable[..., Tensor]
 #: L-BFGS steps whose gain says how far from the mode a search ended
@@ -98,23 +101,19 @@ def find_point(
     method: Any,
     problem: Problem,
     target: Callable[..., Tensor],
-    init: Posterior | nn.Module | None,
-    *,
-    seed: int,
-    callbacks: Sequence[Callback],
-    progress: bool,
+    run: FitRun,
 ) -> Result:
-    """Maximise ``target(density, theta, *batch)`` with the options of ``method`` (MLE, MAP), from where ``init`` says.
+    """Maximise ``target(density, theta, *batch)`` with the options of ``method`` (MLE, MAP), from where ``run`` says.
 
     A program that subsamples is handed over as the density that draws a subsample at every call.
     """
-    start = problem.density.initial(start_values(problem.model, init), seed)
+    start = problem.density.initial(start_values(problem.model, run.init), run.seed)
     noisy, num_rows = objective_of(method, problem, start)
 
     def loss(theta: Tensor, *batch: Tensor) -> Tensor:
         return -target(noisy, theta, *batch) / num_rows[0]
 
-    return optimize_points(method, problem, loss, start, seed=seed, callbacks=callbacks, progress=progress)
+    return optimize_points(method, problem, loss, start, run)
 
 
 def objective_of(method: Any, problem: Problem, start: Tensor) -> tuple[Density, Tensor]:
@@ -134,16 +133,13 @@ def optimize_points(
     problem: Problem,
     loss: Loss,
     start: Tensor,
-    *,
-    seed: int,
-    callbacks: Sequence[Callback],
-    progress: bool,
+    run: FitRun,
 ) -> Result:
     """Minimise ``loss(theta, *batch)`` from ``start`` with the options of ``method`` (MLE, MAP, DeepEnsemble)."""
     streamed = problem.loader is not None or method.batch_size is not None or ranks() is not None
 
     def snapshot(theta: Tensor) -> Posterior:
-        return point_posterior(method, problem, theta, seed=seed, timings={})
+        return point_posterior(method, problem, theta, run.seed)
 
     return minimize(
         loss,
@@ -155,9 +151,9 @@ def optimize_points(
         lr_schedule=method.lr_schedule,
         clip_norm=method.clip_norm,
         patience=method.patience,
-        callbacks=callbacks,
+        callbacks=run.callbacks,
         snapshot=snapshot,
-        progress=progress,
+        progress=run.progress,
         name=type(method).__name__,
         compile=method.compile,
     )
@@ -180,10 +176,9 @@ def point_posterior(
     method: Any,
     problem: Problem,
     theta: Tensor,
-    *,
     seed: int,
-    timings: Mapping[str, float],
     result: Result | None = None,
+    *,
     meta: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> Posterior:
@@ -199,6 +194,7 @@ def point_posterior(
     if result is not None:
         record = apart | {"num_steps": result.num_steps, "stopped": result.stopped}
         record |= falling(result, result.losses, problem.num_rows, problem.density.dim)
+    timings = {} if result is None else result.timings
     return make_posterior(
         problem, method, draws, seed=seed, timings=timings, history=history, meta=record | dict(meta or {}),
         notes=[*([] if result is None else result.notes(method)), *notes],

@@ -35,6 +35,7 @@ from pyrobnn.posterior.approximation import Approximation
 from pyrobnn.seeding import kept, seeded
 
 if TYPE_CHECKING:
+    from pyrobnn.inference.method import FitRun
     from pyrobnn.inference.svi import SVI
 
 _HISTORY_POINTS, _SNAPSHOT_DRAWS = 1000, 100
@@ -75,14 +76,12 @@ def build_elbo(
 def fit_guide(
     config: SVI,
     problem: Problem,
-    init: Posterior | nn.Module | None,
-    *,
-    seed: int,
-    num_draws: int,
-    callbacks: Sequence[Callback],
-    progress: bool,
+    run: FitRun,
 ) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended."""
+    init, seed, num_draws, callbacks, progress = (
+        run.init, run.seed, run.num_draws, run.callbacks, run.progress,
+    )  # fmt: skip
     fitted = GuideFit(config, problem, init, seed)
     num_steps = round(config.mean_field_start * config.num_steps) if config.has_mean_field else 0
     if not num_steps:
