@@ -149,7 +149,7 @@ LAWS = [law for name, law in vars(contract).items() if name.startswith("test_")]
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_a_foreign_method_in_one_file_obeys_the_contract(law, student, monkeypatch, tmp_path):
     monkeypatch.setitem(contract.METHODS, "StudentT", student(num_steps=50, compile=False))
-    options = {"kind": "inferred", "tmp_path": tmp_path}
+    options = {"kind": "inferred", "tmp_path": tmp_path, "monkeypatch": monkeypatch}
     law("StudentT", **{name: options[name] for name in inspect.signature(law).parameters if name in options})
 
 
