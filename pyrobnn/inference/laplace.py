@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
+from pyrobnn.inference.curvature.head import Split
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
 from pyrobnn.inference.curvature.mode import (
@@ -184,14 +185,17 @@ class Laplace(Method):
             log_evidence = None
             if precision.has_evidence:
                 log_evidence = _log_evidence(precision) + 0.5 * float((loc - centre.mode) @ centre.gradient)
-        approximation = BlockGaussian(_layout(centre), loc, precision.blocks, centre.mode if exact else None)
+        approximation = BlockGaussian(
+            _layout(problem, centre), loc, precision.blocks, centre.mode if exact else None
+        )
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
         timings = {"mode": found - started, "fit": time.perf_counter() - started}
         network, moments = _networks(self, precision, loc if exact else None)
+        tuned = precision.centre.problem
         return make_posterior(
-            precision.centre.problem,
+            tuned if centre.split is None else centre.split.of_inputs(tuned, problem.x),
             self,
             draws,
             seed=seed,
@@ -272,21 +276,24 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
     network: Linearized | SubsetNetwork | None = None
     moments = None
     if weights:
-        jacobian = NetworkJacobian(posterior.bnn, layout, approximation.centre, points, weights)
+        values = posterior.bnn.initial_values() | points | layout.constrain(approximation.centre)
+        params = {name: value for name, value in values.items() if name.startswith(NET)}
+        parts = Split(posterior.bnn, params, posterior.meta.get("head", ""))
+        jacobian = NetworkJacobian(parts.head, layout, approximation.centre, points, weights)
         if not posterior.meta["layer_products"]:
             jacobian.layers = []
         loc = None if approximation.centre is approximation.loc else approximation.loc
-        linear = Linearized(jacobian, approximation.blocks, loc)
+        linear = Linearized(jacobian, approximation.blocks, loc, parts.features)
         if settings["predictive"] == "linearized":
             network, moments = linear, linear.moments
         elif settings["subset"] != "all":
-            network = SubsetNetwork(jacobian)
+            network = SubsetNetwork(jacobian, parts.features)
     return replace(posterior, approximation=approximation, network=network, moments=moments)
 
 
-def _layout(centre: Centre) -> Density:
+def _layout(problem: Problem, centre: Centre) -> Density:
     """Sites without data: what the approximation needs to know of the model."""
-    model = centre.problem.model
+    model = problem.model
     if not isinstance(model, BNN):
         return centre.density
     return Density(model.sample_parameters, (), points="held", values=centre.points)
@@ -298,10 +305,11 @@ def _networks(
     jacobian = precision.jacobian
     if jacobian is None:
         return None, None
+    features = None if precision.centre.split is None else precision.centre.split.features
     if method.predictive == "linearized":
-        linear = Linearized(jacobian, precision.blocks, loc)
+        linear = Linearized(jacobian, precision.blocks, loc, features)
         return linear, linear.moments
-    return (None if method.subset == "all" else SubsetNetwork(jacobian)), None
+    return (None if method.subset == "all" else SubsetNetwork(jacobian, features)), None
 
 
 def _log_evidence(precision: Precision) -> float:

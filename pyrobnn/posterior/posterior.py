@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,19 @@ from pyrobnn.posterior.predict import CHUNK_SCALARS, Prediction, widest_layer
 
 if TYPE_CHECKING:
     from xarray import DataTree
+
+
+@runtime_checkable
+class HasHead(Protocol):
+    """A network of which only the end differs between draws."""
+
+    model: BNN
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the end is a function of, from inputs (N, …) in the units of the program."""
+
+    def head(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """Output (N, width) of one set of parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,14 +191,14 @@ class Posterior:
         if num_draws is not None:
             return self.thin(num_draws).standard_function(x, chunk_scalars=chunk_scalars)
         x = self._inputs(x)
-        forward = self.bnn.forward if self.network is None else self.network
+        model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
+        if isinstance(self.network, HasHead):  # what no draw moves is computed once
+            x, forward, model = self.network.features(x), self.network.head, self.network.model
         params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
         total = self.num_chains * self.num_draws
-        widest = widest_layer(self.bnn, x)
+        widest = widest_layer(model, x)
         points_at_once = max(1, min(len(x), chunk_scalars // max(widest, 1)))
-        draws_at_once = max(
-            1, min(total, chunk_scalars // max(widest * points_at_once, self.bnn.num_weights))
-        )
+        draws_at_once = max(1, min(total, chunk_scalars // max(widest * points_at_once, model.num_weights)))
         rows = []
         for start in range(0, total, draws_at_once):
             part = {name: value[start : start + draws_at_once] for name, value in params.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Linearized:
         jacobian: the network around the mode.
         blocks: the Gaussian over the network's coordinates.
         loc: its mean (dim,), :math:`\theta^* + \delta`, if that is not where the network is linearised.
+        features: what the network around the mode is a function of, from its inputs; default these themselves.
 
     Caveat: the Gauss-Newton posterior *is* the posterior of this linear model, which is why its predictions are usually
     better than those of the same weights through the network itself.
@@ -38,8 +39,15 @@ class Linearized:
     Reference: Improving predictions of Bayesian neural nets via local linearization (Immer, Korzepa & Bauer, 2021).
     """
 
-    def __init__(self, jacobian: NetworkJacobian, blocks: Sequence[Block], loc: Tensor | None = None):
-        self.jacobian = jacobian
+    def __init__(
+        self,
+        jacobian: NetworkJacobian,
+        blocks: Sequence[Block],
+        loc: Tensor | None = None,
+        features: Callable[[Tensor], Tensor] | None = None,
+    ):
+        self.jacobian, self.model = jacobian, jacobian.model
+        self.features = features or _unchanged
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
         inside = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in inside]
@@ -48,6 +56,10 @@ class Linearized:
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f(θ*) + J (θ − θ*) for one set of parameters, (N, width)."""
+        return self.head(params, self.features(x))
+
+    def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """As a function of the features."""
         jacobian = self.jacobian
         values = {site.name: params[site.name] for site in jacobian.sites}
         parts = [site.transform.inv(values[site.name]).reshape(-1) for site in jacobian.sites]
@@ -67,7 +79,7 @@ class Linearized:
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (point, width) of f and its covariance over outputs (point, width, width), point by point."""
-        jacobian = self.jacobian
+        jacobian, x = self.jacobian, self.features(x)
         means, covs = [], []
         for part in jacobian.chunks(x, self._scalars_per_point(x)):
             f, cov = self._product_moments(part) if self._by_products else self._row_moments(part)
@@ -77,7 +89,7 @@ class Linearized:
 
     def covariance(self, x: Tensor) -> Tensor:
         """Joint covariance of f over all inputs and outputs, (point, width, point, width)."""
-        f, rows = self.jacobian.rows(x)
+        f, rows = self.jacobian.rows(self.features(x))
         root = self._root(rows.flatten(0, 1))
         return (root @ root.T).reshape(*f.shape, *f.shape).to(f)
 
@@ -188,12 +200,22 @@ class SubsetNetwork:
 
     Args:
         jacobian: the network around the mode; its sites vary.
+        features: as of :class:`Linearized`.
     """
 
-    def __init__(self, jacobian: NetworkJacobian):
-        self.jacobian = jacobian
+    def __init__(self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None):
+        self.jacobian, self.model = jacobian, jacobian.model
+        self.features = features or _unchanged
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Output (N, width) of one set of parameters."""
+        return self.head(params, self.features(x))
+
+    def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """As a function of the features."""
         moving = {site.name: params[site.name] for site in self.jacobian.sites}
         return self.jacobian.model.forward(self.jacobian.params | moving, x)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density, Site
+from pyrobnn.inference.curvature.head import Split, split
 from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.memory import require
@@ -37,7 +38,8 @@ class Centre:
     """The point of expansion.
 
     Attributes: ``problem``; ``density`` with point parameters held; ``mode`` (dim,); ``points``, site → value;
-        ``names`` of the sites that vary; ``gradient`` of the log joint at the mode (dim,); ``notes`` of the search.
+        ``names`` of the sites that vary; ``gradient`` of the log joint at the mode (dim,); ``notes`` of the search;
+        ``split`` of the net: where it has a trunk, problem and density are those of the head.
     """
 
     problem: Problem
@@ -47,6 +49,7 @@ class Centre:
     names: tuple[str, ...]
     gradient: Tensor
     notes: Sequence[str] = ()
+    split: Split | None = None
 
 
 def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -166,8 +169,14 @@ def find_centre(
     theta = _polished(problem, theta, moving, num_steps)
     constrained = density.constrain(theta)
     points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
+    parts = None
+    if problem.is_bnn:
+        values = problem.bnn.initial_values() | points | constrained
+        params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
+        parts = split(problem.bnn, names, params, problem.x)
+        problem = parts.of_features(problem)
     centre = _centre_at(problem, theta, points, names)
-    return replace(centre, notes=notes)
+    return replace(centre, notes=notes, split=parts)
 
 
 def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def record(precision: Precision, remarks: list[str], given: bool, exact: bool) -
         "damping": precision.damping,
         "tuned": precision.tuned,
         "log_evidence_kind": "laplace",
+        "head": "" if precision.centre.split is None else precision.centre.split.path,
         "layer_products": precision.jacobian is not None and bool(precision.jacobian.layers),
     }
 

@@ -1,0 +1,168 @@
+"""A net of which only the end varies: what comes before it, its trunk, is computed once for all draws."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.density import Density
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.model import BNN, NET
+from pyrobnn.posterior.predict import CHUNK_SCALARS, widest_layer
+
+
+class _Reached(Exception):
+    """The trunk has been computed: its features are the argument."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A net as trunk and head.
+
+    Args:
+        whole: the model.
+        params: site → value of the parameters of the trunk.
+        path: name of the module at which the head begins; empty where there is no trunk, and the features are x.
+    """
+
+    whole: BNN
+    params: Mapping[str, Tensor]
+    path: str = ""
+
+    @property
+    def head(self) -> BNN:
+        """The model as a function of the features, of the same sites: those of the trunk change nothing."""
+        if not self.path:
+            return self.whole
+        head, path = copy.copy(self.whole), self.path.split(".")
+        head.net, head.eval_net = (_from(net, path) for net in (self.whole.net, self.whole.eval_net))
+        return head
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """What the trunk makes of inputs (N, …) in the units of the program."""
+        if not self.path:
+            return x
+        size = max(1, CHUNK_SCALARS // widest_layer(self.whole, x))
+        return torch.cat([self._features(part) for part in x.split(size)])
+
+    def _features(self, x: Tensor) -> Tensor:
+        def stop(module: nn.Module, inputs: tuple[Tensor]) -> None:
+            raise _Reached(*inputs)
+
+        with _hooked([self.whole.eval_net.get_submodule(self.path).register_forward_pre_hook(stop)]):
+            try:
+                self.whole.forward(self.params, x)
+            except _Reached as reached:
+                return reached.args[0]
+        raise RuntimeError(f"the net does not come to its layer {self.path!r}")
+
+    def of_features(self, problem: Problem) -> Problem:
+        """The problem of the head."""
+        if not self.path:
+            return problem
+        head, features = self.head, self.features(problem.x)
+        program = partial(head.pyro_model, num_data=problem.num_data)
+        density = Density(program, (features, problem.y), points="free", values=self.params)
+        return replace(problem, model=head, x=features, density=density)
+
+    def of_inputs(self, problem: Problem, x: Tensor) -> Problem:
+        """The problem of the whole net with the priors of one of the head; its density stays that of the head."""
+        if not self.path:
+            return problem
+        whole = copy.copy(self.whole)
+        whole.priors = problem.bnn.priors
+        return replace(problem, model=whole, x=x)
+
+
+def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> Split:
+    """The model split before the first module with a parameter that varies, where it can be shown that it can be.
+
+    All that follows is known to depend on nothing else where modules stand in an ``nn.Sequential``, or where what one
+    returns is what the module around it returns. Anything else (a parameter that is also used before, say) makes the
+    output differ from that of the whole net when the varying parameters are moved, and then there is no trunk.
+
+    Args:
+        model: the model.
+        names: the sites that vary.
+        params: site → value of all parameters of the net.
+        x: inputs (N, …).
+    """
+    whole = Split(model, params)
+    found = replace(whole, path=_path(model, names, params, x[:2]))
+    if not found.path:
+        return whole
+    moved = {name: value + 0.1 if name in set(names) else value for name, value in params.items()}
+    with torch.no_grad():
+        expected = model.forward(moved, x[:2])
+        given = found.head.forward(moved, found.features(x[:2]))
+    return found if given.shape == expected.shape and torch.allclose(given, expected) else whole
+
+
+@torch.no_grad()
+def _path(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> str:
+    inputs: dict[nn.Module, Any] = {}
+    outputs: dict[nn.Module, Any] = {}
+    calls: Counter[nn.Module] = Counter()
+
+    def remember(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        inputs[module], outputs[module] = args, out
+        calls[module] += 1
+
+    module: nn.Module = model.eval_net
+    with _hooked([each.register_forward_hook(remember) for each in module.modules()]):
+        model.forward(params, x)
+    path: list[str] = []
+    inside = [name.removeprefix(NET) for name in names if name.startswith(NET)]
+    while True:
+        owners = [name.partition(".")[0] for name in inside]
+        children = dict(module.named_children())
+        first = next((name for name in children if name in owners), None)
+        ends = (
+            first is not None and {first} == set(owners) and outputs.get(children[first]) is outputs[module]
+        )
+        if first is None or not set(owners) <= children.keys() or not (type(module) is nn.Sequential or ends):
+            break
+        module = children[first]
+        if calls[module] != 1 or len(inputs[module]) != 1 or not isinstance(inputs[module][0], Tensor):
+            break
+        path.append(first)
+        inside = [name.partition(".")[2] for name in inside if name.startswith(f"{first}.")]
+    if not path or inputs[model.eval_net.get_submodule(".".join(path))][0] is x:
+        return ""
+    return ".".join(path)
+
+
+def _from(net: nn.Module, path: Sequence[str]) -> nn.Module:
+    """The net with all of its parameters, run from the module at ``path`` on."""
+    cut = copy.copy(net)
+    cut.forward = _tail(net, path).forward
+    return cut
+
+
+def _tail(module: nn.Module, path: Sequence[str]) -> nn.Module:
+    if not path:
+        return module
+    children, (first, *rest) = list(module.named_children()), path
+    start = [name for name, _ in children].index(first)
+    kept = children[start:] if type(module) is nn.Sequential else children[start : start + 1]
+    return nn.Sequential(
+        OrderedDict((name, _tail(child, rest) if name == first else child) for name, child in kept)
+    )
+
+
+@contextmanager
+def _hooked(handles: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,126 @@
+"""Where only the end of a net varies, its trunk is computed once: equal to the whole net, to rounding."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import pyrobnn as pb
+from pyrobnn.inference.curvature import head
+
+pytestmark = pytest.mark.filterwarnings("ignore:the centre is not a mode|the Hessian is not positive")
+
+X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LABELS = (X.mean((1, 2, 3)) > 0).long()
+Y = X.mean((2, 3)) + 0.1
+
+
+class Tailed(nn.Module):
+    """A convolution and a last layer in a forward of its own; with ``skip``, the input comes back at the end."""
+
+    def __init__(self, out: int, skip: bool = False):
+        super().__init__()
+        self.conv, self.last, self.skip = nn.Conv2d(1, 2, 3), nn.Linear(32, out), skip
+
+    def forward(self, x):
+        f = self.last(torch.relu(self.conv(x)).flatten(1))
+        return f + x.mean((1, 2, 3))[:, None] if self.skip else f
+
+
+class Tied(nn.Module):
+    """The last layer's weight also scales what it is given."""
+
+    def __init__(self, out: int):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Tanh())
+        self.end = nn.Sequential(nn.Linear(4, out))
+
+    def forward(self, x):
+        return self.end(self.trunk(x) * self.end[0].weight.mean())
+
+
+def stacked(out: int) -> nn.Sequential:
+    inner = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, out))
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), inner)
+
+
+LAST_TWO = ("net.4.0.weight", "net.4.0.bias", "net.4.2.bias")
+CASES = {
+    "stacked": (stacked, "last_layer", "4.2"),
+    "names": (stacked, LAST_TWO, "4.0"),
+    "all": (stacked, "all", ""),
+    "own forward": (Tailed, "last_layer", "last"),
+    "skip": (lambda out: Tailed(out, skip=True), "last_layer", ""),
+    "tied": (Tied, "last_layer", ""),
+}
+
+
+def fitted(net, y, likelihood, prior=None, **options) -> pb.Posterior:
+    model = pb.BNN(net, prior or pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), likelihood)
+    return pb.Laplace(compile=False, **options).fit(model, X, y, init=net, num_draws=5)
+
+
+def build(kind: str, out: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return CASES[kind][0](out).double()
+
+
+def compare(whole: pb.Posterior, split: pb.Posterior) -> None:
+    assert whole.log_evidence == pytest.approx(split.log_evidence, rel=1e-9)
+    torch.testing.assert_close(split.draws, whole.draws)
+    torch.testing.assert_close(dict(split.sample_stats), dict(whole.sample_stats))
+    ours, theirs = split.predict(X[:7]), whole.predict(X[:7])
+    torch.testing.assert_close(ours.f, theirs.f)
+    if split.moments is not None:
+        torch.testing.assert_close(split.moments(X[:7]), whole.moments(X[:7]))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"predictive": "draws"}, {"structure": "kron", "tune": "marginal_likelihood"}, {"curvature": "hessian"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", CASES)
+def test_the_head_is_the_whole_net(kind, options, monkeypatch, tmp_path):
+    _, subset, path = CASES[kind]
+    if options.get("structure") == "kron" and kind == "tied":
+        pytest.skip("a layer that is used twice has no factors")
+    for likelihood, y in (
+        (pb.likelihoods.Categorical(), LABELS), (pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), Y),
+    ):  # fmt: skip
+        net = build(kind, 2 if likelihood.classes else 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(head, "_path", lambda *args: "")
+            whole = fitted(net, y, likelihood, subset=subset, **options)
+        split = fitted(net, y, likelihood, subset=subset, **options)
+        assert whole.meta["head"] == "" and split.meta["head"] == path
+        compare(whole, split)
+        loaded = pb.Posterior.load(split.save(tmp_path / "p.nc"), split.model)
+        torch.testing.assert_close(loaded.predict(X[:7]).f, whole.predict(X[:7]).f)
+
+
+def test_hidden_weights_before_the_first_site_are_a_trunk(monkeypatch):
+    net = build("stacked", 1)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide_modules=[net[0]])
+    with monkeypatch.context() as patched:
+        patched.setattr(head, "_path", lambda *args: "")
+        whole = fitted(net, Y, pb.likelihoods.HomoskedasticGaussian("learned"), prior)
+    split = fitted(net, Y, pb.likelihoods.HomoskedasticGaussian("learned"), prior)
+    assert split.meta["head"] == "4.0"
+    compare(whole, split)
+
+
+def test_the_trunk_runs_as_often_as_it_must(monkeypatch):
+    net, seen = build("stacked", 2), []
+    posterior = fitted(net, LABELS, pb.likelihoods.Categorical(), subset="last_layer")
+    again = pickle.loads(pickle.dumps(posterior))
+    again.bnn.eval_net[0].register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    torch.testing.assert_close(again.predict(X).probs, posterior.predict(X).probs)
+    seen.clear()
+    again.predict(X, chunk_scalars=100)
+    assert sum(seen) <= 2 * len(X) + 2, (
+        seen
+    )  # for the draws and for the moments; one row to look at the widths
