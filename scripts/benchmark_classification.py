@@ -78,7 +78,7 @@ def code_of(method: str) -> str:
     from pyrobnn.studies.uci import fits
 
     parts = (
-        "data.real",
+        "data.bundled",
         "model",
         "likelihoods.categorical",
         "networks",

@@ -26,7 +26,6 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.data import Dataset
-from pyrobnn.data.study_sets import FOUR, TWO
 from pyrobnn.diagnostics import Evidence
 from pyrobnn.diagnostics.points import widest_gap
 from pyrobnn.studies.uci import append_record, read_records
@@ -88,10 +87,11 @@ def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.B
 
 def fresh(name: str, seed: int) -> Dataset:
     """Another draw of a study's clusters, 400 points."""
-    sds, widths, lefts = FOUR if name.startswith("four") else TWO
     make = pb.data.cubic_clusters if "cubic" in name else pb.data.clusters
-    fractions = [1 / len(sds)] * len(sds)
-    return make(400, fractions=fractions, vertical_stds=sds, spreads=widths, offsets=lefts, seed=seed)
+    if name.startswith("four"):
+        return make(400, seed=seed)
+    two = {"vertical_stds": (0.2, 0.05), "spreads": (0.3, 1.2), "offsets": (-1.0, 0.5)}
+    return make(400, fractions=(0.5, 0.5), seed=seed, **two)
 
 
 def priors(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

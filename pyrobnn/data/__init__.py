@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyrobnn.data.bundled import breast_cancer, diabetes, digits, fashion_mnist, load, mnist, names
 from pyrobnn.data.dataset import Dataset, Standardizer, train_test_split
-from pyrobnn.data.images import fashion_mnist, mnist
-from pyrobnn.data.real import breast_cancer, diabetes, digits
-from pyrobnn.data.registry import load, names
-from pyrobnn.data.study_sets import study
-from pyrobnn.data.synthetic import clusters, cubic_clusters, gap, polynomial, sine, sinusoid, sinx3
-from pyrobnn.data.uci_sets import fetch_uci_openml, uci, uci_all, uci_num_hidden, uci_splits
+from pyrobnn.data.synthetic import clusters, cubic_clusters, gap, polynomial, sine, sinusoid, sinx3, study
+from pyrobnn.data.uci_sets import uci, uci_all, uci_num_hidden, uci_splits
 from pyrobnn.lazy import late_names
 
 if TYPE_CHECKING:
@@ -29,7 +26,6 @@ __all__ = [
     "diabetes",
     "digits",
     "fashion_mnist",
-    "fetch_uci_openml",
     "from_csv",
     "from_frame",
     "gap",

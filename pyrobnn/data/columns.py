@@ -10,36 +10,20 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import MissingIndicator, SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from pyrobnn.checks import check_choice
-from pyrobnn.data.cells import (
-    CLOCK,
-    DATE,
-    alike,
-    as_text,
-    clock,
-    dated,
-    day_first,
-    days,
-    numbers,
-    refuse_units,
-    truths,
-)
 
 Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]
-#: categories that get an input each, the most frequent; the others share none
-MOST_CATEGORIES = 50
-#: text with more different values than this share of its rows tells rows apart and not kinds of them
-_LABEL_SHARE, _FEWEST_LABELS = 0.5, 10
-#: rows and columns that a message names
-LISTED = 8
-#: days of the cycles of a date: a sine and a cosine of each that the dates span twice and resolve
+#: categories that get an input each, the most frequent
+MAX_CATEGORIES = 50
+#: days of the cycles of a date; a year of the Gregorian calendar
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
+DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
+_TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+_COMMAS = r"[+-]?\d+(,\d+)+(\.\d+)?([eE][+-]?\d+)?"
+#: a number with the same unit or currency in all cells, or with digits parted in some way
+_WITH_UNIT = r"[-+−–(]?([$€£¥“\"]?\s*)\d[\d.,\s']*?(\s*[^\d.,')]{0,12})\)?"
 
 
 @dataclass(frozen=True)
@@ -65,21 +49,54 @@ class Column:
         if self.kind == "category":
             names = [f"{self.name}={category or 'missing'}" for category in self.categories]
         elif self.kind in ("date", "time"):
-            waves = [
-                f"{self.name} ({wave} of the {cycle})" for cycle in self.cycles for wave in ("sine", "cosine")
-            ]
+            waves = [f"{self.name} ({wave} of the {c})" for c in self.cycles for wave in ("sine", "cosine")]
             names = [f"{self.name} (days)", *waves]
         else:
             names = [self.name]
         return (*names, f"{self.name} is missing") if self.indicator else tuple(names)
+
+    def encode(self, values: pd.Series) -> list[np.ndarray]:
+        """The inputs (n,) of values as :meth:`read` gives them; an unknown category is none of the known ones."""
+        if self.kind == "category":
+            found = [(values == category).to_numpy() for category in self.categories]
+        else:
+            filled = values.fillna(self.fill).to_numpy()
+            turns = [2 * np.pi * filled / CYCLES[cycle] for cycle in self.cycles]
+            found = [filled, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
+        gap = values.isna() | (values == "")
+        return [*found, gap.to_numpy()] if self.indicator else found
+
+    def read(self, where: str, cells: pd.Series) -> pd.Series:
+        """Cells as the column's kind has them, with gaps: text of categories, else float64.
+
+        Raises:
+            ValueError: cells that are of another kind.
+        """
+        if self.kind == "category":
+            text = as_text(cells)
+            return text.fillna("") if "" in self.categories else text
+        if cells.isna().all():
+            values: np.ndarray | None = np.full(len(cells), np.nan)
+        elif self.kind == "date":
+            values = _days(where, cells, self.day_first)
+        elif self.kind == "time":
+            values = _times(where, cells)
+        else:
+            values = numbers(where, cells)
+        if values is None:
+            first = as_text(cells).dropna().iloc[0]
+            raise ValueError(
+                f"{where}: column {self.name!r} holds text such as {first!r}: the training data have numbers"
+            )
+        return pd.Series(values, index=cells.index)
 
 
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table that are inputs, and what is done where a value is missing.
 
-    It is fitted to a training table and then turns any table with these columns into the same inputs, by
-    scikit-learn's ``ColumnTransformer``. Its settings are plain values, which a saved posterior keeps.
+    It is fitted to a training table and then turns any table with these columns into the same inputs. Its settings are
+    plain values, which a saved posterior keeps.
 
     Args:
         columns: in their order.
@@ -107,14 +124,11 @@ class Columns:
             UserWarning: of text that names the rows, which is left out, and of rare categories.
         """
         check_choice("missing", missing, get_args(Missing))
-        columns = []
-        for name in frame.columns:
-            column = _learned(where, frame[name], missing)
-            if column is not None:
-                columns.append(column)
+        learned = [_learned(where, frame[name], missing == "impute") for name in frame.columns]
+        columns = tuple(column for column in learned if column is not None)
         if not columns:
             raise ValueError(f"{where} has no column to predict from: all are left out")
-        return cls(tuple(columns), missing)
+        return cls(columns, missing)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,11 +139,6 @@ class Columns:
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs."""
         return tuple(name for column in self.columns for name in column.inputs)
-
-    @property
-    def plain(self) -> bool:
-        """Whether the inputs are the columns themselves."""
-        return all(column.kind in ("number", "boolean") and not column.indicator for column in self.columns)
 
     def transform(self, frame: pd.DataFrame, where: str) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, input), float64, of the rows that are kept, and which rows these are (N,), bool.
@@ -147,52 +156,31 @@ class Columns:
         """
         absent = [name for name in self.names if name not in frame.columns]
         if absent:
+            has = ", ".join(map(str, frame.columns))
+            raise ValueError(f"{where} lacks the column {', '.join(map(repr, absent))}: it has {has}")
+        values = pd.DataFrame({each.name: each.read(where, frame[each.name]) for each in self.columns})
+        infinite = values.select_dtypes("number").abs() == np.inf
+        if infinite.to_numpy().any():
+            name = infinite.columns[infinite.any().to_numpy().argmax()]
+            row = int(infinite[name].to_numpy().argmax()) + 1
             raise ValueError(
-                f"{where} lacks the column {', '.join(map(repr, absent))}: it has {', '.join(map(str, frame.columns))}"
+                f"{where} has infinite values, first in row {row} (column {name!r}): drop these rows"
             )
-        values = pd.DataFrame(
-            {column.name: _values(where, frame[column.name], column) for column in self.columns},
-            index=frame.index,
-        )
-        _refuse_infinite(where, values)
-        gaps = values.isna()
         keep = np.ones(len(values), bool)
         if self.missing == "drop":
-            keep = ~gaps.any(axis=1).to_numpy()
+            keep = values.notna().all(axis=1).to_numpy()
         elif self.missing == "refuse":
-            refuse_gaps(
-                where, gaps, "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
-            )
-        for column in self.columns:
-            _tell(where, values[column.name][keep], column)
+            remedy = "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
+            refuse_gaps(where, values.isna(), remedy)
         if not keep.any():
             raise ValueError(
                 f"{where} has a missing value in every row: use missing='impute' (--missing impute)"
             )
-        x = self._transformer().fit_transform(values[keep])
-        return np.asarray(x, dtype=np.float64), keep
-
-    def _transformer(self) -> ColumnTransformer:
-        """It learns nothing when it is fitted: all that it needs was learned from the training table."""
-        steps: list[tuple[str, Any, list[str]]] = []
+        values = values[keep]
         for column in self.columns:
-            name, step = column.name, "passthrough"
-            if column.kind == "category":
-                # a category that is not among them is none of them: zeros
-                step = OneHotEncoder(
-                    categories=[np.array(column.categories, dtype=object)],
-                    handle_unknown="ignore",
-                    sparse_output=False,
-                )
-            elif self.missing == "impute":
-                step = SimpleImputer(strategy="constant", fill_value=column.fill, keep_empty_features=True)
-            if column.kind in ("date", "time"):
-                waves = FunctionTransformer(_waves, kw_args={"cycles": column.cycles})
-                step = waves if step == "passthrough" else make_pipeline(step, waves)
-            steps.append((name, step, [name]))
-            if column.indicator:
-                steps.append((f"{name} is missing", MissingIndicator(features="all"), [name]))
-        return ColumnTransformer(steps, sparse_threshold=0.0)
+            _warn_new_values(where, values[column.name], column)
+        parts = [part for column in self.columns for part in column.encode(values[column.name])]
+        return np.column_stack(parts).astype(np.float64), keep
 
     def settings(self) -> dict[str, Any]:
         """As plain values."""
@@ -201,23 +189,22 @@ class Columns:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Columns:
         """From the values of :meth:`settings`, also after JSON has made lists of tuples."""
-
-        def column(each: Mapping[str, Any]) -> Column:
+        columns = []
+        for each in settings["columns"]:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
-            return Column(**values)
-
-        return cls(tuple(map(column, settings["columns"])), settings["missing"])
+            columns.append(Column(**values))
+        return cls(tuple(columns), settings["missing"])
 
 
 def constant_features(x: np.ndarray, names: Sequence[str]) -> list[str]:
     """A sentence about the columns of ``x`` (n, feature) that have one value in all of several rows, or none."""
-    if len(x) < 2:
+    constant = [repr(str(name)) for name, values in zip(names, x.T) if len(x) > 1 and np.ptp(values) == 0]
+    if not constant:
         return []
-    constant = [str(name) for name, values in zip(names, x.T) if np.ptp(values) == 0]
-    named = ", ".join(map(repr, constant))
-    if len(constant) > 1:
-        return [f"the features {named} are constant and tell nothing"]
-    return [f"the feature {named} is constant and tells nothing"] if constant else []
+    subject = (
+        f"the feature {constant[0]} is" if len(constant) == 1 else f"the features {', '.join(constant)} are"
+    )
+    return [f"{subject} constant: nothing can be learned from it"]
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
@@ -231,76 +218,153 @@ def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
     if len(count):
         columns = ", ".join(f"{column!r} ({number})" for column, number in count.items())
         rows = np.flatnonzero(gaps.any(axis=1).to_numpy()) + 1
-        listed = ", ".join(map(str, rows[:LISTED])) + (" …" if len(rows) > LISTED else "")
+        listed = ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
         raise ValueError(f"{where} has missing values in row {listed} (column {columns}): {remedy}")
 
 
-def _refuse_infinite(where: str, values: pd.DataFrame) -> None:
-    infinite = values.select_dtypes("number").abs() == np.inf
-    if infinite.to_numpy().any():
-        name = infinite.columns[infinite.any().to_numpy().argmax()]
-        row = int(infinite.any(axis=1).to_numpy().argmax()) + 1
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Refuse names of columns that repeat.
+
+    Raises:
+        ValueError: naming them.
+    """
+    repeated = list(dict.fromkeys(name for name in names if name and names.count(name) > 1))
+    if repeated:
         raise ValueError(
-            f"{where} has infinite values, first in row {row} (column {name!r}): drop these rows"
+            f"{where} names the column {', '.join(map(repr, repeated))} more than once: rename or drop one"
         )
 
 
-def _learned(where: str, column: pd.Series, missing: Missing) -> Column | None:
+def numbers(where: str, column: pd.Series) -> np.ndarray | None:
+    """The column as float64, NaN where it has gaps, or None where it is text.
+
+    Raises:
+        ValueError: numbers with a few cells of something else among them, with commas inside, or whole numbers of which
+            float64 does not keep all distinct ones.
+    """
+    if is_boolean(column):
+        return column.astype("boolean").to_numpy(dtype=np.float64, na_value=np.nan)
+    if pd.api.types.is_timedelta64_dtype(column):
+        return (column / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
+    if pd.api.types.is_complex_dtype(column):
+        raise ValueError(f"{where}: column {column.name!r} holds complex numbers: split it in two")
+    if not pd.api.types.is_numeric_dtype(column):
+        text = column.dropna().astype(str).str.strip()
+        found = pd.to_numeric(text, errors="coerce")
+        stray, commas = found.isna(), text.str.fullmatch(_COMMAS)
+        # with few thousands among them, the cells that are no numbers are those with commas
+        if 2 * commas.sum() > len(text) or (stray.any() and commas[stray].all()):
+            raise ValueError(
+                f"{where}: column {column.name!r} holds numbers with commas, such as {text[commas].iloc[0]!r}: write "
+                "them with a decimal point and without separators"
+            )
+        if 2 * stray.sum() >= len(text):
+            return None
+        if stray.any():
+            row = column.index.get_indexer(stray[stray].index[:1])[0] + 1
+            raise ValueError(
+                f"{where}: column {column.name!r} holds numbers but for {stray.sum()} of {len(text)} cells, first "
+                f"{text[stray].iloc[0]!r} in row {row}: drop these rows or leave the cells empty (a target of "
+                "classes: task='classification')"
+            )
+        column = found.reindex(column.index).rename(column.name)
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    kept, distinct = len(np.unique(values[~np.isnan(values)])), column.nunique()
+    if pd.api.types.is_integer_dtype(column) and kept < distinct:
+        raise ValueError(
+            f"{where}: column {column.name!r} has {distinct} distinct whole numbers of which float64 keeps {kept}: "
+            "subtract an offset, or drop it if it is a label"
+        )
+    return values
+
+
+def is_boolean(column: pd.Series) -> bool:
+    """Whether a column holds truth values and gaps."""
+    if pd.api.types.is_bool_dtype(column):
+        return True
+    cells = column.dropna()
+    return column.dtype == object and len(cells) > 0 and bool(cells.map(pd.api.types.is_bool).all())
+
+
+def is_date(column: pd.Series) -> bool:
+    """Whether a column has a type of dates or of spans between them."""
+    return pd.api.types.is_datetime64_any_dtype(column) or isinstance(column.dtype, pd.PeriodDtype)
+
+
+def has_units(text: pd.Series) -> bool:
+    """Whether all cells (without gaps) are a number with the same unit or currency, or digits parted in some way."""
+    units = text.str.extract(f"^{_WITH_UNIT}$")
+    return bool(units.notna().all().all()) and len(units.drop_duplicates()) == 1
+
+
+def as_text(column: pd.Series) -> pd.Series:
+    """Cells as text without spaces around, None for gaps and empty text."""
+    text = column.astype(object).map(lambda cell: str(cell).strip(), na_action="ignore")
+    return text.where(text.notna() & (text != ""), None).astype(object)
+
+
+def near_duplicates(labels: Sequence[str]) -> str | None:
+    """The first two labels that differ in nothing but case and spaces, in words; None where there are none."""
+    known: dict[str, str] = {}
+    for label in labels:
+        if (other := known.setdefault(" ".join(label.casefold().split()), label)) != label:
+            return f"{other!r} and {label!r} differ in case or spaces only and count as different"
+    return None
+
+
+def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     """What the column is; None where it is to be left out."""
     name, gaps = str(column.name), column.isna()
     if gaps.all():
         raise ValueError(f"{where}: column {name!r} holds no value: drop it")
-    indicator = missing == "impute" and bool(gaps.any())
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return _categories(where, name, column, indicator)
-    if dated(column):
-        return _dates(name, days(where, column, None), None, indicator)
-    values = numbers(where, column)
+    indicator = impute and bool(gaps.any())
+    if is_date(column):
+        return _dates(name, _days(where, column, None), None, indicator)
+    values = None if isinstance(column.dtype, pd.CategoricalDtype) else numbers(where, column)
     if values is not None:
-        kind: Kind = "boolean" if pd.api.types.is_bool_dtype(column) or truths(column) else "number"
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
-        return Column(name, kind, fill=fill, indicator=indicator)
+        return Column(name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator)
     if not column.dropna().map(pd.api.types.is_scalar).all():
         raise ValueError(
             f"{where}: column {name!r} holds lists or other objects: make columns of them, or drop it"
         )
     text = as_text(column).dropna()
-    if text.str.fullmatch(CLOCK).all():
-        known = clock(where, column)
-        return Column(name, "time", fill=float(np.nanmedian(known)), indicator=indicator, cycles=("day",))
-    if text.str.match(DATE).all():
-        first = day_first(where, name, text)
-        return _dates(name, days(where, column, first), first, indicator)
-    refuse_units(where, name, text)
-    if len(text) >= _FEWEST_LABELS and text.nunique() > _LABEL_SHARE * len(text):
-        warnings.warn(
-            f"{where}: the column {name!r} is text with {text.nunique()} different values in {len(text)} rows "
-            f"({text.iloc[0]!r} …): taken for a label of its rows and left out",
-            UserWarning,
-            stacklevel=5,
-        )
-        return None
-    return _categories(where, name, column, indicator)
+    if text.str.fullmatch(_TIME).all():
+        fill = float(np.nanmedian(_times(where, column)))
+        return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
+    if text.str.fullmatch(DATE).all():
+        day_first = _day_first(where, name, text)
+        return _dates(name, _days(where, column, day_first), day_first, indicator)
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        if has_units(text) and text.nunique() > 10:
+            raise ValueError(
+                f"{where}: column {name!r} holds numbers written such as {text.iloc[0]!r}: write plain numbers, with "
+                "a decimal point and without units and separators, or drop it"
+            )
+        if len(text) >= 10 and 2 * text.nunique() > len(text):
+            _warn(
+                f"{where}: the column {name!r} is text with {text.nunique()} different values in {len(text)} rows "
+                f"({text.iloc[0]!r} …): taken for a label of its rows and left out"
+            )
+            return None
+    return _categories(where, name, as_text(column).fillna("") if indicator else text, indicator)
 
 
-def _categories(where: str, name: str, column: pd.Series, indicator: bool) -> Column:
-    text = as_text(column).fillna("") if indicator else as_text(column).dropna()
+def _categories(where: str, name: str, text: pd.Series, indicator: bool) -> Column:
     counts = text.value_counts()
-    frequent = sorted(counts.index[:MOST_CATEGORIES])
-    if twins := alike(sorted(counts.index)):
-        warnings.warn(f"{where}: of the column {name!r} {twins}", UserWarning, stacklevel=6)
-    if len(counts) > len(frequent):
-        rows = int(counts.iloc[MOST_CATEGORIES:].sum())
-        warnings.warn(
-            f"{where}: the column {name!r} has {len(counts)} categories: the {len(frequent)} most frequent are told "
-            f"apart, those of the other {rows} rows are not",
-            UserWarning,
-            stacklevel=6,
+    if twins := near_duplicates(sorted(counts.index)):
+        _warn(f"{where}: of the column {name!r} {twins}")
+    if len(counts) > MAX_CATEGORIES:
+        _warn(
+            f"{where}: the column {name!r} has {len(counts)} categories: the {MAX_CATEGORIES} most frequent have an "
+            f"input each, the other {int(counts.iloc[MAX_CATEGORIES:].sum())} rows have none"
         )
-    return Column(name, "category", categories=tuple(frequent))
+    categories = tuple(sorted(counts.index[:MAX_CATEGORIES]))
+    return Column(name, "category", categories=categories, indicator=indicator)
 
 
 def _dates(name: str, values: np.ndarray, day_first: bool | None, indicator: bool) -> Column:
+    """With the cycles that the dates span twice and resolve."""
     known = values[~np.isnan(values)]
     steps = np.diff(np.unique(known))
     span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
@@ -310,51 +374,80 @@ def _dates(name: str, values: np.ndarray, day_first: bool | None, indicator: boo
     )
 
 
-def _values(where: str, column: pd.Series, learned: Column) -> np.ndarray | pd.Series:
-    """The cells as the column's kind has them, with gaps."""
-    if learned.kind == "category":
+def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
+    """Whether dates that do not begin with the year begin with the day: None where all begin with the year."""
+    parts = text.str.extract(r"^\s*(\d{1,3})([-/.])(\d{1,2})").dropna()
+    parts = parts[parts[0].str.len() < 3]
+    if parts.empty:
+        return None
+    if (parts[1] == ".").all() or (parts[0].astype(int) > 12).any():
+        return True
+    if (parts[2].astype(int) > 12).any():
+        return False
+    raise ValueError(
+        f"{where}: column {name!r} holds dates such as {text[parts.index[0]]!r}, where day and month cannot be told "
+        "apart: write year-month-day"
+    )
+
+
+def _days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
+    """Days since 1970 of a column of dates, float64, NaN for gaps."""
+    if isinstance(column.dtype, pd.PeriodDtype):
+        column = column.dt.to_timestamp()
+    if not is_date(column):
         text = as_text(column)
-        return text.fillna("") if "" in learned.categories else text
-    if learned.kind == "date":
-        return days(where, column, learned.day_first)
-    if column.isna().all():
-        return np.full(len(column), np.nan)
-    if learned.kind == "time":
-        return clock(where, column)
-    values = numbers(where, column)
-    if values is None:
-        text = as_text(column).dropna()
+        by_year = text.str.match(r"\d{4}[-/.]").fillna(False).astype(bool)
+        # with dayfirst pandas takes 2024-01-05 for the first of May
+        parts = [
+            pd.to_datetime(text.where(rows), errors="coerce", dayfirst=first, format="mixed", utc=True)
+            for rows, first in ((by_year, False), (~by_year, bool(day_first)))
+        ]
+        column = parts[0].fillna(parts[1])
+        _refuse_stray(where, text, column.isna(), "dates")
+    if getattr(column.dt, "tz", None) is not None:
+        column = column.dt.tz_convert("UTC").dt.tz_localize(None)
+    since = (column - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    return since.to_numpy(dtype=np.float64)
+
+
+def _times(where: str, column: pd.Series) -> np.ndarray:
+    """Times of day such as 13:45 as shares of a day, float64, NaN for gaps."""
+    text = as_text(column)
+    known = text.where(text.str.fullmatch(_TIME).fillna(False).astype(bool))
+    whole = known.where(known.str.count(":") == 2, known + ":00")
+    share = pd.to_timedelta(whole, errors="coerce") / pd.Timedelta(days=1)
+    wrong = share.isna() | (share >= 1) | known.str.contains(r":[6-9]\d", regex=True, na=False)
+    _refuse_stray(where, text.rename(column.name), wrong, "times of day")
+    return share.to_numpy(dtype=np.float64)
+
+
+def _refuse_stray(where: str, text: pd.Series, wrong: pd.Series, kind: str) -> None:
+    stray = (wrong & text.notna()).to_numpy()
+    if stray.any():
+        row = int(stray.argmax())
         raise ValueError(
-            f"{where}: column {learned.name!r} holds text such as {text.iloc[0]!r}: the training data have numbers"
+            f"{where}: column {text.name!r} holds {kind}, but {text.iloc[row]!r} in row {row + 1} is none"
         )
-    return values
 
 
-def _tell(where: str, values: pd.Series, column: Column) -> None:
+def _warn_new_values(where: str, values: pd.Series, column: Column) -> None:
     """Warn of what the training table has not."""
     if column.kind == "category":
         unseen = sorted(set(values.fillna("").unique()) - set(column.categories))
-        # of more categories than are told apart, the others were seen
-        if unseen and len(column.categories) < MOST_CATEGORIES:
+        # of more categories than have an input each, the others were seen
+        if unseen and len(column.categories) < MAX_CATEGORIES:
             count = int(values.fillna("").isin(unseen).sum())
-            listed = ", ".join(repr(each) if each else "a missing value" for each in unseen[:LISTED])
-            warnings.warn(
+            listed = ", ".join(repr(each) if each else "a missing value" for each in unseen[:8])
+            _warn(
                 f"{where}: the column {column.name!r} has categories that the training data have not, in {count} rows "
-                f"({listed}): they count as none of the known ones",
-                UserWarning,
-                stacklevel=4,
+                f"({listed}): they count as none of the known ones"
             )
     elif values.isna().any() and not column.indicator:
-        warnings.warn(
+        _warn(
             f"{where}: the column {column.name!r} has missing values, in {int(values.isna().sum())} rows, and had none "
-            f"in the training data: the median there, {column.fill:g}, stands for them",
-            UserWarning,
-            stacklevel=4,
+            f"in the training data: the median there, {column.fill:g}, stands for them"
         )
 
 
-def _waves(values: Any, cycles: Sequence[str]) -> np.ndarray:
-    """Days, and a sine and a cosine of each cycle."""
-    day = np.asarray(values, dtype=np.float64)
-    turns = [2 * np.pi * day / CYCLES[cycle] for cycle in cycles]
-    return np.hstack([day, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=5)

@@ -1,4 +1,4 @@
-"""A table as a data set: what is no feature or no target is said, never guessed at in silence."""
+"""A table as a data set: what is no feature or no target is refused or warned of, never guessed at in silence."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pyrobnn.data.cells import DATE, FEW_VALUES, alike, dated, numbers, truths, with_units
-from pyrobnn.data.columns import LISTED, Columns, Missing, constant_features, refuse_gaps
+from pyrobnn.data.columns import (
+    DATE,
+    Columns,
+    Missing,
+    check_names,
+    constant_features,
+    has_units,
+    is_boolean,
+    is_date,
+    near_duplicates,
+    numbers,
+    refuse_gaps,
+)
 from pyrobnn.data.dataset import Dataset, Task
-from pyrobnn.data.files import check_names, read_frame
+from pyrobnn.data.reading import read_frame
 
 __all__ = ["from_csv", "from_frame", "read_features"]
 
-#: rows from which a column of consecutive whole numbers is no coincidence
-_FEWEST_COUNTED = 10
-#: rows from which it says something that one of them makes half of the variance
-_FEWEST_WEIGHED = 50
+#: different values up to which whole numbers may be meant as classes
+_FEW_VALUES = 10
 
 
 def from_csv(
@@ -35,7 +44,8 @@ def from_csv(
     """A file with a header as a data set: CSV, TSV, Parquet (``.parquet``) or Excel (``.xlsx``, its first sheet).
 
     Of text the separator is a comma, semicolon, tab or bar, whichever the header has most of; decimal commas are
-    recognised where the separator is another, and points between thousands beside them. Text is in UTF-8.
+    recognised where the separator is another, and points between thousands beside them. Text is in UTF-8, and may be
+    compressed (``.csv.gz``, ``.zip``).
 
     Args:
         path: of the file.
@@ -97,8 +107,8 @@ def from_frame(
 
     Warns:
         UserWarning: of rows and columns that are left out, and of columns that are legal and probably a mistake: one
-            that counts the rows, one that equals the target or another feature, constant features, a target of numbers
-            that is one value in most rows, or most of whose variance is one row's.
+            that counts the rows, one that equals the target, constant features, a number that may stand for a missing
+            value.
 
     Example:
         >>> table = pd.DataFrame({"size": [1.0, 2.0, 4.0], "kind": ["a", "b", "a"], "price": [2.5, 3.5, 8.0]})
@@ -144,18 +154,14 @@ def _dataset(
     if frame.empty:
         raise ValueError(f"{where} holds no rows of data")
     frame = _chosen(where, frame, target, features, drop)
-    inputs = frame.drop(columns=[target])
     if missing == "refuse":
         refuse_gaps(where, frame.isna(), "use missing='drop' or missing='impute' (command line: --missing)")
-    columns = Columns.fit(inputs, missing, where)
-    x, keep = columns.transform(inputs[list(columns.names)], where)
+    columns = Columns.fit(frame.drop(columns=[target]), missing, where)
+    x, keep = columns.transform(frame, where)
     known = frame[target].notna().to_numpy()
+    notes = []
     if not (keep & known).all():
-        warnings.warn(
-            f"{where}: {int((~(keep & known)).sum())} of {len(frame)} rows have a missing value and are left out",
-            UserWarning,
-            stacklevel=3,
-        )
+        notes = [f"{int((~(keep & known)).sum())} of {len(frame)} rows have a missing value and are left out"]
     y, class_names = _target(where, frame[target][keep & known], task)
     dataset = Dataset(
         x=torch.tensor(x[known[keep]]),
@@ -170,10 +176,20 @@ def _dataset(
     if not class_names and bool((y == y[0]).all()):
         rows = "one row" if len(y) == 1 else f"{len(y)} rows of one value, {y[0].item():g}"
         raise ValueError(f"{where}: target {target!r} has {rows}: there is nothing to learn")
-    for text in doubts(dataset):
+    for text in (*notes, *doubts(dataset)):
         warnings.warn(f"{where}: {text}", UserWarning, stacklevel=3)
-    _ask(where, dataset, task)
+    values = np.unique(y.numpy())
+    if task is None and not class_names and _may_be_classes(values, len(y)):
+        raise ValueError(
+            f"{where}: the target {target!r} has {len(values)} values, all whole numbers, which may be "
+            "numbers or classes: say task='regression' or task='classification' (command line: --task)"
+        )
     return dataset
+
+
+def _may_be_classes(values: np.ndarray, num_data: int) -> bool:
+    """Whether so few whole numbers, each about ten times in so many rows, may be labels."""
+    return bool((values % 1 == 0).all()) and len(values) <= min(_FEW_VALUES, num_data / 10)
 
 
 def _chosen(
@@ -181,19 +197,16 @@ def _chosen(
 ) -> pd.DataFrame:
     """The features that were asked for, and the target."""
     names = list(frame.columns)
+    has = ", ".join(map(str, names))
     if target not in names:
-        parted = ", parted by comma, semicolon, tab or bar" if len(names) == 1 else ""
-        raise ValueError(
-            f"{where} has no column {target!r}: its columns{parted} are {', '.join(map(str, names))}"
-        )
+        separated = ", separated by comma, semicolon, tab or bar" if len(names) == 1 else ""
+        raise ValueError(f"{where} has no column {target!r}: its columns{separated} are {has}")
     for option, given in (("features", features or ()), ("drop", drop)):
         if isinstance(given, str):
             raise TypeError(f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]")
         for name in given:
             if name not in names:
-                raise ValueError(
-                    f"{where} has no column {name!r} ({option}): it has {', '.join(map(str, names))}"
-                )
+                raise ValueError(f"{where} has no column {name!r} ({option}): it has {has}")
             if name == target:
                 raise ValueError(f"{where}: {name!r} is the target and cannot be among {option!r}")
     kept = [name for name in (names if features is None else features) if name not in drop and name != target]
@@ -203,51 +216,38 @@ def _chosen(
 
 
 def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Tensor, tuple[str, ...]]:
-    plain = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    """Numbers (N, 1) and no names, or labels (N,) and the names of the classes."""
     if len(column) == 0:
         raise ValueError(f"{where} holds no row with a target {column.name!r} and all features")
+    numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
     if task == "classification":
-        if plain and bool((column != column.round()).any()):
+        if numeric and bool((column != column.round()).any()):
             raise ValueError(
                 f"{where}: target {column.name!r} holds fractions, which are no class labels: use task='regression'"
             )
-        return _classes(where, column)
-    labelled = pd.api.types.is_bool_dtype(column) or truths(column)
-    labelled |= isinstance(column.dtype, pd.CategoricalDtype)
-    values = None if (labelled and task is None) or dated(column) else numbers(where, column)
+        return _classes(where, column, numeric)
+    labels = task is None and (is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype))
+    values = None if labels or is_date(column) else numbers(where, column)
     if values is not None:
         return torch.tensor(values).unsqueeze(-1), ()
     if task == "regression":
         raise ValueError(
             f"{where}: target {column.name!r} is not numeric: use task='classification' or another target"
         )
-    return _text_classes(where, column)
-
-
-def _text_classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ...]]:
-    labels, class_names = _classes(where, column)
-    if all(DATE.match(name) for name in class_names):
+    text = column.astype(str).str.strip()
+    kind = "dates" if text.str.fullmatch(DATE).all() else "numbers with a unit" if has_units(text) else None
+    if kind is None and text.nunique() > max(len(text) // 2, 2):
+        kind = f"text with {text.nunique()} different values in {len(text)} rows"
+    if kind is not None:
         raise ValueError(
-            f"{where}: target {column.name!r} holds dates, such as {class_names[0]!r}: write a number, such as days "
-            "since the first (if the dates are classes, say so with task='classification')"
+            f"{where}: target {column.name!r} holds {kind}, such as {text.iloc[0]!r}: write plain numbers, or if these "
+            "are classes, say so with task='classification'"
         )
-    if with_units(pd.Series(class_names)):
-        raise ValueError(
-            f"{where}: target {column.name!r} holds numbers with a unit or in parts, such as {class_names[0]!r}: write "
-            "plain numbers (if they are classes, say so with task='classification')"
-        )
-    if len(class_names) > max(len(labels) // 2, 2):
-        raise ValueError(
-            f"{where}: target {column.name!r} is text with {len(class_names)} different values in {len(labels)} rows "
-            f"({', '.join(map(repr, class_names[:3]))} …): if they are numbers, write them as such; if they are "
-            "classes, say so with task='classification'"
-        )
-    return labels, class_names
+    return _classes(where, column, numeric=False)
 
 
-def _classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ...]]:
-    plain = pd.api.types.is_numeric_dtype(column)
-    values = column.to_numpy() if plain else column.astype(str).str.strip().to_numpy(dtype=str)
+def _classes(where: str, column: pd.Series, numeric: bool) -> tuple[torch.Tensor, tuple[str, ...]]:
+    values = column.to_numpy() if numeric else column.astype(str).str.strip().to_numpy(dtype=str)
     classes, labels = np.unique(values, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"{where}: target {column.name!r} holds a single class, {str(classes[0])!r}")
@@ -256,96 +256,34 @@ def _classes(where: str, column: pd.Series) -> tuple[torch.Tensor, tuple[str, ..
 
 def doubts(dataset: Dataset) -> list[str]:
     """Columns that are legal and probably not meant, in sentences."""
-    x, y, rows = dataset.x.numpy(), dataset.y.numpy().reshape(-1), dataset.num_data
-    told = constant_features(x, dataset.feature_names)
-    if twins := alike(dataset.class_names):
-        told.append(f"of the classes of {dataset.target_name!r} {twins}")
-    for name, values in zip(dataset.feature_names, x.T):
-        ordered = np.sort(values)
-        if rows >= _FEWEST_COUNTED and ordered[0] % 1 == 0 and bool((np.diff(ordered) == 1).all()):
-            told.append(
-                f"the feature {name!r} numbers the rows ({ordered[0]:g} … {ordered[-1]:g}): drop it if it is a counter "
+    x, y = dataset.x.numpy(), dataset.y.numpy().reshape(-1)
+    found = constant_features(x, dataset.feature_names)
+    if twins := near_duplicates(dataset.class_names):
+        found.append(f"of the classes of {dataset.target_name!r} {twins}")
+    named = [("feature", *each) for each in zip(dataset.feature_names, x.T)]
+    for part, name, cells in [*named, ("target", dataset.target_name, y)]:
+        values, counts = np.unique(cells, return_counts=True)
+        if part == "feature" and len(values) > 2 and np.array_equal(cells, y):
+            found.append(f"the feature {name!r} equals the target {dataset.target_name!r}: drop it")
+        elif part == "feature" and len(values) >= 10 and len(values) == len(cells) and _consecutive(values):
+            found.append(
+                f"the feature {name!r} numbers the rows ({values[0]:g} … {values[-1]:g}): drop it if it is a counter "
                 "or a label, which new data do not continue"
             )
-        if rows > 2 and np.array_equal(values, y):
-            told.append(f"the feature {name!r} equals the target {dataset.target_name!r}: drop it")
-    if rows > 2:
-        told += _copies(dataset) + _marks(dataset)
-    if dataset.task == "regression" and rows >= _FEWEST_WEIGHED:
-        told += _lopsided(dataset.target_name, y)
-    return told
-
-
-def _copies(dataset: Dataset) -> list[str]:
-    """A sentence about the columns of numbers that say the same as one before them."""
-    columns = dataset.columns.names if dataset.columns else ()
-    first: dict[bytes, str] = {}
-    copies = []
-    for name, values in zip(dataset.feature_names, dataset.x.numpy().T):
-        # an input of a category, or of where a value is missing, may well be that of another column
-        if name in columns and np.ptp(values) > 0:
-            original = first.setdefault(values.tobytes(), name)
-            copies += [f"{name!r} equals {original!r}"] if original != name else []
-    if not copies:
-        return []
-    more = f" and {len(copies) - LISTED} more" if len(copies) > LISTED else ""
-    return [f"the feature {', '.join(copies[:LISTED])}{more}: a copy adds weights and tells nothing, drop it"]
-
-
-def _marks(dataset: Dataset) -> list[str]:
-    """Sentences about numbers such as -999 that may stand for a missing value: repeated, and farther from all others
-    than those are from each other."""
-    columns = dataset.columns.names if dataset.columns else ()
-    named = [
-        ("feature", *each) for each in zip(dataset.feature_names, dataset.x.numpy().T) if each[0] in columns
-    ]
-    if dataset.task == "regression":
-        named.append(("target", dataset.target_name, dataset.y.numpy().reshape(-1)))
-    told = []
-    for part, name, cells in named:
-        values, counts = np.unique(cells, return_counts=True)
-        if len(values) <= FEW_VALUES:
+        if len(values) <= _FEW_VALUES or dataset.task == "classification" and part == "target":
             continue
+        # repeated, and farther from all others than those are from each other
         for end, beside, others in ((0, 1, values[1:]), (-1, -2, values[:-1])):
             if counts[end] > 1 and abs(values[end] - values[beside]) > np.ptp(others):
-                told.append(
+                found.append(
                     f"the {part} {name!r} is {values[end]:g} in {counts[end]} of {len(cells)} rows and in the others "
                     f"between {others[0]:g} and {others[-1]:g}: if it stands for a missing value, leave the cells empty"
                 )
-    return told
+    return found
 
 
-def _lopsided(name: str, y: np.ndarray) -> list[str]:
-    """Sentences about numbers to whose noise no density fits, or whose units a single row decides."""
-    told = []
-    values, counts = np.unique(y, return_counts=True)
-    most = int(counts.argmax())
-    if 2 * counts[most] > len(y) and bool((y % 1 != 0).any()):
-        told.append(
-            f"the target {name!r} is {values[most]:g} in {counts[most] / len(y):.0%} of {len(y)} rows: noise with a "
-            "density gives no single value a probability. Unless the others are censored there, fit whether it is "
-            "that value as classes, and the rows where it is not by themselves"
-        )
-    squares = np.square(y - y.mean())
-    farthest, total = int(squares.argmax()), float(squares.sum())
-    if squares[farthest] > total / 2:
-        told.append(
-            f"one of {len(y)} rows makes {squares[farthest] / total:.0%} of the variance of the target {name!r}: it is "
-            f"{y[farthest]:g} there and {np.median(y):g} in the median. The scale of the fit is that row's: see "
-            "whether it is right, and if it is, predict the logarithm or take a response with heavy tails (student_t)"
-        )
-    return told
-
-
-def _ask(where: str, dataset: Dataset, task: Task | None) -> None:
-    """Refuse to guess whether a few whole numbers are classes."""
-    values = np.unique(dataset.y.numpy())
-    whole = task is None and dataset.task == "regression" and bool((values % 1 == 0).all())
-    if whole and len(values) <= FEW_VALUES and dataset.num_data >= FEW_VALUES * len(values):
-        raise ValueError(
-            f"{where}: the target {dataset.target_name!r} has {len(values)} values, all whole numbers, which may be "
-            "numbers or classes: say task='regression' or task='classification' (command line: --task)"
-        )
+def _consecutive(values: np.ndarray) -> bool:
+    return bool(values[0] % 1 == 0 and (np.diff(values) == 1).all())
 
 
 def guessed(dataset: Dataset) -> str:

@@ -1,4 +1,4 @@
-"""The UCI regression benchmark with its standard splits, from a local directory or from OpenML.
+"""The UCI regression benchmark with its standard splits, from a local directory.
 
 The layout, one folder per set: ``data.txt`` (rows of numbers), ``index_features.txt`` and
 ``index_target.txt`` (0-based columns), ``index_train_S.txt`` and ``index_test_S.txt`` (0-based rows of split S), and
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +18,15 @@ import torch
 
 from pyrobnn.data.dataset import Dataset
 
-__all__ = ["fetch_uci_openml", "uci", "uci_all", "uci_num_hidden", "uci_splits"]
+__all__ = ["uci", "uci_all", "uci_num_hidden", "uci_splits"]
 
 VARIABLE = "PYROBNN_DATA"
 #: hidden units of a set whose folder does not say how many
 NUM_HIDDEN = 50
 
 
-@dataclass(frozen=True)
-class OpenMLSet:
-    """Where OpenML keeps a set, and the size that tells it from another of the same name."""
-
-    data_id: int
-    num_data: int
-    num_features: int
-
-
-# the target is the first column after the features (energy: the heating load, before the cooling load)
-OPENML = {
-    "bostonHousing": OpenMLSet(531, 506, 13),
-    "concrete": OpenMLSet(4353, 1030, 8),
-    "energy": OpenMLSet(1472, 768, 8),
-    "yacht": OpenMLSet(42370, 308, 6),
-}
+#: sets that :func:`pyrobnn.data.load` knows by name
+UCI = ("bostonHousing", "concrete", "energy", "yacht")
 
 
 def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset, Dataset]:
@@ -117,54 +102,10 @@ def uci_all(name: str, root: str | Path | None = None) -> Dataset:
     return _read(_folder(name, root))
 
 
-def fetch_uci_openml(name: str) -> Dataset:
-    """All rows of a UCI set over the network, by scikit-learn's ``fetch_openml`` (kept in its cache).
-
-    OpenML has the data but not the standard splits: use :func:`train_test_split`.
-
-    Args:
-        name: ``bostonHousing``, ``concrete``, ``energy`` or ``yacht``.
-
-    Returns:
-        :class:`Dataset` in original units.
-
-    Raises:
-        ValueError: an unknown name, no network, or an answer of another size than the published set.
-    """
-    if name not in OPENML:
-        raise ValueError(f"unknown UCI set {name!r}: OpenML is asked for one of {', '.join(OPENML)}")
-    from sklearn.datasets import fetch_openml
-
-    known = OPENML[name]
-    try:
-        frame = fetch_openml(data_id=known.data_id, as_frame=True, parser="auto").frame
-    except OSError as error:  # URLError and HTTPError are of this kind
-        raise ValueError(
-            f"could not fetch {name} from OpenML ({error}): connect to the network, or set {VARIABLE} to a "
-            "directory that holds it"
-        ) from error
-    if len(frame) != known.num_data or frame.shape[1] <= known.num_features:
-        raise ValueError(
-            f"OpenML's data set {known.data_id} has shape {frame.shape}, expected {known.num_data} rows and "
-            f"more than {known.num_features} columns: it is not {name}"
-        )
-    table = frame.astype(float).to_numpy()
-    return _dataset(
-        name,
-        table[:, : known.num_features],
-        table[:, known.num_features],
-        tuple(map(str, frame.columns[: known.num_features])),
-        str(frame.columns[known.num_features]),
-    )
-
-
 def _folder(name: str, root: str | Path | None) -> Path:
     root = root or os.environ.get(VARIABLE)
     if not root:
-        raise ValueError(
-            f"no directory for UCI set {name!r}: pass 'root' or set {VARIABLE}, or fetch the set with "
-            "fetch_uci_openml"
-        )
+        raise ValueError(f"no directory for UCI set {name!r}: pass 'root' or set {VARIABLE}")
     for base in (Path(root) / "uci", Path(root)):
         if (base / name / "data.txt").is_file():
             return base / name
@@ -184,8 +125,14 @@ def _read(folder: Path) -> Dataset:
             raise ValueError(
                 f"{folder / path} holds columns outside 0 … {table.shape[1] - 1}: they count from 0"
             )
-    names = tuple(f"feature_{column}" for column in features)
-    return _dataset(folder.name, table[:, features], table[:, target[0]], names, f"column_{target[0]}")
+    return Dataset(
+        x=_tensor(table[:, features]),
+        y=_tensor(table[:, target[0]]).unsqueeze(-1),
+        name=folder.name,
+        task="regression",
+        feature_names=tuple(f"feature_{column}" for column in features),
+        target_name=f"column_{target[0]}",
+    )
 
 
 def _integers(path: Path) -> np.ndarray:
@@ -197,17 +144,6 @@ def _integers(path: Path) -> np.ndarray:
     if values.size == 0:
         raise ValueError(f"{path} is empty")
     return values.astype(int)  # some of the published files write the integers as floats
-
-
-def _dataset(name: str, x: np.ndarray, y: np.ndarray, features: tuple[str, ...], target: str) -> Dataset:
-    return Dataset(
-        x=_tensor(x),
-        y=_tensor(y).unsqueeze(-1),
-        name=name,
-        task="regression",
-        feature_names=features,
-        target_name=target,
-    )
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:

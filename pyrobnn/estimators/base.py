@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from pyrobnn import networks, priors
 from pyrobnn.checks import Refused, check_choice, check_count
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.data.columns import Columns, refuse_gaps
+from pyrobnn.data.columns import Columns, check_names, refuse_gaps
 from pyrobnn.data.dataset import Task
-from pyrobnn.data.files import check_names
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import (
     by_evidence,

@@ -46,21 +46,6 @@ def test_labels_that_differ_in_nothing_but_case_are_told():
     ]
 
 
-def test_truth_values_in_several_ways_are_told():
-    cells = ["yes", "No", "Y", "1.0", "n"] * 8
-    frame = pd.DataFrame({"a": np.arange(40.0) ** 2, "b": cells, "y": cells})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        data.from_frame(frame, "y")
-    assert [str(w.message).partition(": ")[2][:20] for w in caught] == [
-        "of the column 'b' '1",
-        "of the classes of 'y",
-    ]
-    assert all("two truth values in 5 ways" in str(w.message) for w in caught)
-    frame = frame.replace({"No": "maybe"})
-    data.from_frame(frame.assign(y=["yes", "no"] * 20), "y")
-
-
 def test_numbers_become_classes_on_request(tmp_path):
     path = write(tmp_path, "a,kind\n1,7\n2,3\n3,7\n")
     dataset = data.from_csv(path, "kind", task="classification")
@@ -74,7 +59,7 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("a,b,y\n1,,2\n3,4,\n", "y", r"missing values in row 1, 2 \(column 'b' \(1\), 'y' \(1\)\)"),
         ("a,y\ninf,2\n", "y", "infinite values, first in row 1"),
         ("a,y\n", "y", "no rows"),
-        ("", "y", "not a CSV file with a header"),
+        ("", "y", "cannot be read as a table of text in UTF-8 with a header line"),
         ("y\n1\n", "y", "nothing to predict from"),
         ("a,y\n1,dog\n2,dog\n", "y", "single class"),
         (
@@ -89,28 +74,32 @@ def test_numbers_become_classes_on_request(tmp_path):
         ),
         ("a,y,b,y\n1,2,3,2\n4,5,6,5\n", "y", "names the column 'y' more than once"),
         ("a,y ,y\n1,2,2\n4,5,5\n", "y", "names the column 'y' more than once"),
-        ("a,y\n1,2,3\n4,5,6\n", "y", r"more cells than its first line has names, 'a', 'y' \(2\)"),
-        ("a,y\n1,2\n4,5,6\n", "y", r"'a', 'y' \(2\), and another line has more cells \(Expected 2 .* line 3"),
+        ("a,y\n1,2,3\n4,5,6\n", "y", "more cells than its first line has names, 'a', 'y'"),
+        ("a,y\n1,2\n4,5,6\n", "y", "more cells than its first line has names, 'a', 'y'"),
         (
             "# of the lab\na,y\n1,2\n4,5\n",
             "y",
-            "'# of the lab' .*: name every column, and delete what stands",
+            "'# of the lab' .*: begin with the line of names, and name every",
         ),
         (
             "# of\n# the lab\na,y\n4,5\n",
             "y",
-            r"'# of' \(1\), .*: begin with the line of names, without title",
+            "'# of' …: begin with the line of names",
         ),
         ("a,,y\n1,2,3\n4,2,6\n", "y", "column 2 of 3 has no name"),
         (",a,y\n1,2,3\n1,2,6\n", "y", "column 1 of 3 has no name"),
         ("a,y,\n1,2,\n4,5,7\n", "y", "column 3 of 3 has no name"),
         ("1.5,2.5\n3.5,4.5\n", "2.5", "first line of table.csv holds numbers only"),
         ("a;y\n1;2,500\n2;4,500\n3;4,125\n", "y", "'y' holds numbers with commas, such as '2,500'"),
-        ("a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n", "y", "'b' holds numbers with commas, such as '2,5'"),
+        (
+            "a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n",
+            "y",
+            "column 'b' has decimal commas and column 'a' has points",
+        ),
         (
             "a;b;y\n1.234,56;1.234;1\n2,5;2.5;2\n",
             "y",
-            "'a' has points between thousands, so that those of 'b'",
+            "column 'a' has decimal commas and column 'b' has points",
         ),
         (
             'a,y\n1,"1,234"\n2,9\n3,8\n',
@@ -122,23 +111,23 @@ def test_numbers_become_classes_on_request(tmp_path):
         (
             "a,y\n" + "".join(f"{i},{i}%\n" for i in range(9)),
             "y",
-            "holds numbers with a unit or in parts, such as '0%'",
+            "holds numbers with a unit, such as '0%'",
         ),
         (
             "a,y\n9007199254740993,1\n9007199254740992,2\n",
             "y",
             "2 distinct whole numbers of which float64 keeps 1",
         ),
-        (b"\x1f\x8b\x08\x00", "y", "table.csv is compressed by gzip: unpack it first"),
-        ('\n[{"a": 1, "y": 2}]', "y", "table.csv holds JSON: pandas reads it"),
-        ("<!DOCTYPE html>\n<table>", "y", "table.csv holds HTML or XML: pandas reads it"),
-        ("a b y\n1 2 3\n", "y", "its columns, parted by comma, semicolon, tab or bar are a b y"),
+        (b"\x1f\x8b\x08\x00", "y", "table.csv cannot be read as a table of text in UTF-8"),
+        ('\n[{"a": 1, "y": 2}]', "y", "holds no rows"),
+        ("<!DOCTYPE html>\n<table>", "y", "has no column 'y': its columns"),
+        ("a b y\n1 2 3\n", "y", "its columns, separated by comma, semicolon, tab or bar are a b y"),
         (
             "a,y\n" + "".join(f"\u2212{i}.5,{i}\n" for i in range(12)),
             "y",
             "'a' holds numbers written such as '\u22120.5': write plain numbers",
         ),
-        ("a,y\n1,caf\xe9\n".encode("latin-1"), "y", "in UTF-8: it holds the byte 0xe9, as files in Latin-1"),
+        ("a,y\n1,caf\xe9\n".encode("latin-1"), "y", "cannot be read as a table of text in UTF-8 .*0xe9"),
     ],
 )
 def test_a_bad_file_is_explained(tmp_path, text, target, message):
@@ -163,7 +152,6 @@ def test_other_ways_to_write_a_table(tmp_path, text):
     assert dataset.x.tolist() in ([[1], [3]], [[0], [1]])
 
 
-@pytest.mark.filterwarnings("ignore:.*have decimal commas")
 def test_points_between_thousands(tmp_path):
     rows = (
         "a;d;y",
@@ -173,7 +161,7 @@ def test_points_between_thousands(tmp_path):
         "12;16.01.2024;4",
     )
     path = write(tmp_path, "\n".join(rows))
-    with pytest.warns(UserWarning, match="numbers have points between thousands and are read so"):
+    with pytest.warns(UserWarning, match="numbers have decimal commas and are read so"):
         dataset = data.from_csv(path, "y")
     assert dataset.x[:, 0].tolist() == [1234.56, -2.5, 1234567, 12]
     assert dataset.x[0, 1] == 19724 and dataset.y.tolist() == [[1], [2.5], [3], [4]]
@@ -215,7 +203,7 @@ def test_the_index_that_pandas_writes_is_left_out(tmp_path):
     [
         ("id", "'id' numbers the rows .1 … 40.: drop it if"),
         ("shuffled", "'shuffled' numbers the rows .1 … 40.: drop it if"),
-        ("same", "'same' is constant and tells nothing"),
+        ("same", "'same' is constant: nothing can be learned"),
         ("copy", "'copy' equals the target 'y': drop it"),
     ],
 )
@@ -233,40 +221,6 @@ def test_what_is_probably_a_mistake_is_said(tmp_path, column, message):
     with pytest.warns(UserWarning, match=message):
         dataset = data.from_csv(path, "y")
     assert dataset.x.shape == (40, 2)
-
-
-def test_a_target_that_one_row_or_one_value_rules_is_said():
-    """Neither is told of ordinary noise, of heavy tails as such, nor of counts, most of which are nothing."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=400)
-    targets = {
-        "price": np.where(np.arange(400) == 7, 3e8, np.exp(14 + rng.normal(size=400))),
-        "spend": np.where(rng.random(400) < 0.05, np.exp(x), 0.0),
-        "plain": rng.normal(size=400),
-        "wide": np.exp(14 + rng.normal(size=400)),
-        "claims": rng.poisson(0.1, 400),
-    }
-    said = {}
-    for name, y in targets.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            data.from_frame(pd.DataFrame({"a": x, name: y}), name, task="regression")
-        said[name] = [str(warning.message) for warning in caught]
-    assert "one of 400 rows makes" in said["price"][0] and "student_t" in said["price"][0]
-    assert "'spend' is 0 in 9" in said["spend"][0]
-    assert [len(told) for told in said.values()] == [1, 1, 0, 0, 0]
-
-
-def test_a_feature_that_equals_another_is_said():
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "again": x[:, 0], "y": x[:, 2]})
-    with pytest.warns(UserWarning, match="the feature 'again' equals 'a': a copy adds weights"):
-        data.from_frame(frame, "y")
-    # gaps of the same rows, and kinds that go together, are no copies
-    frame = frame.drop(columns="again")
-    frame.loc[:4, ["a", "b"]] = np.nan
-    frame["kind"], frame["sort"] = (np.where(x[:, 2] > 0, *pair) for pair in (("m", "n"), ("p", "q")))
-    data.from_frame(frame, "y", missing="impute")
 
 
 def test_few_whole_numbers_are_asked_about():
@@ -300,9 +254,7 @@ def test_numbers_with_a_unit_are_no_classes(tmp_path):
     for many, cell in ((12, "{}.5%"), (3, "{} kg"), (5, "€{}"), (6, "-{} people")):
         rows = [f"{i * i},{cell.format(i % many)}" for i in range(36)]
         path = write(tmp_path, "\n".join(["a,share", *rows]))
-        with pytest.raises(
-            ValueError, match="'share' holds numbers with a unit or in parts, .* plain numbers"
-        ):
+        with pytest.raises(ValueError, match="'share' holds numbers with a unit, .* plain numbers"):
             data.from_csv(path, "share")
         assert len(data.from_csv(path, "share", task="classification").class_names) == many
 

@@ -39,7 +39,7 @@ MAY_NAME = {
     "estimators/weights.py": "Laplace",
     "cli/config.py": "nuts",  # what `pyrobnn fit` runs
     "cli/file.py": "",  # "map" of YAML
-    "data/study_sets.py": "",  # data sets of studies of a method
+    "data/synthetic.py": "",  # data sets of studies of a method
     "references/reference.py": "NUTS",
 }
 PUBLIC = {name for name in pb.inference.__all__ if hasattr(getattr(pb, name), "fit")}

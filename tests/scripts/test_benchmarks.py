@@ -513,7 +513,9 @@ def test_the_code_of_a_method_is_what_its_numbers_depend_on(monkeypatch):
     # NUTS is chosen by SVI's evidence: the rule says so
     assert changed_by("inference/vi/elbo.py") == ["svi-rt", "nuts"]
     # a package that gathers names is not what stands beside the name that is used, nor is what draws a figure
-    assert [changed_by(file) for file in ("data/images.py", "plots/style.py", "likelihoods/survival.py")] == [
+    assert [
+        changed_by(file) for file in ("data/bundled.py", "plots/style.py", "likelihoods/survival.py")
+    ] == [
         [],
         [],
         [],
