@@ -19,7 +19,9 @@ from torch import Tensor
 
 from pyrobnn.compile.agreement import disagreement, snapshot
 from pyrobnn.compile.cache import provide_folder
-from pyrobnn.compile.inductor import Untraceable, first_line, is_loaded, machine_code, traced
+from pyrobnn.compile.inductor import Untraceable, first_line, machine_code, tolerable, traced
+from pyrobnn.compile.interrupts import raised_by_handlers
+from pyrobnn.compile.private import Gone, is_loaded, trace
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
 from pyrobnn.compile.trees import leaves_of, mapped
 from pyrobnn.seeding import kept
@@ -149,10 +151,10 @@ def compiled(
         return fn(*mapped(lambda _: next(given), example))
 
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
-    with torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
+    with raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
         try:
             call, mode = _checked(flat_fn, inputs, name)
-        except Untraceable as error:
+        except (Untraceable, Gone) as error:
             _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
             return Compiled(fn, "eager", time.perf_counter() - started)
     if any(not isinstance(argument, Tensor) for argument in example):
@@ -170,10 +172,10 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     before = snapshot(inputs)
     try:
         call, graph, identity = machine_code(fn, inputs)
-    except Untraceable:
+    except (Untraceable, Gone):
         raise
     except Exception as error:  # inductor wraps compiler failures in many types
-        _warn(name, f"could not be compiled ({first_line(error)})", slower)
+        _warn(name, f"could not be compiled ({first_line(tolerable(error))})", slower)
         return traced(fn, inputs), "graph"
     if _ONLY_COMPILING.get():
         raise OnlyCompiled
@@ -194,9 +196,10 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
-        with torch.no_grad(), kept(*(leaf.device for leaf in example)):
-            graph = traced(fn, list(example), DECOMPOSITIONS)
-    except Exception:  # whatever a user's program may raise under tracing
+        with raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in example)):
+            graph = trace(fn, list(example), DECOMPOSITIONS)
+    except Exception as error:  # whatever a user's program may raise under tracing
+        tolerable(error)
         return 0
     calls = library_calls(graph)
     return max((size(node) for call in calls for node in (call, *call.all_input_nodes)), default=0)

@@ -1,8 +1,7 @@
-"""The hand-over of a function to inductor: the one place that uses what torch does not promise to keep.
+"""The hand-over of a function to inductor, after our own graph passes.
 
-Every private name is looked up when a function is compiled, and may be gone: a setting that this torch does not have is
-left out, a class that it does not have costs what it saved. Our own graph passes and the allocation on the stack rest
-on unwritten laws of inductor, and run only on the versions of torch that they were tested on.
+The passes and the allocation on the stack rest on unwritten laws of inductor, and run only on the versions of torch
+that they were tested on.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import contextlib
 import copy
 import functools
 import hashlib
-import importlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pyro
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pyrobnn.compile import private
 from pyrobnn.compile.folding import fold_constants, hoist_invariants, materialize_broadcasts
 from pyrobnn.compile.products import (
     DECOMPOSITIONS,
@@ -36,8 +35,6 @@ from pyrobnn.compile.products import (
 #: versions of torch on which the tests of our own graph passes and of the allocation on the stack have passed
 TESTED = ("2.13",)
 _log = logging.getLogger(__name__)
-#: what a name or a law of torch that has moved raises; a compiler that fails is told in types of inductor
-_MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
 #: what keeps a function from being traced, in a user's words
 _LOOKS = (
     "its Python looks at the values of a tensor, of a site or of the data: if, while, assert, float() or .item(). "
@@ -72,29 +69,9 @@ class NoCompiler(RuntimeError):
         super().__init__(f"there is no C++ compiler: {remedy}")
 
 
-def _private(module: str, name: str | None = None) -> Any:
-    """A module that torch does not promise to keep, or something in it; ImportError or AttributeError if it is gone."""
-    found = importlib.import_module(module)
-    return found if name is None else getattr(found, name)
-
-
 def tested() -> bool:
     """Whether our own graph passes were tested on this torch."""
     return ".".join(torch.__version__.split(".")[:2]) in TESTED
-
-
-def is_loaded() -> bool:
-    """Whether this process has loaded the compiler, which takes memory and two seconds."""
-    return "torch._inductor.compile_fx" in sys.modules
-
-
-def traced(
-    fn: Callable[..., Any], inputs: list[Tensor], decompositions: dict[Any, Any] | None = None
-) -> GraphModule:
-    """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs."""
-    make_fx = _private("torch.fx.experimental.proxy_tensor", "make_fx")
-    with _one_fake_mode(), _code_when_asked_for():
-        return make_fx(fn, decomposition_table=decompositions)(*inputs)
 
 
 class Code(NamedTuple):
@@ -116,54 +93,59 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     public way, whose guards cost time at every call.
 
     Raises:
-        Untraceable: if the function cannot be traced.
+        Untraceable, private.Gone: if the function cannot be traced.
         NoCompiler: where there is none, before inductor spends seconds on a graph.
+        MemoryError, TimeoutError: as they are.
         Exception: of inductor, if there is no way.
     """
-    failures: list[Exception] = []
-    if _lacks_compiler(inputs):
-        _graph(fn, inputs)
+    if _device(inputs).type == "cpu" and private.lacks_compiler():
+        traced(fn, inputs)
         raise NoCompiler
+    failures: list[Exception] = []
     if tested():
         try:
             return _with_passes(fn, inputs)
         except Exception as error:  # inductor wraps compiler failures in many types
-            failures.append(error)
+            failures.append(tolerable(error))
     else:
         _say_untested()
     for attempt in (_directly, functools.partial(_directly, on_disk=False), _publicly):
-        graph = _graph(fn, inputs)
+        graph = traced(fn, inputs)
         try:
             call = attempt(graph, inputs)
-        except _MOVED as error:
+        except private.MOVED as error:
             failures.append(error)
             continue
         if failures:
             _log.warning("the compiled function is slower than it might be: %s", first_line(failures[0]))
-        return Code(call, functools.partial(traced, fn, inputs))
+        return Code(call, functools.partial(private.trace, fn, inputs))
     raise failures[-1]
 
 
-def _graph(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
-    """The traced graph, or Untraceable."""
+def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
+    """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs.
+
+    Raises:
+        Untraceable, private.Gone: it has none.
+    """
     try:
-        return traced(fn, inputs)
+        return private.trace(fn, inputs)
+    except private.Gone:
+        raise
     except Exception as error:  # whatever a user's program may raise under tracing
         looks = "aten._local_scalar_dense" in str(error)  # how torch names it
-        raise Untraceable(_LOOKS if looks else first_line(error)) from error
+        raise Untraceable(_LOOKS if looks else first_line(tolerable(error))) from error
 
 
-def _lacks_compiler(inputs: list[Tensor]) -> bool:
-    """Whether machine code for the CPU cannot be made; False where torch does not say."""
-    if any(each.device.type != "cpu" for each in inputs):
-        return False
-    try:
-        _private("torch._inductor.cpp_builder", "get_cpp_compiler")()
-    except _MOVED:
-        return False
-    except Exception:  # of a type of its own by platform
-        return True
-    return False
+def tolerable(error: Exception) -> Exception:
+    """An error that slower code answers.
+
+    Raises:
+        MemoryError, TimeoutError: it is none of the compiler's.
+    """
+    if isinstance(found := private.origin(error), (MemoryError, TimeoutError)):
+        raise found
+    return error
 
 
 def first_line(error: Exception) -> str:
@@ -188,7 +170,7 @@ def _device(inputs: list[Tensor]) -> torch.device:
 
 def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """Compiled after our own graph passes."""
-    graph, device = traced(fn, inputs, DECOMPOSITIONS), _device(inputs)
+    graph, device = private.trace(fn, inputs, DECOMPOSITIONS), _device(inputs)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_stack = False
     if device.type == "cpu":
@@ -198,7 +180,7 @@ def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
         lay_out_data_innermost(graph)
         materialize_broadcasts(graph)
         on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
-    with _intermediates_on_stack() if on_stack else contextlib.nullcontext():
+    with private.intermediates_on_stack() if on_stack else contextlib.nullcontext():
         return Code(_directly(graph, inputs), lambda: untouched, _identity(untouched, inputs))
 
 
@@ -213,29 +195,19 @@ def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
 
 def _directly(graph: GraphModule, inputs: list[Tensor], on_disk: bool = True) -> Callable[..., Any]:
     """Compiled as the graph stands, by inductor without Dynamo; ``on_disk`` keeps the result for the next process."""
-    # imported late: 2 s that `import pyrobnn` need not pay
-    compile, config = _private("torch._inductor", "compile"), _private("torch._inductor.config")
     settings: dict[str, Any] = dict(_INDUCTOR)
     if _device(inputs).type == "cpu":
         # calls and allocations in C++ instead of Python
         settings["cpp_wrapper"] = True
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
-    context = _cached_on_disk() if on_disk else contextlib.nullcontext()
-    if isinstance(context, contextlib.nullcontext):
+    context = private.shape_environment() if on_disk else None
+    if context is None:
         for node in graph.graph.nodes:  # the shapes that the tracer noted belong to an environment of its own
             node.meta.pop("val", None)
-    with (
-        warnings.catch_warnings(),
-        _quiet("torch._inductor.ir"),
-        _all_headers_precompiled(),
-        config.patch(_known(settings)),
-        context,
-    ):
+    with warnings.catch_warnings(), context or contextlib.nullcontext():
         warnings.simplefilter("ignore")  # inductor's remarks on its own internals
-        call = compile(graph, inputs)
-        call(*inputs)
-    return call
+        return private.compile_graph(graph, inputs, settings)
 
 
 def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -249,118 +221,6 @@ def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     finally:
         pyro.settings.set(**before)  # Dynamo turns the validation of distributions off for good
     return call
-
-
-def _known(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that this torch has."""
-    config, known = _private("torch._inductor.config"), {}
-    for key, value in settings.items():
-        try:
-            with config.patch({key: value}):
-                known[key] = value
-        except Exception as error:  # an unknown key raises by the version
-            _log.info("this torch has no inductor setting %s (%s)", key, error)
-    return known
-
-
-def _one_fake_mode() -> contextlib.AbstractContextManager[Any]:
-    """One mode for the shapes of all that is traced: torch would make one for every operation, half of the time."""
-    try:
-        tracing, context = _private("torch._guards", "tracing"), _private("torch._guards", "TracingContext")
-        fake_mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
-        return tracing(context(fake_mode(allow_fallback_kernels=True)))
-    except (ImportError, AttributeError, TypeError):  # a torch that is built otherwise: traced slower, then
-        return contextlib.nullcontext()
-
-
-def _code_when_asked_for() -> contextlib.AbstractContextManager[Any]:
-    """Graphs whose passes write no Python code that nobody runs."""
-    try:
-        lazily: Any = _private("torch.fx._lazy_graph_module", "_use_lazy_graph_module")(True)
-        return lazily
-    except (
-        ImportError,
-        AttributeError,
-        TypeError,
-    ):  # a torch that is built otherwise: written each time, then
-        return contextlib.nullcontext()
-
-
-def _cached_on_disk() -> contextlib.AbstractContextManager[Any]:
-    """A shape environment: only for graphs with one does inductor keep its results (``TORCHINDUCTOR_CACHE_DIR``).
-
-    The second fit of the same model and shapes, in this process or another, then compiles several times faster.
-    """
-    try:
-        tracing, context = _private("torch._guards", "tracing"), _private("torch._guards", "TracingContext")
-        fake_mode = _private("torch._subclasses.fake_tensor", "FakeTensorMode")
-        shapes = _private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")()
-        return tracing(context(fake_mode(shape_env=shapes, static_shapes=True)))
-    except (ImportError, AttributeError, TypeError):  # a torch that is built otherwise: compiled anew, then
-        return contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _intermediates_on_stack() -> Iterator[None]:
-    """Intermediate tensors of a small function on the stack, where each would be an allocation: half of a short step.
-
-    For functions that return nothing and call no library: inductor would hand out one memory for the results of every
-    call, and goes back to allocations beside a library. Up to 0.8 MB, which the threads of Linux have.
-    """
-    setting = _known({"aot_inductor.allow_stack_allocation": True})
-    try:
-        on_stack = _private("torch._inductor.codegen.cpp_wrapper_cpu_array_ref", "CppWrapperCpuArrayRef")
-        common = _private("torch._inductor.codegen.common")
-        common.init_backend_registration()
-        backend = common.device_codegens["cpu"]
-        before = backend.cpp_wrapper_codegen
-    except (ImportError, AttributeError, KeyError):  # a torch that is built otherwise: allocations, then
-        setting = {}
-    if not setting:
-        yield
-        return
-    backend.cpp_wrapper_codegen = on_stack
-    try:
-        with _private("torch._inductor.config").patch(setting):
-            yield
-    finally:
-        backend.cpp_wrapper_codegen = before
-
-
-@contextlib.contextmanager
-def _all_headers_precompiled() -> Iterator[None]:
-    """The headers of kernels precompiled with those of calls; inductor has each compile read the former, half its time.
-
-    Inductor asks for the one header that a compile reads in a compiled form, and puts it between ``#include <`` and
-    ``>``.
-    """
-    try:
-        cache = _private("torch._inductor.codecache")
-        of_calls, of_kernels = cache._get_cpp_wrapper_header, cache._get_cpp_prefix_header
-    except (ImportError, AttributeError):  # a torch that is built otherwise: read each time, then
-        yield
-        return
-
-    def both(device: str, *args: Any, **options: Any) -> str:
-        header, second = of_calls(device, *args, **options), of_kernels(device)
-        return f"{header}>\n#include <{second}" if second else header
-
-    cache._get_cpp_wrapper_header = both
-    try:
-        yield
-    finally:
-        cache._get_cpp_wrapper_header = of_calls
-
-
-@contextlib.contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    """Without a logger's remarks: inductor names every operator that has no C++ entry, which is no one's concern."""
-    found = logging.getLogger(logger)
-    before, found.disabled = found.disabled, True
-    try:
-        yield
-    finally:
-        found.disabled = before
 
 
 def _largest(graph: GraphModule) -> int:

@@ -6,13 +6,13 @@ No result changes by more than the rounding of a sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+
+from pyrobnn.compile import private
 
 _ATEN = torch.ops.aten
 #: the type of the operators in a graph, reached by a public name
@@ -70,14 +70,7 @@ def materialize(tensor: Tensor) -> Tensor:
     # elsewhere the operator has not been tried: there the check of compiled code watches
     if tensor.device.type != "cpu":
         return torch.as_strided(tensor, tensor.shape, tensor.stride())
-    return in_this_order()(tensor, tensor.stride())
-
-
-@cache
-def in_this_order() -> Any:
-    """Inductor's operator (tensor, strides) that stores a tensor as its strides say; registered by its module."""
-    import_module("torch._inductor.inductor_prims")
-    return torch.ops.prims.inductor_force_stride_order.default
+    return private.in_this_order(tensor, tensor.stride())
 
 
 def shape_of(node: Node) -> torch.Size | None:
@@ -89,7 +82,8 @@ def materialize_node(graph: GraphModule, node: Node, shape: list[int]) -> Node:
     """:func:`materialize` as nodes of the graph, contiguous."""
     call, strides = graph.graph.call_function, list(torch.empty(shape, device="meta").stride())
     new = call(_ATEN.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    return call(in_this_order(), (new, strides))
+    stored = private.order_operator()
+    return new if stored is None else call(stored, (new, strides))
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

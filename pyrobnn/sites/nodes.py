@@ -6,13 +6,14 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import biject_to
+
+from pyrobnn.compile.private import values_unchecked
 
 Node = Mapping[str, Any]
 Mask = Tensor | bool | None
@@ -66,9 +67,7 @@ def is_masked(node: Node) -> bool:
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
     """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
-    # instances expanded while validation was on carry their own flag, hence the second switch
-    skip = mock.patch.object(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)
-    with pyro.validation_enabled(False), skip:
+    with pyro.validation_enabled(False), values_unchecked():
         yield
 
 

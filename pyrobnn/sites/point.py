@@ -9,9 +9,11 @@ import torch
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
-from pyro.poutine.runtime import _PYRO_STACK, Message
+from pyro.poutine.runtime import Message
 from torch import Tensor
 from torch.distributions import constraints
+
+from pyrobnn.compile.private import offered
 
 
 def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
@@ -36,12 +38,7 @@ def given(name: str) -> Tensor | None:
         "infer": {},
         "stop": False,
     }
-    for frame in reversed(_PYRO_STACK):
-        if isinstance(frame, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
-            frame._process_message(message)
-        if message["value"] is not None or message["stop"]:
-            break
-    return message["value"]
+    return offered(message, (ConditionMessenger, ReplayMessenger, BlockMessenger))
 
 
 def state_in_store(name: str, value: Tensor, support: constraints.Constraint) -> None:

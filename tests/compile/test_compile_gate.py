@@ -7,20 +7,29 @@ that writes its state in place and returns nothing (which lies on the stack wher
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import logging
+import math
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch.func import grad_and_value, vmap
 
-from pyrobnn.compile import agreement, compiled, inductor
+import pyrobnn as pb
+from pyrobnn.compile import agreement, compiled, inductor, materialize, private
 from pyrobnn.compile.agreement import disagreement
+from pyrobnn.density import Density
+from pyrobnn.gradient import batched_gradient
+from pyrobnn.sites.point import point
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyrobnn"
@@ -66,11 +75,10 @@ def assert_right(mode: str = "inductor") -> None:
 def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeypatch):
     monkeypatch.setattr("pyrobnn.compile.agreement._PLAIN", 0)
     monkeypatch.setattr("pyrobnn.compile.agreement._OF_LARGEST", 0)
-    weighed, traces, trace = [], [], inductor.traced
+    weighed, traces, trace = [], [], private.trace
     genuine = agreement._WithNoise
     monkeypatch.setattr(agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1])
-    monkeypatch.setattr(inductor, "traced", lambda *rest: (traces.append(1), trace(*rest))[1])
-    monkeypatch.setattr("pyrobnn.compile.traced", inductor.traced)
+    monkeypatch.setattr(private, "trace", lambda *rest: (traces.append(1), trace(*rest))[1])
     assert compiled(gradient, example()[0]).mode == "inductor"
     assert weighed and len(traces) == 1
 
@@ -115,34 +123,122 @@ def test_a_graph_is_traced_with_one_mode_for_its_shapes(monkeypatch):
 
 # -- names that may move ---------------------------------------------------------------------------------------------
 
+
+def used(path: Path) -> set[str]:
+    """The private names of torch and Pyro that a file says: imports, attributes, strings that are dotted names."""
+    found = set()
+    for node in ast.walk(ast.parse(source(path))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = ["torch._version"] if node.attr == "_version" else [ast.unparse(node)]
+        elif isinstance(node, ast.JoinedStr):
+            names = ["".join(ast.unparse(part).strip("'\"") for part in node.values)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        for name in names:
+            root, *rest = name.split(".")
+            hidden = [p for p in rest if p in ("experimental", "prims") or re.match("_[^_]|inductor", p)]
+            if (
+                root in {"torch", "nn", "pyro", "poutine", "tyxe"}
+                and re.fullmatch(r"[\w.]+", name)
+                and hidden
+            ):
+                found.add(name)
+    return found
+
+
+def source(path: Path) -> str:
+    """The Python of a file; of a notebook its cells, without magics."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!")
+
+
+PRIVATE = PACKAGE / "compile" / "private.py"
+#: whose loss is told: nothing can be traced, or the compiler is that of torch.compile
+TOLD = {"torch.fx.experimental.proxy_tensor.make_fx": "eager"}
+NAMES = sorted(name for name in used(PRIVATE) if not name.endswith((".ir", ".compile_fx")))
 KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_stack_allocation"]
 FAST = {
     "alignment_asserts",
-    "aot_inductor.allow_stack_allocation",
     "CppWrapperCpuArrayRef",
-    "ShapeEnv",
     "compile",
+    "make_fx",
+    "force_stride_order",
+    "has_proxy_slot",
 }
-NAMES = [
-    ("torch._inductor.codegen.cpp_wrapper_cpu_array_ref", "CppWrapperCpuArrayRef"),
-    ("torch._inductor.codegen.common", "device_codegens"),
-    ("torch._inductor.codegen.common", "init_backend_registration"),
-    ("torch._subclasses.fake_tensor", "FakeTensorMode"),
-    ("torch._guards", "TracingContext"),
-    ("torch._guards", "tracing"),
-    ("torch.fx.experimental.symbolic_shapes", "ShapeEnv"),
-    ("torch._inductor", "compile"),
-]
-MODULES = sorted({module for module, _ in NAMES} - {"torch._inductor"})
 
 
-def some_slow(names: list) -> list:
+def some_slow(names: list[str]) -> list:
     """All cases, those beside a few representatives marked slow: each compiles anew."""
-    last = [name[-1] if isinstance(name, tuple) else name for name in names]
-    marks = [[] if name in FAST or name.endswith("array_ref") else pytest.mark.slow for name in last]
-    return [
-        pytest.param(case, id=name, marks=mark) for case, name, mark in zip(names, last, marks, strict=True)
-    ]
+    marks = [[] if name.rpartition(".")[2] in FAST else pytest.mark.slow for name in names]
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+
+
+def remove(monkeypatch, names) -> list[str]:
+    """Take names away; returns those that were asked for, as the list grows."""
+    asked, find = [], private.find
+    monkeypatch.setattr(private, "find", lambda name: asked.append(name) if name in names else find(name))
+    return asked
+
+
+def gaps(x, y):
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(()), 1.0))
+    seen = x[~torch.isnan(x)]
+    pyro.sample("y", dist.Normal(slope * seen, 1.0).to_event(1), obs=y[: len(seen)])
+
+
+def test_private_names_of_torch_and_pyro_are_used_in_one_file_alone():
+    outside = [path for path in PACKAGE.rglob("*.py") if path != PRIVATE]
+    users = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert len(users) > 15
+    assert not {path.name: used(path) for path in (*outside, *users) if used(path)}
+    assert len(NAMES) > 15
+
+
+@pytest.mark.parametrize("name", some_slow(NAMES))
+def test_a_missing_name_costs_speed_alone(name, monkeypatch):
+    asked = remove(monkeypatch, {name})
+    mode = TOLD.get(name, "inductor")
+    with pytest.warns(UserWarning, match=re.escape(name)) if name in TOLD else contextlib.nullcontext():
+        assert_right(mode)
+    density = Density(gaps, (torch.tensor([1.0, math.nan]), torch.zeros(2)))
+    z = torch.zeros(2, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = compiled(batched_gradient(density.log_joint, z)[0], z)
+    exact = batched_gradient(density.log_joint, z + 0.5)[0](z + 0.5)
+    torch.testing.assert_close(fast(z + 0.5), exact)
+    materialize(z)
+    with pyro.get_param_store().scope():
+        point("w", torch.zeros(2))
+    assert asked
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
+    x = torch.linspace(-1.0, 1.0, 12)[:, None]
+    net = pb.networks.mlp(1, (3,), seed=0)
+    model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
+
+    def draws(compile):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            method = pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=compile)
+            posterior = method.fit(model, x, x.sin(), num_draws=5, seed=0)
+        return posterior.draws, [str(each.message) for each in told]
+
+    expected, _ = draws(False)
+    remove(monkeypatch, set(NAMES))
+    found, told = draws(compile)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # compiled fits pad their rows
+    assert not any("its Python" in each for each in told), "the program is not to blame"
 
 
 @pytest.mark.parametrize("key", some_slow(KEYS))
@@ -157,53 +253,17 @@ def test_a_missing_setting(key, monkeypatch):
                 raise AttributeError(f"torch._inductor.config.{key} does not exist")
             return config.patch(settings)
 
-    missed, plain = [], inductor._private
-    monkeypatch.setattr(
-        inductor, "_private", lambda *name: Without if name[0] == config.__name__ else plain(*name)
-    )
+    missed, find = [], private.find
+    monkeypatch.setattr(private, "find", lambda name: Without if name == config.__name__ else find(name))
     assert_right()
     assert missed == [key], "asked for once"
 
 
-@pytest.mark.parametrize("name", some_slow(NAMES))
-def test_a_missing_class(name, monkeypatch):
-    asked, plain = [], inductor._private
-
-    class Without:
-        pass
-
-    def private(module, wanted=None):
-        if module != name[0] or wanted not in (None, name[1]):
-            return plain(module, wanted)
-        asked.append(wanted)
-        if wanted is None:
-            return Without
-        raise AttributeError(f"module {module!r} has no attribute {wanted!r}")
-
-    monkeypatch.setattr(inductor, "_private", private)
-    assert_right()
-    assert asked
-
-
-@pytest.mark.parametrize("module", some_slow(MODULES))
-def test_a_missing_module(module, monkeypatch):
-    asked, plain = [], inductor._private
-
-    def private(wanted, name=None):
-        if wanted != module:
-            return plain(wanted, name)
-        asked.append(wanted)
-        raise ModuleNotFoundError(f"No module named {module!r}")
-
-    monkeypatch.setattr(inductor, "_private", private)
-    assert_right()
-    assert asked
-
-
 def test_passes_and_stack_only_where_they_were_tested(monkeypatch, caplog):
     calls = []
-    for name in ("hoist_invariants", "fold_constants", "materialize_broadcasts", "_intermediates_on_stack"):
+    for name in ("hoist_invariants", "fold_constants", "materialize_broadcasts"):
         monkeypatch.setattr(inductor, name, lambda *_, name=name: calls.append(name))
+    monkeypatch.setattr(private, "intermediates_on_stack", lambda: calls.append("stack"))
     monkeypatch.setattr(inductor, "TESTED", ())
     inductor._say_untested.cache_clear()
     with caplog.at_level(logging.WARNING, "pyrobnn"):
@@ -343,48 +403,6 @@ def test_random_draws_are_compared_from_one_state():
     before = torch.get_rng_state()
     assert compiled(fn, torch.zeros(4)).mode == "inductor"
     assert torch.equal(torch.get_rng_state(), before)
-
-
-# -- where private names are -----------------------------------------------------------------------------------------
-
-
-def source(path: Path) -> str:
-    """The Python of a file; of a notebook its cells, without magics."""
-    text = path.read_text("utf-8")
-    if path.suffix != ".ipynb":
-        return text
-    cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    return "\n".join(line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!")
-
-
-def private(path: Path) -> list[str]:
-    """Uses of torch's private names in a file: imports, attributes of torch and nn, strings that name a module."""
-    found = []
-    for node in ast.walk(ast.parse(source(path))):
-        names = []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute):
-            names = ["torch._version"] if node.attr == "_version" else [ast.unparse(node)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value]
-        for name in names:
-            root, *rest = name.split(".")
-            hidden = [part for part in rest if part == "experimental" or re.match("_[^_]", part)]
-            if root in {"torch", "nn"} and re.fullmatch(r"[\w.]+", name) and hidden:
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
-    return found
-
-
-def test_private_names_of_torch_are_used_in_the_compile_layer_alone():
-    outside = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "compile"]
-    users = [*(ROOT / "scripts").glob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
-    assert len(users) > 15
-    outside += users
-    assert not [use for path in outside for use in private(path)]
-    assert private(PACKAGE / "compile" / "inductor.py"), "the search finds them where they are"
 
 
 def test_import_needs_no_private_name():

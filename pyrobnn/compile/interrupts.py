@@ -1,0 +1,49 @@
+"""What a signal's handler raises ends the work at once, whoever catches exceptions on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class _Raised(BaseException):
+    """Carries a handler's exception past every ``except Exception``, of torch's compiler above all."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextlib.contextmanager
+def raised_by_handlers() -> Iterator[None]:
+    """Inside, an exception that a handler of a signal raises (an alarm's, say) cannot be taken for another's.
+
+    Python runs handlers in the main thread alone; elsewhere this does nothing.
+    """
+    changed: dict[int, tuple[Any, Any]] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            if callable(handler := signal.getsignal(number)):
+                changed[number] = handler, _carrying(handler)
+                signal.signal(number, changed[number][1])
+    try:
+        yield
+    except _Raised as carried:
+        raise carried.error from carried.error.__cause__
+    finally:
+        for number, (handler, ours) in changed.items():
+            if signal.getsignal(number) is ours:  # not where the handler has set another
+                signal.signal(number, handler)
+
+
+def _carrying(handler: Callable[..., Any]) -> Callable[..., Any]:
+    def handle(number: int, frame: Any) -> None:
+        try:
+            handler(number, frame)
+        except Exception as error:
+            raise _Raised(error) from None
+
+    return handle

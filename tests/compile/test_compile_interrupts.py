@@ -1,0 +1,92 @@
+"""An alarm or Ctrl-C while a function is traced or compiled ends the fit, as what the handler raised."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+import pyrobnn as pb
+from pyrobnn.compile import compiled, private
+from pyrobnn.compile.interrupts import raised_by_handlers
+
+
+class Alarm(Exception):
+    """What a user's handler raises."""
+
+
+def ring(number, frame):
+    raise Alarm
+
+
+@pytest.fixture
+def alarm():
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    assert signal.getsignal(signal.SIGALRM) is ring
+    signal.signal(signal.SIGALRM, before)
+
+
+def raising(number):
+    """Stands for a stage of torch's compiler, which catches every exception and goes on."""
+
+    def stage(*args, **options):
+        try:
+            signal.raise_signal(number)
+        except Exception:
+            pytest.fail("the compiler has swallowed it")
+
+    return stage
+
+
+STAGES = {
+    "tracing": "pyrobnn.compile.private.trace",
+    "our passes": "pyrobnn.compile.inductor.fold_constants",
+    "looking for a compiler": "pyrobnn.compile.private.lacks_compiler",
+    "inductor": "pyrobnn.compile.private.compile_graph",
+    "the check": "pyrobnn.compile.disagreement",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("number, error", [(signal.SIGALRM, Alarm), (signal.SIGINT, KeyboardInterrupt)])
+def test_what_a_handler_raises_ends_every_stage_of_a_compile(stage, number, error, alarm, monkeypatch):
+    monkeypatch.setattr(STAGES[stage], raising(number))
+    monkeypatch.setattr("pyrobnn.compile._CHECKED", set())
+    with pytest.raises(error):
+        compiled(lambda z: z.sin() * 0.1234, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "method", [pb.NUTS(num_chains=1, num_warmup=5), pb.SVI(num_steps=3), pb.MAP(num_steps=3)]
+)
+def test_an_alarm_ends_a_fit_that_compiles(method, alarm, monkeypatch):
+    monkeypatch.setattr(private, "compile_graph", raising(signal.SIGALRM))
+    net = pb.networks.mlp(1, (2,), seed=0)
+    model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+    with pytest.raises(Alarm):
+        method.fit(model, torch.ones(4, 1), torch.ones(4, 1))
+
+
+@pytest.mark.parametrize("error", [MemoryError, TimeoutError])
+def test_what_is_no_error_of_a_compiler_is_not_answered_by_slower_code(error, monkeypatch):
+    def broken(*_):
+        wrapped = RuntimeError("backend='inductor' raised")
+        wrapped.inner_exception = error("no room")
+        raise wrapped
+
+    monkeypatch.setattr(private, "compile_graph", broken)
+    with pytest.raises(error, match="no room"):
+        compiled(lambda z: z.sin() * 0.4321, torch.ones(3))
+
+
+def test_a_handler_that_sets_another_has_its_way():
+    def other(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGALRM, lambda number, frame: signal.signal(signal.SIGALRM, other))
+    with raised_by_handlers():
+        signal.raise_signal(signal.SIGALRM)
+    assert signal.getsignal(signal.SIGALRM) is other
+    signal.signal(signal.SIGALRM, before)
