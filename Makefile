@@ -36,16 +36,16 @@ notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/python scripts/run_notebooks.py $(ARGS)
 
 benchmark: $(VENV)/.installed-bench
-	$(BIN)/python scripts/benchmark_speed.py $(ARGS)
+	$(BIN)/python scripts/speed/run.py $(ARGS)
 
 # docs/_build/html/index.html, offline; with a network ARGS="-b linkcheck" tries the addresses of other sites
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
 
-# what needs a GPU: its tests, then speed beside the CPU; writes scripts/results/gpu.json, goes on where it was cut
-#   make gpu ARGS="--only nuts svi --budget 5"      without CUDA the script says so and ends with 3, make with 2
+# what needs a GPU: its tests, then speed beside the CPU; appends to scripts/gpu/records.jsonl, goes on where it was cut
+#   make gpu ARGS="--only nuts-64 svi --budget 5m"      without CUDA the script says so and ends with 3, make with 2
 gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
-	@$(BIN)/python scripts/benchmark_gpu.py $(ARGS)
+	@$(BIN)/python scripts/gpu/run.py $(ARGS)
 
 clean:
 	rm -rf build dist docs/_build docs/api docs/checks docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*

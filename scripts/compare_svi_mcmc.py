@@ -18,17 +18,13 @@ data, ``--methods`` runs the methods it names wherever it is given. NUTS stops w
 the seconds of a comparison the next ones have, those with one noise first, which take the least. With two clusters
 whose noise varies it takes two to six minutes; with four, where the noise falls to 0.01 and steps are short for it, it
 does not converge in its share (alone, with deeper trees, in 541 to 1,273 CPU seconds): what has not is listed under
-the table, and hollow in the picture. ``--nuts.max_seconds 1500`` gives each comparison as much. How long the study
-takes is said before it starts (``--forecast``: that alone), what is left after each comparison, and the seconds and
-CPU seconds it took at the end: the whole of it took 23 CPU minutes with one thread (OMP_NUM_THREADS=1), 29 minutes of
-two cores that other jobs shared.
+the table, and hollow in the picture. ``--nuts.max_seconds 1500`` gives each comparison as much. The whole
+study took 23 CPU minutes with one thread (OMP_NUM_THREADS=1), 29 minutes of two cores that other jobs shared.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import math
 import os
@@ -47,11 +43,9 @@ from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
 from pyrobnn.callbacks import duration
-from pyrobnn.cli.compare import study_of
 from pyrobnn.cli.config import Config, read
 from pyrobnn.cli.file import read_config, write_config
 from pyrobnn.posterior import storage
-from pyrobnn.studies.forecast import Forecast
 
 STUDY = """
 data: [study_two_cubic_clusters, study_two_clusters, study_four_clusters, study_four_cubic_clusters]
@@ -102,16 +96,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--every-knob", action="store_true", help=f"on all data, not on {KNOBS_AT} alone")
-    parser.add_argument("--forecast", action="store_true", help="say how long it will take, and stop")
     asked, rest = parser.parse_known_args(argv)
     rest += ["--methods", *asked.methods] if asked.methods else []
     try:
         study = _study(asked.config)
         study = _shortened(study) if asked.quick else study
         runs = {_folder(asked.out, cell): _run(study, cell, asked, rest) for cell in _cells(study, asked)}
-        print(_forecast(list(runs.values())), flush=True)
-        if asked.forecast:
-            return 0
         asked.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, TypeError, OSError) as error:
         print(f"compare_svi_mcmc: {error}", file=sys.stderr)
@@ -205,25 +195,6 @@ def _methods(folder: Path) -> dict[str, Any]:
 def _beside(run: Run) -> float:
     """CPU seconds of compiling, judging and drawing."""
     return BESIDE + BESIDE_METHOD * len(run.config.methods)
-
-
-def _forecast(runs: Sequence[Run]) -> str:
-    """How long the fits will take, by one measured gradient each, and the rest; NUTS at its bound where it has one."""
-    waiting = fitting = 0.0
-    for run in runs:
-        with contextlib.redirect_stdout(io.StringIO()):  # the comparison itself will say it
-            study = study_of(run.config)
-        for label, seconds in Forecast(study, run.config.study.device).seconds(run.config.methods).items():
-            bound = getattr(run.config.methods[label][0], "max_seconds", None)
-            waiting, fitting = (waiting + bound, fitting) if bound else (waiting, fitting + seconds)
-    beside = sum(map(_beside, runs))
-    total = duration(waiting + fitting + beside)
-    return (
-        f"{len(runs)} comparison{'s' * (len(runs) > 1)}: at most about {total} of an idle machine, of which "
-        f"{duration(waiting)} are NUTS, should it never converge before its bound, "
-        f"{duration(fitting)} other fits, and "
-        f"{duration(beside)} compiling, judging and drawing (less on two cores: they overlap)"
-    )
 
 
 def _so_far(begun: tuple[float, float], count: int, runs: Sequence[Run]) -> str:

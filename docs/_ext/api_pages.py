@@ -22,8 +22,6 @@ EXTENDING = (
     "pyrobnn.inference.langevin.step",
     "pyrobnn.inference.optim.sgd_rate",
     "pyrobnn.posterior.approximation",
-    "pyrobnn.studies.uci.rules",
-    "pyrobnn.studies.uci.tables",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import sys
 from functools import cache
@@ -26,18 +26,18 @@ INKS = {"light": ("#24292f", "#b5442c", "#1f5f8b"), "dark": ("#d0d6dc", "#f0937d
 @cache
 def records() -> list[dict[str, Any]]:
     """The cases of the study of verdicts: healthy posteriors, and planted faults."""
-    text = (SCRIPTS / "results" / "verdicts.jsonl").read_text(encoding="utf-8")
+    text = (SCRIPTS / "verdict" / "records.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
 @cache
 def _faults() -> dict[str, Any]:
     """The faults that the study plants into linear models; a case of a net has its own in its record."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        return importlib.import_module("benchmark_verdicts").SICK
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("verdict_run", SCRIPTS / "verdict" / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module.SICK
 
 
 def _is_for(name: str, row: dict[str, Any]) -> bool:

@@ -112,7 +112,6 @@ def fit_all(
             study,
             {labels[label]: each for label, each in config.methods.items()},
             out,
-            quick=None if asked.quick else config.quick(),
             device=asked.device,
             seed=asked.seed,
             progress=not asked.no_progress,

@@ -58,17 +58,6 @@ class Config:
         study = {name: value for name, value in self.plain.items() if name not in NOT_KEPT}
         return study | {"methods": {label: self.plain["methods"][label]}}
 
-    def quick(self) -> dict[str, tuple[Method, dict[str, Any]]]:
-        """The methods as a quick run has them, where nobody names their options."""
-        found = {}
-        for label, (method, arguments) in self.methods.items():
-            name = self.plain["methods"][label]["method"]
-            options = dict(METHODS[name].quick)
-            num_draws = options.pop("num_draws", None)
-            shorter = arguments if num_draws is None else arguments | {"num_draws": num_draws}
-            found[label] = (dataclasses.replace(method, **options), shorter)  # type: ignore[type-var]
-        return found
-
 
 def read(argv: Sequence[str], command: str) -> Config:
     """The run that a command line asks for, every name and value of it checked.

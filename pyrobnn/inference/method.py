@@ -68,9 +68,6 @@ class Method(abc.ABC):
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
             options do that already, without it.
-
-    One that has ``work(sizes: Sizes) -> float``, the number of gradients of one datum that ``fit`` takes, is told of by
-    :func:`pyrobnn.studies.forecast.expected_seconds` before it starts.
     """
 
     kind: ClassVar[Kind]

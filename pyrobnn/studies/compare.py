@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import time
 import traceback
 import warnings
@@ -27,14 +26,12 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.preflight import Preflight, preflight
 from pyrobnn.studies.ahead import Ahead, cores
-from pyrobnn.studies.forecast import Forecast, Prepared
 from pyrobnn.studies.study import Study
 from pyrobnn.studies.tracking import check_live, check_tracker, watched
 
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
-#: expected seconds of a run of which compiling is no great part any more
-_LONG = 300.0
+Prepared = Mapping[str, tuple[Method, dict[str, Any]]]
 
 
 def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Method, dict[str, Any]]:
@@ -57,7 +54,6 @@ def run_study(
     prepared: Prepared,
     out: Path,
     *,
-    quick: Prepared | None = None,
     device: str | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -70,7 +66,7 @@ def run_study(
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
-    In a short run the chains come first, and another process compiles the other methods meanwhile.
+    The chains come first, and another process compiles the other methods meanwhile.
 
     A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
     refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends; one
@@ -80,7 +76,6 @@ def run_study(
         study: data and model.
         prepared: name → configuration and arguments of its ``fit``, as of :func:`make_method`.
         out: the folder.
-        quick: the same methods as in a quick run, where this is none: how much shorter that is, is said.
         device, seed, progress: of every ``fit``.
         announce: is told what happens.
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
@@ -109,11 +104,10 @@ def run_study(
     prepared = {name: each for name, each in prepared.items() if name not in finished}
     if not prepared:
         return
-    forecast, seconds = _forecast(study, prepared, quick, device)
-    announce(forecast)
+    announce(_expected_memory(study, prepared, device))
     with contextlib.ExitStack() as stack:
         ahead = None
-        if _worth_compiling_ahead(prepared, seconds, device):
+        if _worth_compiling_ahead(prepared, device):
             # the longest first: the others are compiled while it runs
             prepared = dict(sorted(prepared.items(), key=lambda item: item[1][0].kind != "chains"))
             ahead = stack.enter_context(Ahead(study, dict(list(prepared.items())[1:]), seed))
@@ -179,30 +173,23 @@ def _checkpoint(method: Method, path: Path, resume: bool, given: Path | None) ->
     return {"checkpoint": path}
 
 
-def _worth_compiling_ahead(prepared: Prepared, seconds: float, device: str | None) -> bool:
-    """Whether another process is to compile: there is a core for it, and compiling is a good part of the run."""
+def _worth_compiling_ahead(prepared: Prepared, device: str | None) -> bool:
+    """Whether another process is to compile: there is something to compile ahead, and a core for it."""
     waiting = [name for name, (method, _) in prepared.items() if getattr(method, "compile", False)]
     on_cpu = device is None or check_device(device) == torch.device("cpu")
-    return len(waiting) > 1 and on_cpu and cores() > 1 and seconds < _LONG
+    return len(waiting) > 1 and on_cpu and cores() > 1
 
 
-def _forecast(
-    study: Study, prepared: Prepared, quick: Prepared | None, device: str | None
-) -> tuple[str, float]:
-    """How long it will take and what would be faster, and the memory; and seconds."""
+def _expected_memory(study: Study, prepared: Prepared, device: str | None) -> str:
+    """The most memory that a method will take, and what is free."""
     try:
-        others = {name: make_method(name, quick is None) for name in METHODS}
-        forecast = Forecast(study, device)
-        told = forecast.words(prepared, others, quick or {})
         needs = {
             name: _need(method, study, arguments, device) for name, (method, arguments) in prepared.items()
         }
-        most = max(needs, key=lambda name: needs[name].peak)
-        peak, free = needs[most].peak / 2**20, needs[most].available / 2**20
-        told += f"; memory: up to {peak:,.0f} MB ({most}) of {free:,.0f} MB free"
-        return told, sum(forecast.seconds(prepared).values())
     except Exception as error:  # whatever is wrong with model or data, the fits say it one by one
-        return f"how long it takes is not known: {said(error)}", math.inf
+        return f"memory is not known: {said(error)}"
+    most = max(needs, key=lambda name: needs[name].peak)
+    return f"memory: up to {needs[most].peak / 2**20:,.0f} MB ({most}) of {needs[most].available / 2**20:,.0f} MB free"
 
 
 def _fitted(

@@ -16,13 +16,9 @@ import yaml
 
 import pyrobnn as pb
 from pyrobnn import cli, preflight
-from pyrobnn.inference.method import METHODS
-from pyrobnn.inference.nuts import LEAPFROGS
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
-from pyrobnn.studies.compare import make_method
-from pyrobnn.studies.forecast import Forecast
-from pyrobnn.studies.study import make_study, some_rows
+from pyrobnn.studies.study import some_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,23 +128,6 @@ def test_a_quick_part_keeps_the_shares_of_the_classes_and_small_tables_whole():
     part = some_rows(whole, 500, seed=0)
     assert part.num_data == 500 and int(part.y.sum()) == 50
     assert some_rows(part, 500, seed=0) is part
-
-
-def test_a_long_run_says_before_it_starts_how_long_and_what_is_faster(monkeypatch):
-    monkeypatch.setattr("pyrobnn.studies.forecast.seconds_per_datum", lambda *data: 5e-7)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(20_000, 10, generator=generator)
-    study = make_study(pb.data.Dataset(x, x[:, :1], "large", "regression"))
-    prepared, quick = (
-        {name: make_method(name, short) for name in ("nuts", "map")} for short in (False, True)
-    )
-    others = {name: make_method(name, False) for name in METHODS}
-    said = Forecast(study, None).words(prepared, others, quick)
-    seconds = 4 * (200 + 1000) * LEAPFROGS * 18_000 * 5e-7
-    assert f"nuts {seconds / 60:.0f} min" in said and "map 20 s" in said
-    assert "Laplace takes about" in said and "--quick about" in said and "500 of the rows" in said
-    # a short one is only that
-    assert ";" not in Forecast(study, None).words({"map": prepared["map"]}, others, quick)
 
 
 def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsys):

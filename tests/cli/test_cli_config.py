@@ -382,8 +382,3 @@ def test_a_page_says_that_its_run_was_short_and_what_a_script_left_out(tmp_path,
     assert summary["facts"]["command"] == "python study.py"
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "quick: fewer steps and draws than in full" in page and "a quick run moves no knob" in page
-    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
-    assert script["main"](["--quick", "--forecast", "--out", str(tmp_path / "none")]) == 0
-    said = capsys.readouterr().out
-    assert "\n1 comparison: at most about" in said and "45 s are NUTS" in said
-    assert not (tmp_path / "none").exists()

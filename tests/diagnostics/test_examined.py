@@ -228,12 +228,12 @@ def test_a_rate_that_goes_to_zero_is_no_optimum():
 
 
 def test_the_rates_of_every_check_are_those_of_the_study_and_stand_in_the_page(tmp_path):
-    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "benchmark_verdicts.py")
+    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "verdict" / "run.py")
     study = importlib.util.module_from_spec(spec)
     sys.modules["benchmark_verdicts"] = study  # its dataclasses look themselves up there
     spec.loader.exec_module(study)
     del sys.modules["benchmark_verdicts"]
-    rows = [json.loads(line) for line in (SCRIPTS / "results" / "verdicts.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (SCRIPTS / "verdict" / "records.jsonl").read_text().splitlines()]
     assert rates() == study.rates(rows)
     assert rates()["virial"]["seen"] > 0 and said_rates("no such check") == ""
     page = write_report({"nuts": exact_tree()}, tmp_path / "report.html").read_text()

@@ -12,14 +12,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-
-from pyrobnn.studies.uci import fits
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -196,32 +193,6 @@ def test_nothing_of_one_system_alone_is_needed_to_import_or_to_run():
     assert found == []
 
 
-@pytest.mark.parametrize("psutil", [None, SimpleNamespace(peak_wset=3 * 2**20)])
-def test_without_the_modules_of_posix_memory_is_told_by_psutil_or_not_at_all(psutil, monkeypatch):
-    monkeypatch.setitem(sys.modules, "resource", None)
-    known = psutil and SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=lambda: psutil))
-    monkeypatch.setitem(sys.modules, "psutil", known)
-    assert fits.peak_mb() == (psutil and 3)
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_without_the_modules_of_posix(tmp_path):
-    program = (
-        f"import sys\nsys.modules.update(dict.fromkeys({sorted(n for n in POSIX if '.' not in n)}))\n"
-        "from pyrobnn.studies.uci import Sweep, fits\nfrom pyrobnn.studies.uci.plan import plan\n"
-        "sweep = Sweep('r.jsonl', key=lambda record: record['n'])\n"
-        "task = {'n': 1, 'dataset': 'a', 'method': 'map', 'cpu_seconds': 1.0}\n"
-        "(_, record), = sweep.run(lambda task: task | {'peak_mb': fits.peak_mb()}, [task])\n"
-        "print(plan([task], [record], float('inf')).describe(1))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "USERNAME": "who"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "MB" in done.stdout and (tmp_path / "r.jsonl").read_text(encoding="utf-8").count("\n") == 1
-
-
 def tracked_at_the_top():
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
@@ -271,9 +242,9 @@ def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
         ("lint", ".venv/bin/python -m ruff format --check ."),
         ("lint", ".venv/bin/python -m mypy"),
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
-        ("benchmark", ".venv/bin/python scripts/benchmark_speed.py --option"),
+        ("benchmark", ".venv/bin/python scripts/speed/run.py --option"),
         ("docs", ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option"),
-        ("gpu", ".venv/bin/python scripts/benchmark_gpu.py --option"),
+        ("gpu", ".venv/bin/python scripts/gpu/run.py --option"),
     ],
 )
 def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):

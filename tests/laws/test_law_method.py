@@ -29,7 +29,6 @@ PACKAGE = Path(pb.__file__).parent
 #: experiments about methods that they name, a surname, the value of an option (NUTS(init="map")), and what chooses
 #: a method for a user of estimators
 MAY_NAME = {
-    "studies/uci/rules.py": "",
     "studies/nuts_batch.py": "",
     "report/conclusion.py": "Laplace",
     "diagnostics/evidence.py": "map",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 FOLDER = os.environ.get("PYROBNN_POSTERIORDB")
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "benchmark_posteriordb.py"))
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "posteriordb" / "run.py"))
 PATHS = sorted(Path(FOLDER).glob("*.json")) if FOLDER else []
 
 pytestmark = [

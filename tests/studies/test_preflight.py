@@ -22,7 +22,6 @@ from pyrobnn.model import BNN
 from pyrobnn.networks import mlp
 from pyrobnn.preflight import preflight
 from pyrobnn.priors import IIDPrior
-from pyrobnn.studies.forecast import expected_seconds, seconds_per_datum
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,20 +45,6 @@ def test_memory_grows_with_what_it_should_grow_with():
     assert many.phases["a step"] == 1000 * one.phases["a step"]
     few, deep = (preflight(NUTS(max_tree_depth=depth), model(50), X, Y) for depth in (4, 10))
     assert deep.peak > few.peak
-
-
-def test_time_grows_with_what_it_should_grow_with():
-    small, large = (seconds_per_datum(model(*hidden), X[:20], Y[:20]) for hidden in ((4,), (300, 300)))
-    assert large > 3 * small > 0
-
-    def seconds(method, **options):
-        return expected_seconds(method, model(50), X, Y, 1e-6, **options)
-
-    assert seconds(MAP(num_steps=100, polish_steps=0)) == pytest.approx(100 * 100 * 1e-6)
-    assert seconds(DeepEnsemble(num_members=10)) == 2 * seconds(DeepEnsemble())
-    assert seconds(NUTS(max_tree_depth=3)) < seconds(NUTS())
-    assert seconds(SVI(batch_size=10)) < seconds(SVI()) < seconds(SVI(), num_draws=10**6)
-    assert expected_seconds(object(), model(50), X, Y, 1e-6) is None
 
 
 def test_draws_that_go_to_a_file_take_a_block_of_memory():

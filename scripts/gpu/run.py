@@ -1,0 +1,187 @@
+"""All that needs a GPU, in one command: the tests marked ``cuda``, then every method on both devices.
+
+    make gpu                                                  # within 20 minutes; goes on where it was cut
+    make gpu ARGS="--only nuts-1024 svi --budget 5m"
+    python scripts/gpu/run.py --device cpu --small            # a rehearsal at tiny sizes, where there is no GPU
+
+Each measurement is one line of the records, appended as soon as it is made; a failure is a line with its error. Ends
+with 3 where there is no CUDA, with 1 where something failed or the target is missed. ``make`` itself then ends with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent)]
+
+from records import append_record, commit, duration, read_records, versions  # noqa: E402
+
+RESULTS = HERE / "records.jsonl"
+#: NUTS by 1,024 chains: gradients a second on the GPU over those on the CPU, at least
+TARGET = 100
+NO_CUDA = 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what has no record of this commit; 0, 1 or NO_CUDA."""
+    options = parse(argv)
+    import torch
+
+    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
+        print(f"make gpu needs a CUDA device: torch {torch.__version__} finds none here", file=sys.stderr)
+        return NO_CUDA
+    stop, failed = time.time() + options.budget, 0
+    if "tests" in options.only and options.device.startswith("cuda"):
+        command = [sys.executable, "-m", "pytest", "-m", "cuda", str(HERE.parents[1] / "tests")]
+        failed += subprocess.run(command, check=False).returncode != 0
+    known = read_records(options.results)
+    done = {
+        (r["name"], r["device"]) for r in known if r["commit"] == commit() and r["small"] == options.small
+    }
+    for name in options.only:
+        for device in dict.fromkeys((options.device, "cpu")):
+            if name not in CASES or (name, device) in done:
+                continue
+            if time.time() > stop:
+                print(f"{name} on {device}: not run, the time is spent", flush=True)
+                continue
+            row = measure(name, device, options.small)
+            failed += "error" in row
+            append_record(options.results, row)
+            print(row, flush=True)
+    rates = {
+        r["device"]: r["per_second"]
+        for r in read_records(options.results)
+        if r["name"] == "nuts-1024" and "per_second" in r
+    }
+    if options.device in rates and "cpu" in rates and not options.small:
+        factor = rates[options.device] / rates["cpu"]
+        print(f"1,024 chains of NUTS: {factor:.0f} times the CPU (target: {TARGET})")
+        failed += factor < TARGET
+    return 1 if failed else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ["tests", *CASES]
+    add = parser.add_argument
+    add("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
+    add("--budget", type=duration, default=1200.0, help="such as 20m")
+    add("--device", default="cuda", help="cuda, or cpu for a rehearsal")
+    add("--small", action="store_true", help="tiny sizes: whether it runs, not how fast")
+    add("--results", type=Path, help="the file of the records (of a rehearsal, a temporary one)")
+    options = parser.parse_args(argv)
+    if options.results is None:
+        real = options.device.startswith("cuda") and not options.small
+        options.results = RESULTS if real else Path(tempfile.gettempdir()) / "pyrobnn-gpu-rehearsal.jsonl"
+    return options
+
+
+def measure(name: str, device: str, small: bool) -> dict[str, Any]:
+    """One row: what a case gave on a device, or its error."""
+    started = time.perf_counter()
+    row = {"name": name, "device": device, "small": small, "commit": commit(), "versions": versions()}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            row |= CASES[name](device, small)
+    except Exception:
+        row["error"] = traceback.format_exc()[-2000:]
+    return row | {"seconds": round(time.perf_counter() - started, 2)}
+
+
+def seconds_of(device: str, work: Callable[[], object]) -> float:
+    """Seconds of a call, once what it launched has ended."""
+    import torch
+
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait()
+    started = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - started
+
+
+def problem(widths: tuple[int, ...], num_data: int) -> tuple[Any, Any, Any]:
+    """A net under a fan-in prior and data for it: classes where it has several outputs."""
+    import torch
+
+    import pyrobnn as pb
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_data, widths[0], generator=generator)
+    classes = widths[-1] > 1
+    y = torch.randint(widths[-1], (num_data,), generator=generator) if classes else torch.sin(x[:, :1])
+    likelihood = pb.likelihoods.Categorical() if classes else pb.likelihoods.HomoskedasticGaussian(0.3)
+    net = pb.networks.mlp(widths[0], widths[1:-1], widths[-1], seed=0)
+    return pb.BNN(net, pb.priors.FanInNormal(), likelihood), x, y
+
+
+def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
+    """Gradients a second of many chains of a 1-50-1 net: of what a longer run takes more than a shorter one."""
+    import pyrobnn as pb
+
+    model, x, y = problem((1, 4, 1) if small else (1, 50, 1), 20 if small else 400)
+    method = pb.NUTS(num_chains=2 if small else chains, num_warmup=5 if small else 20, max_tree_depth=6)
+    short, long = 2, 4 if small else 20
+    runs: dict[int, tuple[float, int]] = {}
+    for draws in (short, short, long):  # the first compiles
+        found: list[Any] = []
+        work = functools.partial(fit, method, model, x, y, device, draws)
+        seconds = seconds_of(device, lambda work=work, found=found: found.append(work()))
+        runs[draws] = seconds, found[0].meta["num_gradients"]
+    gradients = runs[long][1] - runs[short][1]
+    return {"chains": chains, "per_second": gradients / max(runs[long][0] - runs[short][0], 1e-9)}
+
+
+def fit(method: Any, model: Any, x: Any, y: Any, device: str, num_draws: int | None = None) -> Any:
+    """A fit on a device."""
+    options = {} if num_draws is None else {"num_draws": num_draws}
+    return method.fit(model, x, y, seed=0, device=device, **options)
+
+
+def search(name: str, device: str, small: bool) -> dict[str, Any]:
+    """A 784-64-10 net by one of the other methods: seconds, those of compiling, and predictions a second."""
+    import pyrobnn as pb
+
+    steps = 4 if small else 2000
+    model, x, y = problem((6, 4, 3) if small else (784, 64, 10), 40 if small else 6000)
+    batches: dict[str, Any] = {} if small else {"batch_size": 128}
+    method = {
+        "map": pb.MAP(num_steps=steps, polish_steps=0, **batches),
+        "svi": pb.SVI(num_steps=steps, **batches),
+        "laplace": pb.Laplace(structure="kron", predictive="linearized", num_steps=steps),
+        "swag": pb.SWAG(num_steps=steps, init_steps=steps, **batches),
+        "sghmc": pb.SGHMC(num_chains=2, num_warmup=steps, init_steps=steps, **batches),
+    }[name]
+    found: list[Any] = []
+    draws = None if name == "map" else 4 if small else 50
+    took = seconds_of(device, lambda: found.append(fit(method, model, x, y, device, draws)))
+    new = x[:10] if small else x
+    predicted = seconds_of(device, lambda: found[0].predict(new.to(device)).probs)
+    mean = found[0].predict(new.to(device)).probs
+    where = {"fit_s": took, "predict_s": predicted, "where": mean.device.type}
+    return where | {"compile_s": found[0].meta["timings"].get("compile", 0.0)}
+
+
+CASES: dict[str, Callable[[str, bool], dict[str, Any]]] = {
+    **{f"nuts-{chains}": functools.partial(nuts, chains) for chains in (4, 64, 1024)},
+    **{name: functools.partial(search, name) for name in ("map", "svi", "laplace", "swag", "sghmc")},
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

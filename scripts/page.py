@@ -1,0 +1,235 @@
+"""Write the tables of the claims and the page of headline numbers from the records. Numbers are never typed.
+
+python scripts/page.py            # rewrites */claim.md and results/README.md
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from records import read_records  # noqa: E402
+
+START, END = "<!-- table -->", "<!-- end -->"
+Records = Sequence[Mapping[str, Any]]
+
+
+def script(claim: str) -> ModuleType:
+    """The ``run.py`` of a claim."""
+    spec = importlib.util.spec_from_file_location(f"{claim}_run", HERE / claim / "run.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{claim} has no run.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def records_of(claim: str, name: str = "records.jsonl") -> Records:
+    """The records of a claim."""
+    return read_records(HERE / claim / name)
+
+
+def last_of_each(rows: Records, *keys: str) -> Records:
+    """Of repeated measurements the last."""
+    return list({tuple(row.get(key) for key in keys): row for row in rows}.values())
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def speed() -> str:
+    """A gradient of NUTS beside NumPyro's and Pyro's, and the numbers that are held from commit to commit."""
+    lines = [
+        "| model | chains | pyrobnn, µs | NumPyro, µs | ratio | Pyro / pyrobnn |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in gradients():
+        ours = row.get("ours_us", row.get("machine_us"))
+        lines.append(
+            f"| {row['case']} | {row['chains']} | {ours:.1f} | {row['numpyro_us']:.1f} | "
+            f"{row['ours/numpyro']:.2f} | {row['pyro/ours']:.0f} |"
+        )
+    return "\n".join([*lines, "", script("speed").table(records_of("speed"))])
+
+
+def gradients() -> Records:
+    """The last comparison of each model and number of chains with both peers."""
+    rows = [row for row in records_of("speed", "nuts.jsonl") if {"ours/numpyro", "pyro/ours"} <= row.keys()]
+    return last_of_each(rows, "case", "chains")
+
+
+def posteriordb() -> str:
+    """A row per reference posterior."""
+    return script("posteriordb").table(records_of("posteriordb"))
+
+
+def evidence() -> str:
+    """Log evidence by SMC beside exact values."""
+    return script("evidence").table(list(records_of("evidence")))
+
+
+def svi_against_mcmc() -> str:
+    """Whether chains converge on the study's points, and the uncertainty in the gap over fresh data."""
+    run, rows = script("svi_against_mcmc"), list(records_of("svi_against_mcmc"))
+    return f"{run.chain_table(rows)}\n\n{run.gap_table(rows)}"
+
+
+def tables() -> str:
+    """Two tables beside bde's published numbers."""
+    return script("tables").table(list(records_of("tables")))
+
+
+def uci() -> str:
+    """The five small sets by every method, the large ones by those that finish; every cell is filled."""
+    from uci.rules import RULES
+    from uci.tables import claims, markdown, published
+
+    rows, parts = records_of("uci"), []
+    small, large = ("boston", "concrete", "energy", "wine", "yacht"), ("kin8nm", "naval", "power")
+    for names in (small, large):
+        own = [row for row in rows if row["dataset"] in names]
+        filled = [
+            method
+            for method in ("linear", *RULES)
+            if {row["dataset"] for row in own if row["method"] == method} == set(names)
+        ]
+        own = [row for row in own if row["method"] in filled]
+        parts += [
+            markdown(own, metric, filled, published()) for metric in ("log_density", "rmse", "cpu_seconds")
+        ]
+    return "\n\n".join([*parts, "\n".join(f"- {claim}" for claim in claims(rows, published()))])
+
+
+def verdict() -> str:
+    """Status by kind of case."""
+    lines = ["| cases | pass | warn | fail |", "|---|---|---|---|"]
+    for name, rows in verdicts().items():
+        counts = [sum(row["status"] == status for row in rows) for status in ("pass", "warn", "fail")]
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
+def verdicts() -> dict[str, Records]:
+    """The cases of the verdict's study, right draws and planted faults."""
+    rows = records_of("verdict")
+    return {
+        "right draws": [row for row in rows if row["healthy"]],
+        "planted faults": [row for row in rows if not row["healthy"]],
+    }
+
+
+CLAIMS: dict[str, Callable[[], str]] = {
+    each.__name__: each for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, uci, verdict)
+}
+
+
+# -- headline numbers ------------------------------------------------------------------------------------------------
+
+
+def headline() -> str:
+    """Seven numbers, each linked to its claim."""
+    from uci.tables import beats_floor, best_published, published
+
+    ratios = [row["ours/numpyro"] for row in gradients()]
+    pyro = [row["pyro/ours"] for row in gradients()]
+    runs = records_of("posteriordb")
+    right = sum(row["outcome"] == "right" for row in runs)
+    silent = sum(row["outcome"] == "wrong" for row in runs)
+    exact = [row for row in records_of("evidence") if row["way"] == "SMC" and row["exact"] is not None]
+    off = max(abs(row["log_evidence"] - row["exact"]) for row in exact)
+    cells = beats_floor(records_of("uci"))
+    best = best_published(records_of("uci"), published())
+    gaps = [
+        row
+        for row in records_of("svi_against_mcmc")
+        if row["part"] == "gaps" and row["data"] == "two_clusters"
+    ]
+    opened = {
+        m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]]
+        for m in ("nuts", "svi")
+    }
+    healthy, sick = verdicts().values()
+    by_table = last_of_each(
+        [r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed"
+    )
+    nll = [row["nll_mixture"] for row in by_table if "nll_mixture" in row]
+    rows = [
+        (
+            "speed",
+            "Time of a NUTS gradient, as a share of NumPyro's (median over models and chains; range)",
+            f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})",
+        ),
+        ("speed", "Pyro's time of a gradient over ours", f"{min(pyro):.0f}–{max(pyro):.0f} ×"),
+        (
+            "posteriordb",
+            "Reference posteriors of posteriordb right at the defaults; wrong without a warning",
+            f"{right} of {len(runs)} runs; {silent}",
+        ),
+        (
+            "evidence",
+            f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)",
+            f"{off:.2f} nats",
+        ),
+        (
+            "verdict",
+            "Right draws that fail; planted faults that pass",
+            f"{sum(r['status'] == 'fail' for r in healthy)} of {len(healthy)}; "
+            f"{sum(r['status'] == 'pass' for r in sick)} of {len(sick)}",
+        ),
+        (
+            "uci",
+            "UCI sets on which our best method reaches the best published log density; cells clearly above linear",
+            f"{sum(ours >= theirs for _, ours, theirs in best.values())} of {len(best)}; "
+            f"{sum(clear for _, clear in cells.values())} of {len(cells)}",
+        ),
+        (
+            "svi_against_mcmc",
+            f"Epistemic sd in a gap over that at the data, NUTS and mean-field SVI ({len(opened['nuts'])} data sets)",
+            " and ".join(f"{fmean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in opened.values()),
+        ),
+    ]
+    if len(nll) > 1:
+        text = f"{fmean(nll):.3f} ± {stdev(nll) / len(nll) ** 0.5:.3f} ({len(nll)} seeds; bde's: −.9126)"
+        rows.append(("tables", "Negative log likelihood on the airfoil table", text.replace("-", "−")))
+    lines = ["| | measured | how |", "|---|---|---|"]
+    lines += [f"| {what} | **{number}** | [claim](../{claim}/claim.md) |" for claim, what, number in rows]
+    return "\n".join(lines)
+
+
+def readme() -> str:
+    """NUTS beside NumPyro with four chains."""
+    lines = ["| model | time per gradient / NumPyro's | Pyro's / ours |", "|---|---|---|"]
+    rows = [row for row in gradients() if row["chains"] == 4]
+    lines += [f"| {row['case']} | {row['ours/numpyro']:.2f} | {row['pyro/ours']:.0f} |" for row in rows]
+    return "\n".join(lines)
+
+
+def written(path: Path, table: str) -> None:
+    """Put a table between the markers of a page."""
+    text = path.read_text(encoding="utf-8")
+    parts = re.split(f"({START}|{END})", text)
+    if parts[1::2] != [START, END]:
+        raise ValueError(f"{path} needs one {START} and one {END}")
+    path.write_text(f"{parts[0]}{START}\n{table}\n{END}{parts[4]}", encoding="utf-8")
+
+
+def main() -> None:
+    """Write every page."""
+    for claim, table in CLAIMS.items():
+        written(HERE / claim / "claim.md", table())
+    written(HERE / "results" / "README.md", headline())
+    written(HERE.parent / "README.md", readme())
+
+
+if __name__ == "__main__":
+    main()

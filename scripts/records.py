@@ -1,0 +1,257 @@
+"""Records of measurements: one JSON object a line, appended as soon as it is made; what is there is not run again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import joblib
+from filelock import FileLock, Timeout
+
+Record = Mapping[str, Any]
+UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def append_record(path: str | Path, record: Record) -> None:
+    """Append one line of JSON in a single write, and wait until it is on the disk.
+
+    A line torn by an earlier crash is closed first, so that it spoils no other.
+
+    Raises:
+        OSError: the disk is full: the line is taken back.
+    """
+    line = (json.dumps(record, allow_nan=False, sort_keys=True) + "\n").encode()
+    with open(path, "ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(-1, os.SEEK_END)
+            line = (b"" if file.read(1) == b"\n" else b"\n") + line
+        if file.write(line) != len(line):
+            file.truncate(size)
+            raise OSError(f"could not write the whole line to {path}: is the disk full?")
+        os.fsync(file.fileno())
+
+
+def read_records(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The records of a file in order; no file is no records.
+
+    Args:
+        path: the file.
+        needs: entries without which a record is skipped.
+
+    Warns:
+        UserWarning: lines that are skipped, by number: torn ones, and records that lack what they need.
+    """
+    if not Path(path).is_file():
+        return []
+    records, skipped = [], []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and all(name in record for name in needs):
+            records.append(record)
+        else:
+            skipped.append(number)
+    if skipped:
+        warnings.warn(f"{path}: lines {skipped[:8]} are torn or incomplete and were skipped", stacklevel=2)
+    return records
+
+
+def duration(text: str) -> float:
+    """Seconds of ``"90s"``, ``"30m"``, ``"1.5h"``, ``"2d"``; an option's type."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"a time is a number with s, m, h or d, such as 90m, got {text!r}")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def share(text: str) -> float:
+    """``"5%"`` → 0.05; an option's type."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise argparse.ArgumentTypeError(f"a share is a percentage such as 5%, got {text!r}")
+    return float(match[1]) / 100
+
+
+def expected_seconds(task: Record, records: Sequence[Record]) -> float:
+    """CPU seconds of a task by earlier records: of its method on its data, else of its method, else of anything."""
+    of_method = [record for record in records if record["method"] == task["method"]]
+    exact = [record["cpu_seconds"] for record in of_method if record["dataset"] == task["dataset"]]
+    if exact:
+        return median(exact)
+    if of_method:
+        return max(record["cpu_seconds"] for record in of_method)
+    return fmean(record["cpu_seconds"] for record in records) if records else 60.0
+
+
+def within_budget(
+    tasks: Sequence[Record], records: Sequence[Record], budget: float
+) -> tuple[list[Record], list[Record], float]:
+    """The tasks, in order, that fit into ``budget`` CPU seconds; those that do not; the seconds of the first."""
+    runs, rest, spent = [], [], 0.0
+    for task in tasks:
+        seconds = expected_seconds(task, records)
+        if spent + seconds > budget:
+            rest.append(task)
+        else:
+            runs.append(task)
+            spent += seconds
+    return runs, rest, spent
+
+
+def measured(task: Record, work: Callable[[], Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+    """The record of a piece of work: the task, what it gave, what it cost, and where it was made."""
+    started, cpu = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = work()
+    return {
+        **task,
+        **found,
+        **facts,
+        "seconds": round(time.perf_counter() - started, 3),
+        "cpu_seconds": round(time.process_time() - cpu, 3),
+        "peak_mb": peak_mb(),
+        "commit": commit(),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def peak_mb(children: bool = False) -> int | None:
+    """The most memory that this process (or one of its children) has held so far, in MB; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+    return round(resource.getrusage(who).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+@cache
+def commit() -> str | None:
+    """The commit of this checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    names = ("torch", "pyro-ppl", "tyxe", "pyrobnn")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Run a function on every task whose record is not in the file yet.
+
+    Args:
+        path: the file (JSON lines). Only one sweep may write to it at a time.
+        key: what identifies the task of a record: records and tasks of one key are the same work.
+        jobs: processes on this machine, one torch thread each; 1 runs in this process.
+        scheduler: address of a Dask scheduler (``"tcp://host:8786"``); its workers run the tasks instead.
+    """
+
+    path: str | Path
+    key: Callable[[Record], Hashable]
+    jobs: int = 1
+    scheduler: str | None = None
+
+    def pending(self, tasks: Sequence[Record]) -> list[Record]:
+        """The tasks, in their order and once each, that have no record yet."""
+        seen = {self.key(record) for record in read_records(self.path)}
+        waiting = []
+        for task in tasks:
+            if self.key(task) not in seen:
+                seen.add(self.key(task))
+                waiting.append(task)
+        return waiting
+
+    def run(
+        self, function: Callable[[Record], Record], tasks: Sequence[Record]
+    ) -> Iterator[tuple[Record, Record | Exception]]:
+        """Run what is pending; yield (task, record) as each finishes, after its line is on the disk.
+
+        A task that raises is yielded with its exception and leaves no line: the next sweep tries it again.
+
+        Raises:
+            RuntimeError: another sweep is writing to this file.
+        """
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)  # gone with the process
+        try:
+            held = lock.acquire()
+        except Timeout as error:
+            raise RuntimeError(f"another sweep is writing to {self.path}: give another file") from error
+        with held:
+            pending = self.pending(tasks)
+            alone = self.scheduler is None and self.jobs == 1
+            for task, outcome in (
+                (_attempt(function, task) for task in pending) if alone else self._parallel(function, pending)
+            ):
+                if not isinstance(outcome, Exception):
+                    append_record(self.path, outcome)
+                yield task, outcome
+
+    def _parallel(
+        self, function: Callable[[Record], Record], tasks: Sequence[Record]
+    ) -> Iterator[tuple[Record, Record | Exception]]:
+        from contextlib import ExitStack
+
+        calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
+        with ExitStack() as stack:
+            options: dict[str, Any] = {"backend": "loky", "n_jobs": self.jobs, "inner_max_num_threads": 1}
+            if self.scheduler is not None:
+                from pyrobnn.inference.distributed import dask_client
+
+                stack.enter_context(dask_client(self.scheduler))
+                options = {"backend": "dask"}
+            stack.enter_context(joblib.parallel_config(**options))
+            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(
+                calls
+            )
+
+
+def _attempt(function: Callable[[Record], Record], task: Record) -> tuple[Record, Record | Exception]:
+    try:
+        return task, function(task)
+    except Exception as error:  # one failed fit must not end a sweep of hours
+        return task, error
+
+
+def mean_and_error(values: Sequence[float], overlap: float = 0.0) -> tuple[float, float]:
+    r"""Mean over splits and its standard error, NaN for fewer than three.
+
+    .. math:: sd\,\sqrt{1/n + n_{test}/n_{train}}
+
+    since splits share most of their training rows.
+
+    Reference: Inference for the Generalization Error (Nadeau & Bengio, 2003).
+    """
+    mean = fmean(values)
+    if len(values) < 3:
+        return mean, math.nan
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance * (1 / len(values) + overlap))

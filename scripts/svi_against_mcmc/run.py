@@ -1,0 +1,226 @@
+"""SVI against MCMC on clusters of noisy data: whether NUTS converges, and how far the uncertainty opens in a gap.
+
+    python scripts/svi_against_mcmc/run.py chains    # NUTS on all eight cases until it has converged
+    python scripts/svi_against_mcmc/run.py gaps    # NUTS and mean-field SVI on fresh draws of the clusters
+
+A case is one of four sets of 400 points with one of two models of the noise; the net is 1-50-1, tanh. Records are
+appended to ``records.jsonl`` as they are made, and what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+
+import pyrobnn as pb
+from pyrobnn.data import Dataset
+from pyrobnn.diagnostics import Evidence
+from pyrobnn.diagnostics.points import widest_gap
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from records import append_record, read_records  # noqa: E402
+
+RESULTS = Path(__file__).with_name("records.jsonl")
+DATA = ("four_clusters", "four_cubic_clusters", "two_clusters", "two_cubic_clusters")
+NOISES = ("inferred", "heteroskedastic")
+#: s, and the scale of the biases, of the prior N(0, s² / fan-in)
+PRIOR = (3.0, 1.0)
+DEPTH, WARMUP, ACCEPT = 12, 200, 0.9
+#: seed of the 400 fresh points at which predictions are scored
+UNSEEN = 1000
+
+
+def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.BNN:
+    """The net of the study under a fan-in normal prior."""
+    varying = noise == "heteroskedastic"
+    likelihood = (
+        pb.likelihoods.HeteroskedasticGaussian()
+        if varying
+        else pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    )
+    net = pb.networks.mlp(1, (50,), 2 if varying else 1, seed=0)
+    prior = pb.priors.FanInNormal(scale, bias_scale)
+    return pb.BNN(net, prior, likelihood, standardizer=pb.data.Standardizer.fit(data))
+
+
+def fresh(name: str, seed: int) -> Dataset:
+    """Another draw of a study's clusters, 400 points."""
+    make = pb.data.cubic_clusters if "cubic" in name else pb.data.clusters
+    if name.startswith("four"):
+        return make(400, seed=seed)
+    two = {"vertical_stds": (0.2, 0.05), "spreads": (0.3, 1.2), "offsets": (-1.0, 0.5)}
+    return make(400, fractions=(0.5, 0.5), seed=seed, **two)
+
+
+def chains(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """NUTS on the study's own points, with its verdict."""
+    key = {
+        "part": "chains",
+        "data": name,
+        "noise": noise,
+        "scale": options.prior[0],
+        "bias_scale": options.prior[1],
+    }
+    if not options.known(key):
+        yield key | _judged(options.nuts, name, pb.data.study(name), noise, options, seed=1)
+
+
+def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """NUTS and SVI on fresh draws of the data."""
+    methods = {
+        "nuts": options.nuts,
+        "svi": pb.SVI(num_steps=5000, kl_weight=pb.kl_schedules.Linear(warmup=0.1, full=0.5)),
+    }
+    for seed in options.seeds:
+        for method, config in methods.items():
+            key = {"part": "gaps", "data": name, "noise": noise, "seed": seed, "method": method}
+            key |= {"scale": options.prior[0], "bias_scale": options.prior[1]}
+            if not options.known(key):
+                yield key | _judged(config, name, fresh(name, seed), noise, options, seed=seed)
+
+
+def _judged(
+    method: Any,
+    name: str,
+    data: Dataset,
+    noise: str,
+    options: argparse.Namespace,
+    seed: int,
+    init: torch.nn.Module | None = None,
+) -> dict[str, Any]:
+    started = time.process_time()
+    kept = {}
+    if options.keep is not None and isinstance(method, pb.NUTS):
+        kept = {"checkpoint": options.keep / f"{name}-{noise}-{seed}.checkpoint"}
+    model = model_of(data, noise, *options.prior)
+    posterior = method.fit(model, data.x, data.y, seed=seed, init=init, **kept)
+    seconds = time.process_time() - started
+    tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function)
+    verdict = pb.diagnose(tree)
+    found = {check.name: check.value for check in verdict.checks}
+    gap = widest_gap(Evidence(tree))
+    inside = posterior.predict(data.x)
+    unseen = fresh(name, UNSEEN)
+    stats = posterior.sample_stats
+    record: dict[str, Any] = {
+        "status": verdict.status,
+        "not passed": [f"{c.name} {c.status}" for c in verdict.checks if c.status != "pass"],
+        "gap_ratio": None if gap is None or gap.ratio is None else round(gap.ratio, 3),
+        "sd at data": round(float(inside.epistemic_var.sqrt().median()), 5),
+        "noise at data": round(float(inside.aleatoric_var.mean().sqrt()), 5),
+        "log density": round(float(posterior.predict(unseen.x).log_prob(unseen.y).mean()), 4),
+        "elbo": None if posterior.log_evidence is None else round(posterior.log_evidence, 2),
+        "cpu seconds": round(seconds, 1),
+    } | {name: found[name] for name in ("rhat_function", "ess_function", "khat") if name in found}
+    if "tree_depth" in stats:
+        record |= {
+            "draws": posterior.num_chains * posterior.num_draws,
+            "cut": round(float((stats["tree_depth"] >= method.max_tree_depth).float().mean()), 4),
+            "leapfrogs": round(float(stats["n_steps"].float().mean()), 1),
+            "divergences": int(stats["diverging"].sum()),
+            "stopped": posterior.meta["stopped"],
+            "accept": method.target_accept,
+            "depth": method.max_tree_depth,
+        }
+    return record
+
+
+PARTS: dict[str, Callable[[str, str, argparse.Namespace], Iterator[dict[str, Any]]]] = {
+    "chains": chains,
+    "gaps": gaps,
+}
+
+
+def chain_table(records: list[dict[str, Any]]) -> str:
+    """NUTS on the study's points: whether it has converged, what it cost, and what its verdict says."""
+    lines = [
+        "| data | noise | R-hat of f | ESS of f | draws | leapfrogs a draw | cut at depth | divergences | CPU s "
+        "| gap ratio | verdict | its reasons |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in sorted((r for r in records if r["part"] == "chains"), key=lambda r: (r["data"], r["noise"])):
+        spoken = [each for each in r["not passed"] if each.endswith((" warn", " fail"))]
+        reasons = ", ".join(f"`{each.rsplit(' ', 1)[0]}`" for each in spoken if "fit_warnings" not in each)
+        ratio = "" if r["gap_ratio"] is None else f"{r['gap_ratio']:.1f}"
+        lines.append(
+            f"| {r['data']} | {r['noise']} | {r['rhat_function']:.3f} | {r['ess_function']:.0f} | {r['draws']} "
+            f"| {r['leapfrogs']:.0f} | {r['cut']:.1%} | {r['divergences']} | {r['cpu seconds']:.0f} | {ratio} "
+            f"| {r['status']} | {reasons} |"
+        )
+    return "\n".join(lines)
+
+
+def gap_table(records: list[dict[str, Any]]) -> str:
+    """How far doubt opens in the widest gap, NUTS beside SVI: means over fresh data with their standard errors."""
+    lines = [
+        "| data | noise | data sets | gap / data, NUTS | gap / data, SVI | NUTS / SVI, in the gap "
+        "| NUTS / SVI, at the data | largest R-hat of f |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows = [record for record in records if record["part"] == "gaps"]
+    for name, noise in itertools.product(DATA, NOISES):
+        cases = {m: {r["seed"]: r for r in rows if _is(r, name, noise, m)} for m in ("nuts", "svi")}
+        both = [(cases["nuts"][seed], cases["svi"][seed]) for seed in cases["nuts"] if seed in cases["svi"]]
+        if len(both) < 2:
+            continue
+        at_data = [nuts["sd at data"] / svi["sd at data"] for nuts, svi in both]
+        opened = [[each["gap_ratio"] for each in pair] for pair in both]
+        in_gap = [here * nuts / svi for here, (nuts, svi) in zip(at_data, opened, strict=True)]
+        series = ([nuts for nuts, _ in opened], [svi for _, svi in opened], in_gap, at_data)
+        cells = [f"{fmean(each):.2f} ± {stdev(each) / len(each) ** 0.5:.2f}" for each in series]
+        worst = max(nuts["rhat_function"] for nuts, _ in both)
+        lines.append(f"| {name} | {noise} | {len(both)} | {' | '.join(cells)} | {worst:.3f} |")
+    return "\n".join(lines)
+
+
+def _is(record: dict[str, Any], name: str, noise: str, method: str) -> bool:
+    return (record["data"], record["noise"], record["method"]) == (name, noise, method)
+
+
+def main() -> None:
+    """Run the parts that are asked for; print and append their records."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
+    parser.add_argument("--noise", nargs="+", default=NOISES, choices=NOISES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="of the fresh data")
+    parser.add_argument("--prior", type=float, nargs=2, default=PRIOR, metavar=("S", "BIAS"))
+    parser.add_argument("--seconds", type=float, default=600.0, help="the most that a run of NUTS takes")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="of NUTS' trees, at most")
+    parser.add_argument("--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.nuts = pb.NUTS(
+        num_warmup=WARMUP,
+        max_tree_depth=options.depth,
+        target_accept=options.accept,
+        until="converged",
+        max_seconds=options.seconds,
+    )
+    done = read_records(options.results) if options.results.exists() else []
+    options.known = lambda key: any(key.items() <= record.items() for record in done)
+    warnings.simplefilter("ignore")
+    for part, name, noise in itertools.product(options.parts, options.data, options.noise):
+        for record in PARTS[part](name, noise, options):
+            print(*(f"{key}={value}" for key, value in record.items()), sep="  ", flush=True)
+            append_record(options.results, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""One declared rule per method: what is fixed, what is inferred, and what is chosen on the train part, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyro.distributions as dist
+from uci.scores import LinearFloor, mixture_scores
+
+from pyrobnn.data import Dataset, Standardizer, train_test_split
+from pyrobnn.data.uci_sets import NUM_HIDDEN
+from pyrobnn.inference.ensemble import DeepEnsemble
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.map import MAP
+from pyrobnn.inference.mc_dropout import MCDropout
+from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.sgmcmc import SGHMC
+from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.swag import SWAG
+from pyrobnn.likelihoods import HomoskedasticGaussian
+from pyrobnn.model import BNN
+from pyrobnn.networks import mlp
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.predict import Prediction
+from pyrobnn.priors import FanInNormal
+
+
+@dataclass(frozen=True)
+class OfLinear:
+    """A noise as a share of that of a Bayesian linear regression on the same rows, the most that a net should leave."""
+
+    share: float
+
+    def sd(self, train: Dataset) -> float:
+        """The standard deviation, in units of the target's, to two digits."""
+        return float(f"{self.share * LinearFloor.fit(train).noise:.1e}")
+
+
+Noise = float | OfLinear | Literal["inferred", "learned"]
+#: share of the train part that is held out where a rule chooses by validation
+VALIDATION_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting of the hyper-parameters: the method, the prior scale s of N(0, s²/fan-in), and the noise.
+
+    ``noise`` is a standard deviation in units of the target's, a share of a linear model's, ``"inferred"`` (under a
+    HalfNormal(1) prior) or ``"learned"`` (a point estimate). ``init`` is the method whose fit this one starts at;
+    ``num_hidden`` the net's hidden units.
+    """
+
+    method: Any
+    prior_scale: float
+    noise: Noise
+    init: Any = None
+    num_hidden: int = NUM_HIDDEN
+
+    def model(self, train: Dataset, seed: int) -> BNN:
+        """One hidden layer of ReLU units on ``train`` in standard units; net initialised by ``seed``."""
+        noise = self.noise.sd(train) if isinstance(self.noise, OfLinear) else self.noise
+        scale = dist.HalfNormal(1.0) if noise == "inferred" else noise
+        net = mlp(train.x.shape[1], (self.num_hidden,), activation="relu", seed=seed)
+        return BNN(
+            net,
+            FanInNormal(self.prior_scale),
+            HomoskedasticGaussian(scale),
+            standardizer=Standardizer.fit(train),
+        )
+
+    def fit(self, train: Dataset, seed: int, num_draws: int | None) -> Posterior:
+        """The posterior of this candidate on ``train``."""
+        model, options = self.model(train, seed), {} if num_draws is None else {"num_draws": num_draws}
+        if self.init is not None:
+            options["init"] = self.init.fit(model, train.x, train.y, seed=seed)
+        return self.method.fit(model, train.x, train.y, seed=seed, **options)
+
+
+def _plain(noise: Noise) -> Any:
+    return f"{noise.share:g} of a linear model's" if isinstance(noise, OfLinear) else noise
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a method's hyper-parameters are found on a train part, the same for every data set and split.
+
+    Args:
+        method: the configuration.
+        prior_scales, noises, variants: where the search starts; ``variants`` are changes of the method's options. From
+            a best value at an end of several it goes on by their ratio for as long as that is better still: prior
+            scales and numbers of a variant both ways, shares of a linear model's noise downwards.
+        choose: ``"evidence"``: every candidate is fitted to the whole train part and the highest ``log_evidence`` wins;
+            ``"validation"``: candidates are fitted to four fifths, the highest mean log density of the rest wins and is
+            fitted anew to the whole (the next, should that diverge); None: there is only one candidate. The evidence of
+            SVI is its ELBO.
+        validate_with: the method whose validation or evidence chooses, where that is not the method itself.
+        num_draws: draws (per chain); None for the method's own number.
+        init: the method whose fit is where this one starts; None for its own start.
+        num_hidden: hidden units of the net.
+
+    Raises:
+        ValueError: more than one candidate and no way to choose.
+
+    Example:
+        >>> rule = Rule(MAP(), prior_scales=(1.0, 2.0), noises=(0.1,), choose="validation")
+        >>> len(list(rule.candidates()))
+        2
+    """
+
+    method: Any
+    prior_scales: tuple[float, ...]
+    noises: tuple[Noise, ...]
+    choose: Literal["evidence", "validation"] | None = None
+    variants: tuple[Mapping[str, Any], ...] = field(default=({},))
+    validate_with: Any = None
+    num_draws: int | None = None
+    init: Any = None
+    num_hidden: int = NUM_HIDDEN
+
+    def __post_init__(self) -> None:
+        if self.choose not in ("evidence", "validation", None):
+            raise ValueError(f"'choose' must be 'evidence', 'validation' or None, got {self.choose!r}")
+        if self.choose is None and len(list(self.candidates())) != 1:
+            raise ValueError(
+                "a rule with several candidates must choose: pass choose='validation' or 'evidence'"
+            )
+
+    def candidates(self) -> Iterator[Candidate]:
+        """The grid."""
+        for variant, scale, noise in itertools.product(self.variants, self.prior_scales, self.noises):
+            method = dataclasses.replace(self.method, **variant)
+            yield Candidate(method, scale, noise, self.init, self.num_hidden)
+
+    def fit(self, train: Dataset, seed: int) -> tuple[Posterior, Candidate, dict[str, float]]:
+        """Apply the rule to a train part.
+
+        Returns:
+            The posterior on the whole train part, the candidate behind it, and the criterion of every candidate by
+            its label.
+        """
+        candidates = list(self.candidates())
+        if self.choose is None:
+            return candidates[0].fit(train, seed, self.num_draws), candidates[0], {}
+        if self.choose == "evidence":
+            fits: list[Posterior] = []
+
+            def evidence(candidate: Candidate) -> float:
+                fits.append(self._judge(candidate).fit(train, seed, self.num_draws))
+                return -math.inf if fits[-1].log_evidence is None else fits[-1].log_evidence
+
+            values = self._judged(candidates, evidence)
+            best = max(range(len(values)), key=values.__getitem__)
+            fitted = fits[best]
+            if self.validate_with is not None:
+                fitted = candidates[best].fit(train, seed, self.num_draws)
+            return fitted, candidates[best], self._table(candidates, values)
+        part, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
+        values = self._judged(candidates, lambda candidate: self._validate(candidate, part, held_out, seed))
+        table = self._table(candidates, values)
+        ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+        for best in ranking[:-1]:
+            try:
+                return candidates[best].fit(train, seed, self.num_draws), candidates[best], table
+            except FloatingPointError:  # stable on four fifths of the data, not on all: the next
+                continue
+        last = candidates[ranking[-1]]
+        return last.fit(train, seed, self.num_draws), last, table
+
+    def _judged(self, candidates: list[Candidate], judge: Callable[[Candidate], float]) -> list[float]:
+        """The value of each candidate; those beyond the ends are appended while an end is the best."""
+        values = [judge(candidate) for candidate in candidates]
+        while further := self.beyond(candidates, candidates[max(range(len(values)), key=values.__getitem__)]):
+            candidates.append(further)
+            values.append(judge(further))
+        return values
+
+    def beyond(self, candidates: Sequence[Candidate], best: Candidate) -> Candidate | None:
+        """The next candidate on an axis at whose end the best of these lies; None if it lies at none."""
+        next_scale = _beyond(best.prior_scale, {each.prior_scale for each in candidates})
+        if next_scale:
+            return dataclasses.replace(best, prior_scale=next_scale)
+        if isinstance(best.noise, OfLinear):  # never above a linear model's own
+            shares = {each.noise.share for each in candidates if isinstance(each.noise, OfLinear)}
+            share = _beyond(best.noise.share, shares)
+            if share and share < best.noise.share:
+                return dataclasses.replace(best, noise=OfLinear(share))
+        for name in {name for variant in self.variants for name in variant}:
+            value = _beyond(getattr(best.method, name), {getattr(each.method, name) for each in candidates})
+            if value:
+                with contextlib.suppress(TypeError, ValueError):  # no value of that option: the end is one
+                    return dataclasses.replace(best, method=dataclasses.replace(best.method, **{name: value}))
+        return None
+
+    def _validate(self, candidate: Candidate, part: Dataset, held_out: Dataset, seed: int) -> float:
+        num_draws = self.num_draws if self.validate_with is None else None
+        candidate = self._judge(candidate)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", UserWarning
+                )  # of candidates that may be far off; the last fit's count
+                prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
+        except FloatingPointError:  # a step size beyond stability: not the one to choose
+            return -math.inf
+        return held_out_scores(prediction, held_out)["log_density"]
+
+    def _judge(self, candidate: Candidate) -> Candidate:
+        """The candidate with the method that chooses."""
+        if self.validate_with is None:
+            return candidate
+        return dataclasses.replace(candidate, method=self.validate_with, init=None)
+
+    def _table(self, candidates: list[Candidate], values: list[float]) -> dict[str, float]:
+        labels = [self.label(candidate) for candidate in candidates]
+        return {label: round(max(value, -1e9), 4) for label, value in zip(labels, values)}
+
+    def label(self, candidate: Candidate) -> str:
+        """What tells a candidate from the others of the grid."""
+        parts = []
+        if len(self.prior_scales) > 1:
+            parts.append(f"prior_scale={candidate.prior_scale:g}")
+        if len(self.noises) > 1:
+            parts.append(f"noise={_plain(candidate.noise)}")
+        changed = {name for variant in self.variants for name in variant}
+        parts += [f"{name}={getattr(candidate.method, name)}" for name in sorted(changed)]
+        return " ".join(parts)
+
+
+def _beyond(value: Any, tried: Collection[Any]) -> float | None:
+    """The next number of a geometric series at whose end ``value`` lies, to three digits; None inside of it."""
+    if len(tried) < 2 or not all(isinstance(each, int | float) and each > 0 for each in tried):
+        return None
+    ordered = sorted(tried)
+    if value == ordered[0]:
+        return float(f"{value**2 / ordered[1]:.3g}")
+    return float(f"{value**2 / ordered[-2]:.3g}") if value == ordered[-1] else None
+
+
+def held_out_scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
+    """RMSE, log density, CRPS and coverage in original units."""
+    loc, scale = (part.flatten(0, 1)[..., 0] for part in (prediction.loc, prediction.scale))
+    return mixture_scores(loc, scale, data.y[:, 0], mean=prediction.mean[:, 0])
+
+
+def _rules() -> dict[str, Rule]:
+    # a batch of this size is all the data, handed to the compiled step as an argument: one compilation then serves
+    # every split of a data set
+    whole = 10**6
+    search = MAP(num_steps=1000, batch_size=whole)
+    # members are not polished: the noise is that of a search which is not either
+    unpolished = MAP(num_steps=1000, batch_size=whole, polish_steps=0)
+    noises = tuple(OfLinear(share) for share in (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0))
+    validated: dict[str, Any] = {
+        "prior_scales": (1.0,),
+        "noises": noises,
+        "choose": "validation",
+        "validate_with": search,
+    }
+    # faster rates and wider starts end in optima that call the signal noise: their ELBO is hundreds of nats lower
+    svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01)
+    lrt = dataclasses.replace(svi, local_reparameterization=True)
+    # a draw from the prior can be so steep that the larger steps of SGHMC are unstable. NUTS does not start
+    # at modes: where they interpolate the data, with next to no noise, it stays (yacht)
+    modes = DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole)
+    inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
+    return {
+        "map": Rule(search, **validated),
+        "ensemble": Rule(
+            DeepEnsemble(num_steps=1000, batch_size=whole), **validated | {"validate_with": unpolished}
+        ),
+        "svi-rt": Rule(svi, **inferred, choose="evidence", num_draws=400),
+        "svi-lrt": Rule(lrt, **inferred, choose="evidence", num_draws=400),
+        "laplace": Rule(
+            Laplace(map=search, tune="marginal_likelihood", predictive="linearized", importance=False),
+            prior_scales=(1.0,),
+            noises=noises,
+            choose="evidence",
+            num_draws=400,
+        ),
+        # an iterate an epoch would be few of many rows. It starts at the mode of the search that chose its noise: at
+        # another search's the noise is not what the net leaves
+        "swag": Rule(SWAG(num_steps=2000, collect_every=20), **validated, num_draws=100, init=search),
+        "mc-dropout": Rule(
+            MCDropout(p=0.01, num_steps=1500, batch_size=whole),
+            prior_scales=(1.0,),
+            noises=("learned",),
+            choose="validation",
+            variants=tuple({"p": p} for p in (0.005, 0.02, 0.05)),
+            num_draws=400,
+        ),
+        "sghmc": Rule(
+            SGHMC(num_chains=4, num_warmup=3000, thinning=20, friction=0.02),
+            prior_scales=(1.0,),
+            noises=("inferred",),
+            choose="validation",
+            variants=({"step_size": 3e-5}, {"step_size": 3e-4}, {"step_size": 3e-3}),
+            num_draws=100,
+            init=modes,
+        ),
+        "nuts": Rule(
+            NUTS(num_chains=4, num_warmup=300, max_tree_depth=9),
+            **inferred,
+            choose="evidence",
+            validate_with=lrt,
+            num_draws=100,
+        ),
+    }
+
+
+#: the rule of every method, by its name in the tables
+RULES: dict[str, Rule] = _rules()

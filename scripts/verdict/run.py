@@ -1,0 +1,844 @@
+"""How often a verdict cries wolf, and how often it lets one pass: exact posterior draws, healthy and planted faults.
+
+    python scripts/verdict/run.py --healthy 60 --sick 6
+    python scripts/verdict/run.py --net-healthy 4 --net-sick 1
+    python scripts/readme_tables.py
+
+Every case is a linear net with data from its own prior (1 to 20 inputs, 40 to 200 data, any noise), whose posterior is
+known: its draws are exact, and so is every fault put into them. Each case has data of its own. Nets with hidden units
+are runs of NUTS on `pb.references` (nets.py). One JSON line a case; cases that the file has are not run again,
+so that it can be stopped and gone on with. At its end the rates of every check go to the package, for reports to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+import xarray as xr
+from scipy import stats
+
+import pyrobnn as pb
+from pyrobnn.posterior import Posterior
+
+HELD_OUT = 100
+RATES = Path(__file__).parent.parent / "pyrobnn" / "diagnostics" / "rates.json"
+LENGTHS = {"4x200": (4, 200), "4x1000": (4, 1000)}
+
+
+@dataclass
+class Case:
+    """Data of a line with Gaussian noise, and exact draws (chain, draw, weight) of the net's posterior."""
+
+    rng: np.random.Generator
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    noise: float
+    shape: tuple[int, int]
+    prior: float = 1.0
+    iid: bool = False
+    errors: tuple[np.ndarray, ...] = ()
+
+    def exact(self, *, count: float = 1.0, prior: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the posterior, of data counted `count` times."""
+        design = np.concatenate([self.x, np.ones((len(self.x), 1))], axis=1)
+        precision = count * design.T @ design / self.noise**2
+        covariance = np.linalg.inv(precision + np.eye(design.shape[1]) / (prior or self.prior) ** 2)
+        return count * covariance @ design.T @ self.y / self.noise**2, covariance
+
+    def draws(self, *, kept: float = 0.0, count: float = 1.0, prior: float | None = None) -> np.ndarray:
+        """Stationary chains of it, with correlation `kept` from draw to draw."""
+        mean, covariance = self.exact(count=count, prior=prior)
+        normal = self.rng.normal(size=(*self.shape, len(mean)))
+        for draw in range(1, self.shape[1] if kept else 0):
+            normal[:, draw] = kept * normal[:, draw - 1] + np.sqrt(1 - kept**2) * normal[:, draw]
+        return mean + normal @ np.linalg.cholesky(covariance).T
+
+
+def make_case(seed: list[int], shape: tuple[int, int], change: Callable[[Case], None] | None = None) -> Case:
+    """A problem from the model's own prior; `change` may spoil the data before anything is inferred."""
+    rng = np.random.default_rng(seed)
+    inputs, num = int(rng.integers(1, 21)), int(rng.integers(40, 201))
+    noise = float(np.exp(rng.uniform(np.log(0.1), np.log(2.0))))
+    weights = rng.normal(size=inputs + 1)
+    x, x_test = rng.normal(size=(num, inputs)), rng.normal(size=(HELD_OUT, inputs))
+    errors = tuple(rng.normal(size=len(part)) for part in (x, x_test))
+    y, y_test = (
+        part @ weights[:-1] + weights[-1] + noise * error
+        for part, error in zip((x, x_test), errors, strict=True)
+    )
+    case = Case(rng, x, y, x_test, y_test, noise, shape, errors=errors)
+    if change is not None:
+        change(case)
+    return case
+
+
+def tree_of(case: Case, draws: np.ndarray):
+    """The DataTree that the library makes of the draws, as of NUTS chains or of a fitted normal."""
+    net = torch.nn.Linear(case.x.shape[1], 1)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, case.prior))
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(case.noise))
+    values, *data = (
+        torch.tensor(part, dtype=torch.float32)
+        for part in (draws, case.x, case.y[:, None], case.x_test, case.y_test[:, None])
+    )
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian", "iid": case.iid}
+    sample_stats = {"lp": torch.zeros(draws.shape[:2])}
+    if case.iid:
+        meta |= {"method": "SVI", "kind": "independent", "claim": "approximate", "log_evidence_kind": "elbo"}
+        sample_stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
+    sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
+    return Posterior(model, sites, sample_stats, meta=meta).to_datatree(*data[:2], test=tuple(data[2:]))
+
+
+def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
+    """log p of the exact posterior, and log q of the normal that fits the draws."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    fitted = flat.mean(0), np.atleast_2d(np.cov(flat.T))
+    pairs = {"log_p": case.exact(), "log_q": fitted}
+    found = {}
+    for name, (mean, covariance) in pairs.items():
+        scaled = np.linalg.solve(np.linalg.cholesky(covariance), (flat - mean).T)
+        log_det = np.linalg.slogdet(covariance)[1]
+        found[name] = (-0.5 * ((scaled**2).sum(0) + log_det)).reshape(draws.shape[:2])
+    return found
+
+
+def spread(factor: float) -> Callable[[Case], np.ndarray]:
+    """Draws whose sd is `factor` times the posterior's."""
+
+    def spoil(case: Case) -> np.ndarray:
+        draws, mean = case.draws(), case.exact()[0]
+        return mean + factor * (draws - mean)
+
+    return spoil
+
+
+def moved(
+    sds: float, chains: slice = slice(None), draws: slice = slice(None)
+) -> Callable[[Case], np.ndarray]:
+    """Some of the draws `sds` posterior sd away, in every weight."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found = case.draws()
+        found[chains, draws] += sds * np.sqrt(np.diag(case.exact()[1]))
+        return found
+
+    return spoil
+
+
+def stuck(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[1] = found[1, :1]
+    return found
+
+
+def copied(case: Case) -> np.ndarray:
+    return np.repeat(case.draws()[:1], case.shape[0], axis=0)
+
+
+def nearly_copied(case: Case) -> np.ndarray:
+    found = copied(case)
+    return found + 1e-6 * case.rng.normal(size=found.shape)
+
+
+def tied(case: Case) -> np.ndarray:
+    found = case.draws()
+    return found.reshape(-1, found.shape[-1])[case.rng.integers(0, 150, size=case.shape)]
+
+
+def one_point(case: Case) -> np.ndarray:
+    mean, covariance = case.exact()
+    return mean + 1e-3 * np.sqrt(np.diag(covariance)) * case.rng.normal(size=(*case.shape, len(mean)))
+
+
+def trend(case: Case) -> np.ndarray:
+    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
+    return found + 2.0 * np.linspace(-1, 1, case.shape[1])[:, None] * sd
+
+
+def one_weight(case: Case) -> np.ndarray:
+    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
+    found[..., 0] += 3.0 * sd[0]
+    return found
+
+
+def marginals(case: Case) -> np.ndarray:
+    """The posterior's conditional sds without its correlations, as of a mean-field fit."""
+    mean, covariance = case.exact()
+    sd = 1.0 / np.sqrt(np.diag(np.linalg.inv(covariance)))
+    return mean + sd * case.rng.normal(size=(*case.shape, len(mean)))
+
+
+def permuted(case: Case) -> np.ndarray:
+    return replace(case, y=case.rng.permutation(case.y)).draws()
+
+
+def without_bias(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[..., -1] = 0.0
+    return found
+
+
+def other_data(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[0] = replace(case, x=case.x_test, y=case.x_test @ case.rng.normal(size=case.x.shape[1])).draws()[0]
+    return found
+
+
+def twice(case: Case) -> np.ndarray:
+    return np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1)
+
+
+def other_rows(case: Case, tree: xr.DataTree) -> None:
+    values = tree["log_likelihood"]["y"]
+    tree["log_likelihood"]["y"] = values.copy(data=values.values[..., case.rng.permutation(values.shape[-1])])
+
+
+def other_sign(case: Case, tree: xr.DataTree) -> None:
+    tree["log_likelihood"]["y"] = -tree["log_likelihood"]["y"]
+
+
+def doubled(case: Case) -> None:
+    case.x, case.x_test = (np.concatenate([x, x[:, :1]], axis=1) for x in (case.x, case.x_test))
+
+
+def collinear(case: Case) -> None:
+    case.x = case.x[:, :1] + 0.1 * case.rng.normal(size=(len(case.x), max(2, case.x.shape[1])))
+    case.x_test = case.x_test[:, :1] + 0.1 * case.rng.normal(size=(HELD_OUT, case.x.shape[1]))
+    weights = case.rng.normal(size=case.x.shape[1])
+    case.y = case.x @ weights + case.noise * case.rng.normal(size=len(case.x))
+    case.y_test = case.x_test @ weights + case.noise * case.rng.normal(size=HELD_OUT)
+
+
+def test_is_train(case: Case) -> None:
+    case.x_test, case.y_test = case.x[:HELD_OUT].copy(), case.y[:HELD_OUT].copy()
+
+
+def swallowed(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case], None]:
+    """A function of the first input that no line has, as large as the noise, which takes both."""
+
+    def change(case: Case) -> None:
+        for x, y in ((case.x, case.y), (case.x_test, case.y_test)):
+            extra = function(x[:, 0])
+            y += 2.0 * case.noise * (extra - extra.mean()) / extra.std()
+        case.noise *= np.sqrt(5.0)
+
+    return change
+
+
+def renoised(draw: Callable[[Case, np.ndarray], np.ndarray]) -> Callable[[Case], None]:
+    """Other errors than the model's: `draw` gives them in units of its noise."""
+
+    def change(case: Case) -> None:
+        pairs = (case.x, case.y), (case.x_test, case.y_test)
+        for (x, y), error in zip(pairs, case.errors, strict=True):
+            y += case.noise * (draw(case, x[:, 0]) - error)
+
+    return change
+
+
+def heteroskedastic(case: Case, x: np.ndarray) -> np.ndarray:
+    """As large as the model's on average: nothing but where the errors are large tells."""
+    return np.exp(0.8 * x - 0.64) * case.rng.normal(size=len(x))
+
+
+def dependent(case: Case, x: np.ndarray) -> np.ndarray:
+    """Errors of one row that carry over to the next, as in a time series."""
+    error = case.rng.normal(size=len(x))
+    for row in range(1, len(x)):
+        error[row] = 0.7 * error[row - 1] + np.sqrt(1 - 0.7**2) * error[row]
+    return error
+
+
+def drifting(case: Case, x: np.ndarray) -> np.ndarray:
+    return (case.rng.normal(size=len(x)) + 1.5 * np.linspace(-1, 1, len(x))) / np.sqrt(1.75)
+
+
+def grouped(case: Case, x: np.ndarray) -> np.ndarray:
+    """Half of the variance is that of groups of ten rows."""
+    of_group = np.repeat(case.rng.normal(size=-(-len(x) // 10)), 10)[: len(x)]
+    return (case.rng.normal(size=len(x)) + of_group) / np.sqrt(2.0)
+
+
+def without_an_input(case: Case) -> None:
+    """One more input, with an effect twice as large as the noise, that the net is not given."""
+    for y in (case.y, case.y_test):
+        y += 2.0 * case.noise * case.rng.normal(size=len(y))
+
+
+def opposite(case: Case) -> np.ndarray:
+    """Every other chain the mirror image of the one before."""
+    found, mean = case.draws(kept=0.2), case.exact()[0]
+    found[1::2] = 2.0 * mean - found[::2]
+    return found
+
+
+def delayed(case: Case) -> np.ndarray:
+    first = case.draws(kept=0.2)[0]
+    return np.stack([np.roll(first, 37 * chain, axis=0) for chain in range(case.shape[0])])
+
+
+def half_prior(case: Case) -> np.ndarray:
+    found = case.draws()
+    from_prior = case.rng.random(case.shape) < 0.5
+    found[from_prior] = case.prior * case.rng.normal(size=(int(from_prior.sum()), found.shape[-1]))
+    return found
+
+
+def of_other_data(case: Case) -> np.ndarray:
+    weights = case.rng.normal(size=case.x.shape[1])
+    return replace(case, y=case.x @ weights + case.noise * case.rng.normal(size=len(case.y))).draws()
+
+
+def of_half_the_data(case: Case) -> np.ndarray:
+    half = len(case.x) // 2
+    return replace(case, x=case.x[:half], y=case.y[:half]).draws()
+
+
+def drawn_again(case: Case) -> np.ndarray:
+    """Draws of each chain drawn from it again with replacement, in their order."""
+    rows = np.sort(case.rng.integers(0, case.shape[1], size=case.shape[1]))
+    return case.draws(kept=0.2)[:, rows]
+
+
+def test_is_nearly_train(case: Case) -> None:
+    test_is_train(case)
+    case.x_test += 1e-4 * case.rng.normal(size=case.x_test.shape)
+    case.y_test += 1e-4 * case.rng.normal(size=case.y_test.shape)
+
+
+def rounded(case: Case) -> np.ndarray:
+    sd = np.sqrt(np.diag(case.exact()[1]))
+    return np.round(case.draws() / sd) * sd
+
+
+def in_order(case: Case) -> np.ndarray:
+    """Every weight of every chain sorted: each has its marginal, and nothing else is right."""
+    return np.sort(case.draws(), axis=1)
+
+
+def apart(case: Case) -> np.ndarray:
+    """Every weight in an order of its own: each has its marginal, and none goes with another."""
+    return case.rng.permuted(case.draws().reshape(-1, case.x.shape[1] + 1), axis=0).reshape(*case.shape, -1)
+
+
+def jittered(sds: float) -> Callable[[Case], np.ndarray]:
+    """One chain as all, each with a little noise of its own."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found, sd = copied(case), np.sqrt(np.diag(case.exact()[1]))
+        return found + sds * sd * case.rng.normal(size=found.shape)
+
+    return spoil
+
+
+def dealt(case: Case) -> np.ndarray:
+    """Slow chains dealt out like cards: each of those that are made holds draws of all, in turn."""
+    chains, num = case.shape
+    every = case.draws(kept=0.995).transpose(1, 0, 2).reshape(num, chains, -1)
+    turns = (np.arange(chains)[:, None] + np.arange(num)) % chains
+    return every[np.arange(num), turns]
+
+
+def shuffled_modes(case: Case) -> np.ndarray:
+    """Draws of two places 4 sd apart in an order at random, so that all chains agree."""
+    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
+    return found + 4.0 * sd * (case.rng.random(case.shape) < 0.5)[..., None]
+
+
+def without_tails(case: Case) -> np.ndarray:
+    """The half of the draws that is nearest to the mean, each twice as often, in an order at random."""
+    mean, covariance = case.exact()
+    flat = case.draws().reshape(-1, len(mean))
+    more = np.concatenate([flat, case.draws().reshape(-1, len(mean))])
+    far = np.einsum("si,ij,sj->s", more - mean, np.linalg.inv(covariance), more - mean)
+    return case.rng.permutation(more[np.argsort(far)[: len(flat)]]).reshape(*case.shape, -1)
+
+
+def of_other_units(case: Case) -> np.ndarray:
+    """Of targets that were scaled by 1.5, as by the sd of other rows."""
+    return replace(case, y=1.5 * case.y).draws()
+
+
+def of_other_inputs(case: Case) -> np.ndarray:
+    """Of inputs that were moved by half of their sd."""
+    return replace(case, x=case.x + 0.5).draws()
+
+
+def a_fifth_is_train(case: Case) -> None:
+    few = min(HELD_OUT // 5, len(case.x))
+    case.x_test[:few], case.y_test[:few] = case.x[:few], case.y[:few]
+
+
+def test_moved(case: Case) -> None:
+    case.y_test = case.y_test + 1.5 * case.noise
+
+
+def times(factor: float) -> Callable[[Case, xr.DataTree], None]:
+    """The log-likelihood group alone, as of data that count more than once or are tempered."""
+
+    def spoil(case: Case, tree: xr.DataTree) -> None:
+        tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"]
+
+    return spoil
+
+
+def throughout(factor: float) -> Callable[[Case, xr.DataTree], None]:
+    """The log-likelihood wherever the tree holds it."""
+
+    def spoil(case: Case, tree: xr.DataTree) -> None:
+        times(factor)(case, tree)
+        tree["function"]["log_likelihood"] = factor * tree["function"]["log_likelihood"]
+
+    return spoil
+
+
+def without_noise(case: Case, tree: xr.DataTree) -> None:
+    """Replicates and predictions that are values of the mean."""
+    f = tree["predictions"]["f"].values[..., 0]
+    tree["predictions"]["y"] = tree["predictions"]["y"].copy(data=f)
+    if "y_sample" in tree["predictions"]:
+        sample = tree["predictions"]["y_sample"]
+        count = -(-sample.shape[0] // (f.shape[0] * f.shape[1]))
+        flat = np.repeat(f.reshape(-1, f.shape[2]), count, axis=0)[: sample.shape[0]]
+        tree["predictions"]["y_sample"] = sample.copy(data=flat.reshape(sample.shape))
+
+
+def one_weight_of_a_chain(case: Case) -> np.ndarray:
+    found = case.draws(kept=0.2)
+    found[0, :, 0] += np.sqrt(case.exact()[1][0, 0])
+    return found
+
+
+def blocks(case: Case) -> np.ndarray:
+    """Every ten draws twice, one after the other."""
+    starts = range(0, case.shape[1] // 2, 10)
+    return case.draws(kept=0.2)[:, np.concatenate([np.r_[at : at + 10, at : at + 10] for at in starts])]
+
+
+def at_the_mode(sds: float) -> Callable[[Case], np.ndarray]:
+    """Half of the draws, at random, within `sds` of the mode."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found, (mean, covariance) = case.draws(kept=0.2), case.exact()
+        chosen = case.rng.random(case.shape) < 0.5
+        noise = case.rng.normal(size=(int(chosen.sum()), len(mean)))
+        found[chosen] = mean + sds * np.sqrt(np.diag(covariance)) * noise
+        return found
+
+    return spoil
+
+
+def some_of_other_sign(case: Case) -> np.ndarray:
+    found = case.draws(kept=0.2)
+    found[case.rng.random(case.shape) < 0.1] *= -1.0
+    return found
+
+
+def some_of_the_prior(case: Case) -> np.ndarray:
+    found = case.draws()
+    chosen = case.rng.random(case.shape) < 0.1
+    found[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), found.shape[-1]))
+    return found
+
+
+def shaped(
+    draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray],
+) -> Callable[[Case], np.ndarray]:
+    """Draws of another distribution with the posterior's mean and, where `draw` has variance one, its covariance."""
+
+    def spoil(case: Case) -> np.ndarray:
+        mean, covariance = case.exact()
+        return mean + draw(case.rng, (*case.shape, len(mean))) @ np.linalg.cholesky(covariance).T
+
+    return spoil
+
+
+def cut_off(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal without what lies beyond 1.5 sd."""
+    return stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)
+
+
+def places(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return 0.95 * rng.choice([-1.0, 1.0], size=shape) + np.sqrt(1 - 0.95**2) * rng.normal(size=shape)
+
+
+def swinging(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Not random at all: each weight of each chain a wave of its own frequency and phase."""
+    chains, draws, weights = shape
+    frequency, phase = rng.uniform(0.2, 3.0, weights), rng.uniform(0.0, 2.0 * np.pi, (chains, 1, weights))
+    return np.sqrt(2.0) * np.sin(np.arange(draws)[:, None] * frequency + phase)
+
+
+def cut_on_one_side(case: Case) -> np.ndarray:
+    """Draws whose first weight is at most half an sd above its mean."""
+    mean, covariance = case.exact()
+    chains = []
+    for _ in range(case.shape[0]):
+        more = case.draws().reshape(-1, len(mean))
+        chains.append(more[more[:, 0] - mean[0] < 0.5 * np.sqrt(covariance[0, 0])][: case.shape[1]])
+    return np.stack(chains)
+
+
+def one_far_draw(case: Case) -> np.ndarray:
+    found = case.draws(kept=0.2)
+    found[1, case.shape[1] // 10] += 1e4
+    return found
+
+
+def one_slow_weight(case: Case) -> np.ndarray:
+    found = case.draws()
+    found[..., 0] = case.draws(kept=0.995)[..., 0]
+    return found
+
+
+def wider_later(case: Case) -> np.ndarray:
+    found, mean, half = case.draws(kept=0.2), case.exact()[0], case.shape[1] // 2
+    found[:, half:] = mean + 1.6 * (found[:, half:] - mean)
+    return found
+
+
+def shuffled_with_noise(case: Case) -> np.ndarray:
+    """One chain as all, each in an order of its own and with a little noise."""
+    first = case.draws()[0]
+    found = np.stack([case.rng.permutation(first) for _ in range(case.shape[0])])
+    return found + 0.05 * np.sqrt(np.diag(case.exact()[1])) * case.rng.normal(size=found.shape)
+
+
+def of_other_rows(case: Case, tree: xr.DataTree) -> None:
+    """Predictions in another order than the held-out rows."""
+    order = case.rng.permutation(HELD_OUT)
+    for name in {"f", "y", "mean", "y_sample"} & set(tree["predictions"].data_vars):
+        values = tree["predictions"][name]
+        axis = next(i for i, dim in enumerate(values.dims) if values.sizes[dim] == HELD_OUT)
+        tree["predictions"][name] = values.copy(data=np.take(values.values, order, axis))
+
+
+def few_with_noise(case: Case) -> np.ndarray:
+    """Fifty draws again and again, each time with a tenth of an sd of noise."""
+    few = case.draws()[0, :50]
+    found = few[case.rng.integers(0, len(few), size=case.shape)]
+    return found + 0.1 * np.sqrt(np.diag(case.exact()[1])) * case.rng.normal(size=found.shape)
+
+
+def by_density(case: Case) -> np.ndarray:
+    """The draws of each chain in the order of their density."""
+    found, (mean, covariance) = case.draws(), case.exact()
+    far = np.einsum("csi,ij,csj->cs", found - mean, np.linalg.inv(covariance), found - mean)
+    return np.take_along_axis(found, far.argsort(axis=1)[..., None], axis=1)
+
+
+def other_inputs(case: Case) -> np.ndarray:
+    """Weights of the inputs in the reverse order; of one input with the other sign."""
+    found = case.draws(kept=0.2)
+    found[..., :-1] = found[..., -2::-1] if found.shape[-1] > 2 else -found[..., :-1]
+    return found
+
+
+def wide_chain(case: Case) -> np.ndarray:
+    found, mean = case.draws(kept=0.2), case.exact()[0]
+    found[0] = mean + 1.5 * (found[0] - mean)
+    return found
+
+
+def some_rows_twice(case: Case) -> np.ndarray:
+    few = len(case.x) // 5
+    twice = np.concatenate([case.x, case.x[:few]]), np.concatenate([case.y, case.y[:few]])
+    return replace(case, x=twice[0], y=twice[1]).draws()
+
+
+def test_targets_moved(case: Case) -> None:
+    case.y_test = case.y_test + 0.5 * case.y.std()
+
+
+def test_inputs_permuted(case: Case) -> None:
+    case.x_test = case.rng.permutation(case.x_test)
+
+
+def test_columns_reversed(case: Case) -> None:
+    case.x_test = case.x_test[:, ::-1].copy() if case.x_test.shape[1] > 1 else -case.x_test
+
+
+def test_labels_noisy(case: Case) -> None:
+    case.y_test = case.y_test + 1.5 * case.noise * case.rng.normal(size=HELD_OUT)
+
+
+def noise_of_the_model(factor: float) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        case.noise *= factor
+
+    return change
+
+
+def predicted(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case, xr.DataTree], None]:
+    """The predictions alone, wherever the tree holds them, as `change` makes of them."""
+
+    def spoil(case: Case, tree: xr.DataTree) -> None:
+        for name in {"f", "y", "mean", "y_sample"} & set(tree["predictions"].data_vars):
+            values = tree["predictions"][name]
+            tree["predictions"][name] = values.copy(data=change(values.values))
+
+    return spoil
+
+
+def wide_outcomes(case: Case, tree: xr.DataTree) -> None:
+    """Predicted outcomes twice as far from their mean."""
+    for name, axes in (("y", (0, 1)), ("y_sample", (0,))):
+        if name in tree["predictions"]:
+            values = tree["predictions"][name]
+            mean = values.values.mean(axes, keepdims=True)
+            tree["predictions"][name] = values.copy(data=mean + 2.0 * (values.values - mean))
+
+
+def replicates_of_means(case: Case, tree: xr.DataTree) -> None:
+    values = tree["posterior_predictive"]["y"]
+    mean = np.broadcast_to(values.values.mean((0, 1)), values.shape).copy()
+    tree["posterior_predictive"]["y"] = values.copy(data=mean)
+
+
+def without_constant(case: Case, tree: xr.DataTree) -> None:
+    """The log-likelihood without its −½ log 2π."""
+    tree["log_likelihood"]["y"] = tree["log_likelihood"]["y"] + 0.5 * np.log(2.0 * np.pi)
+
+
+def observed_permuted(case: Case, tree: xr.DataTree) -> None:
+    y = tree["observed_data"]["y"]
+    tree["observed_data"]["y"] = y.copy(data=case.rng.permutation(y.values))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How the draws, the data or the tree of a case are spoiled, and the checks that are there to see it."""
+
+    draws: Callable[[Case], np.ndarray] = Case.draws
+    data: Callable[[Case], None] | None = None
+    iid: bool = False
+    tree: Callable[[Case, xr.DataTree], None] | None = None
+    checks: tuple[str, ...] = ()
+
+
+HEALTHY = {
+    "independent chains": Fault(),
+    "correlated chains": Fault(lambda case: case.draws(kept=0.2)),
+    "a fitted normal": Fault(iid=True),
+    "a column twice": Fault(data=doubled),
+}
+VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
+SHAPE = ("density_moves",)
+CALIBRATION, ROWS = ("pit", "coverage_90", "loo_pit"), ("log_likelihood_rows",)
+SCALE = ("log_likelihood_scale",)
+SICK = {
+    "sd x 0.5": Fault(spread(0.5), checks=VIRIAL),
+    "sd x 2": Fault(spread(2.0), checks=VIRIAL),
+    "mean off by 1 sd": Fault(moved(1.0), checks=SCORE),
+    "mean off by 3 sd": Fault(moved(3.0), checks=SCORE),
+    "one weight off by 3 sd": Fault(one_weight, checks=SCORE),
+    "data counted twice": Fault(lambda case: case.draws(count=2.0), checks=VIRIAL),
+    "data counted ten times": Fault(lambda case: case.draws(count=10.0), checks=VIRIAL),
+    "noise taken for half of it": Fault(lambda case: case.draws(count=4.0), checks=VIRIAL),
+    "tempered to 0.5": Fault(spread(np.sqrt(0.5)), checks=VIRIAL),
+    "targets permuted": Fault(permuted, checks=SCORE),
+    "no bias": Fault(without_bias, checks=("virial", "score")),
+    "a chain of other data": Fault(other_data, checks=RHAT),
+    "a chain that never moved": Fault(stuck, checks=("moving", "rhat_function")),
+    "a chain in another mode": Fault(moved(4.0, slice(1)), checks=("modes", "rhat_function")),
+    "half of the chains 1 sd away": Fault(moved(1.0, slice(2)), checks=RHAT),
+    "chains that are copies": Fault(copied, checks=("copied_chains",)),
+    "chains that are nearly copies": Fault(nearly_copied, checks=("copied_chains",)),
+    "draws from 150 distinct ones": Fault(tied, checks=("repeated_draws",)),
+    "every draw twice": Fault(twice, checks=("moving",)),
+    "all chains at one point": Fault(one_point, checks=VIRIAL),
+    "chains that mirror each other": Fault(opposite, checks=("copied_chains",)),
+    "chains that follow one another": Fault(delayed, checks=("repeated_draws",)),
+    "half of the draws from the prior": Fault(half_prior, checks=VIRIAL),
+    "the posterior of other data": Fault(of_other_data, checks=SCORE),
+    "the posterior of half the data": Fault(of_half_the_data, checks=VIRIAL),
+    "draws drawn again": Fault(drawn_again, checks=("moving",)),
+    "chains with a trend": Fault(trend, checks=RHAT),
+    "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
+    "slow chains": Fault(lambda case: case.draws(kept=0.99), checks=("ess_function",)),
+    "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("khat",)),
+    "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("khat", "virial")),
+    "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
+    "test rows are training rows, rounded": Fault(data=test_is_nearly_train, checks=("held_out_rows",)),
+    "log-likelihood of other rows": Fault(tree=other_rows, checks=ROWS),
+    "log-likelihood of the other sign": Fault(tree=other_sign, checks=ROWS),
+    "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
+    "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
+    "noise twice the model's": Fault(
+        data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION
+    ),
+    "noise that grows with an input": Fault(data=renoised(heteroskedastic), checks=("coverage_by_region",)),
+    "noise with heavy tails": Fault(
+        data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
+    ),
+    "draws rounded to one sd": Fault(rounded, checks=("rounded_draws",)),
+    "log-likelihood times three": Fault(tree=times(3.0), checks=SCALE),
+    "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=SCALE),
+    "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=SCALE),
+    "chains sorted": Fault(in_order, checks=RHAT),
+    "weights shuffled apart": Fault(apart, collinear, checks=("virial", "score")),
+    "one chain with little noise as all": Fault(jittered(0.1), checks=("copied_chains",)),
+    "one chain with noise as all": Fault(jittered(0.5), checks=("copied_chains", "virial")),
+    "slow chains dealt into one another": Fault(dealt, checks=("ess_function", "score", "virial")),
+    "two places shuffled": Fault(shuffled_modes, checks=VIRIAL),
+    "without its tails": Fault(without_tails, checks=VIRIAL),
+    "of targets in other units": Fault(of_other_units, checks=SCORE),
+    "of inputs that were moved": Fault(of_other_inputs, checks=SCORE),
+    "a fifth of the test rows are training rows": Fault(data=a_fifth_is_train, checks=("held_out_rows",)),
+    "test targets that have moved": Fault(data=test_moved, checks=("pit",)),
+    "predictions without noise": Fault(tree=without_noise, checks=("pit", "coverage_90")),
+    "a weight of one chain 1 sd away": Fault(one_weight_of_a_chain, checks=RHAT),
+    "every ten draws twice": Fault(blocks, checks=("repeated_draws",)),
+    "half of the draws at the mode": Fault(at_the_mode(0.0), checks=("repeated_draws", "virial")),
+    "half of the draws near the mode": Fault(at_the_mode(0.01), checks=VIRIAL),
+    "tempered to 2": Fault(spread(np.sqrt(2.0)), checks=VIRIAL),
+    "noise taken for twice of it": Fault(lambda case: case.draws(count=0.25), checks=VIRIAL),
+    "of a prior a tenth as wide": Fault(lambda case: case.draws(prior=0.1), checks=SCORE),
+    "a tenth of the draws of the other sign": Fault(some_of_other_sign, checks=VIRIAL),
+    "a tenth of the draws from the prior": Fault(some_of_the_prior, checks=VIRIAL),
+    "cut off at 1.5 sd": Fault(shaped(cut_off), checks=VIRIAL),
+    "every weight in two places": Fault(shaped(places), checks=SHAPE),
+    "every weight between bounds": Fault(
+        shaped(lambda rng, shape: rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), shape)), checks=SHAPE
+    ),
+    "every weight with heavy tails": Fault(
+        shaped(lambda rng, shape: rng.standard_t(3, shape) / np.sqrt(3.0)), checks=SHAPE
+    ),
+    "every weight skewed": Fault(shaped(lambda rng, shape: rng.exponential(size=shape) - 1.0), checks=SHAPE),
+    "waves": Fault(shaped(swinging), checks=SHAPE),
+    "fifty draws with noise": Fault(few_with_noise, checks=("clumped_draws",)),
+    "draws in the order of their density": Fault(by_density, checks=RHAT),
+    "weights of other inputs": Fault(other_inputs, checks=SCORE),
+    "one chain 1.5 times as wide": Fault(wide_chain, checks=RHAT),
+    "a fifth of the rows twice": Fault(some_rows_twice, checks=("virial", "score")),
+    "of targets times 1.1": Fault(lambda case: replace(case, y=1.1 * case.y).draws(), checks=SCORE),
+    "test targets moved by half of their sd": Fault(data=test_targets_moved, checks=("pit",)),
+    "test inputs permuted": Fault(data=test_inputs_permuted, checks=("pit",)),
+    "test inputs in other columns": Fault(data=test_columns_reversed, checks=("pit",)),
+    "test targets with noise": Fault(data=test_labels_noisy, checks=("coverage_90",)),
+    "a model of twice the noise": Fault(data=noise_of_the_model(2.0), checks=CALIBRATION),
+    "a model of half the noise": Fault(data=noise_of_the_model(0.5), checks=CALIBRATION),
+    "predictions in other units": Fault(
+        tree=predicted(lambda values: 1.5 * values + 0.5), checks=("pit", "coverage_90")
+    ),
+    "predictions with twice the spread": Fault(tree=wide_outcomes, checks=("pit",)),
+    "replicates without spread": Fault(tree=replicates_of_means, checks=("loo_pit",)),
+    "log-likelihood without its constant": Fault(tree=without_constant, checks=SCALE),
+    "observed targets permuted": Fault(tree=observed_permuted, checks=ROWS),
+    "errors that carry over to the next row": Fault(data=renoised(dependent), checks=("row_order",)),
+    "errors that drift": Fault(data=renoised(drifting), checks=("row_order",)),
+    "errors of groups of rows": Fault(data=renoised(grouped), checks=("row_order",)),
+    "an input that the net is not given": Fault(data=without_an_input, checks=CALIBRATION),
+    "cut off on one side of a weight": Fault(cut_on_one_side, checks=SCORE),
+    "one draw far away": Fault(one_far_draw, checks=("function_moves",)),
+    "a weight that moves slowly": Fault(one_slow_weight, checks=(*RHAT, "ess_function")),
+    "wider in the second half": Fault(wider_later, checks=(*RHAT, "virial")),
+    "one chain shuffled and with noise as all": Fault(shuffled_with_noise, checks=("clumped_draws",)),
+    "predictions of other rows": Fault(tree=of_other_rows, checks=("pit", "coverage_90")),
+}
+
+
+def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
+    """One row: the verdict of one case, and every check's status and value."""
+    case = make_case([seed, zlib.crc32(f"{kind} {length}".encode())], LENGTHS[length], fault.data)
+    if fault.iid:
+        case = replace(case, iid=True, shape=(1, case.shape[0] * case.shape[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = tree_of(case, fault.draws(case))
+        if fault.tree is not None:
+            fault.tree(case, tree)
+        verdict = pb.diagnose(tree)
+    return {
+        "healthy": kind in HEALTHY,
+        "kind": kind,
+        "length": length,
+        "seed": seed,
+        "status": verdict.status,
+        "checks": {check.name: [check.status, check.value] for check in verdict.checks},
+    }
+
+
+def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
+    """Of each check: on what share of healthy posteriors it warns or fails, and of the faults that it is for."""
+    well = [row for row in rows if row["healthy"]]
+    found = {}
+    for name in sorted({name for row in rows for name in row["checks"]}):
+        # some checks say nothing where nothing is wrong: they were made of every healthy case
+        silent = all(row["checks"].get(name, ["warn"])[0] in ("warn", "fail") for row in well)
+        healthy = [_spoke(row, name) for row in well if silent or name in row["checks"]]
+        planted = [row for row in rows if name in row.get("for", SICK.get(row["kind"], Fault()).checks)]
+        # one that was not made, as leave-one-out whose weights are useless, has let nothing pass
+        sick = [_spoke(row, name) for row in planted if silent or name in row["checks"]]
+        if any(healthy) or sick:
+            counts = len(healthy), sum(healthy), len(sick), sum(sick)
+            found[name] = dict(zip(("healthy", "false_alarms", "sick", "seen"), counts, strict=True))
+    return found
+
+
+def _write(file: TextIO, rows: Iterable[dict]) -> None:
+    file.writelines(json.dumps(row) + "\n" for row in rows)
+    file.flush()
+
+
+def _spoke(row: dict, name: str) -> bool:
+    return row["checks"].get(name, ["pass"])[0] in ("warn", "fail")
+
+
+def main() -> None:
+    import nets as verdict_nets  # beside this script: who reads the rates alone needs no nets
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("records.jsonl"))
+    parser.add_argument(
+        "--rates", type=Path, default=RATES, help="where the package keeps what follows from them"
+    )
+    parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
+    parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs")
+    parser.add_argument("--net-healthy", type=int, default=4, help="groups of chains of each net, healthy")
+    parser.add_argument(
+        "--net-sick", type=int, default=1, help="groups of chains of each net, with each fault"
+    )
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    kept = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
+    done = {(row["kind"], row["length"], str(row["seed"])) for row in map(json.loads, kept)}
+    wanted = [
+        (kind, fault, length, seed)
+        for seed in range(max(arguments.healthy, arguments.sick))
+        for length in arguments.lengths
+        for kinds, number in ((HEALTHY, arguments.healthy), (SICK, arguments.sick))
+        for kind, fault in kinds.items()
+        if seed < number and (kind, length, str(seed)) not in done
+    ]
+    lengths = {name: LENGTHS[name] for name in arguments.lengths}
+    with arguments.results.open("a", encoding="utf-8") as file:
+        for case in wanted:
+            _write(file, [run(*case)])
+        for kind, net, length, number in verdict_nets.cases(
+            arguments.net_healthy, arguments.net_sick, lengths
+        ):
+            if (kind, length, str([net, number])) not in done:
+                _write(file, verdict_nets.run(kind, net, length, number, lengths[length][1]))
+    rows = [json.loads(line) for line in arguments.results.read_text(encoding="utf-8").splitlines()]
+    arguments.rates.write_text(json.dumps(rates(rows), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
