@@ -22,7 +22,7 @@ WRITTEN = {
 #: the test of a page whose examples are not Python, or are another file's
 OTHERS = {
     "index": ("tests/docs/test_readme.py", "every run"),
-    "install": ("scripts/install_matrix.py, tests/docs/test_first_hour.py", "by hand, slow"),
+    "install": ("tests/docs/test_first_hour.py", "slow"),
     "tutorials": ("tests/docs/test_notebooks.py", "every run"),
     "changes": ("tests/docs/test_packaging.py::test_citation_and_changes_name_the_version", "every run"),
     "howto/command-line": (

@@ -278,7 +278,7 @@ def _rules() -> dict[str, Rule]:
         "svi-rt": Rule(svi, **inferred, choose="evidence", num_draws=400),
         "svi-lrt": Rule(lrt, **inferred, choose="evidence", num_draws=400),
         "laplace": Rule(
-            Laplace(map=search, tune="marginal_likelihood", predictive="linearized", importance=False),
+            Laplace(map=search, tune="marginal_likelihood", predictive="linearized"),
             prior_scales=(1.0,),
             noises=noises,
             choose="evidence",
