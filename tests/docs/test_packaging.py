@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import configparser
 import fnmatch
-import json
 import os
 import re
 import shutil

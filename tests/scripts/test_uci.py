@@ -316,9 +316,7 @@ def test_a_table_gives_splits_and_the_published_columns_cite_their_source():
     text = markdown([record("map", k, -1.0 - k) for k in range(3)], "log_density", ["map"], published())
     assert "| map | -2.000 ± " in text and "[3]" in text and "MC dropout 2018" in text
     assert all(
-        column["url"].startswith("https://")
-        for column in published()["columns"]
-        if column["id"] != "linear"
+        column["url"].startswith("https://") for column in published()["columns"] if column["id"] != "linear"
     )
 
 
