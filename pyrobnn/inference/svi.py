@@ -15,7 +15,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.learning_rate import Schedule
 from pyrobnn.inference.optim.minimize import OptimizerFactory, check_optimizer
 from pyrobnn.inference.vi.evidence import draws_per_block
-from pyrobnn.inference.vi.fit import fit_guide
+from pyrobnn.inference.vi.guide_fit import fit_guide
 from pyrobnn.kl_schedules import KLSchedule
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -32,7 +32,9 @@ class SVI(Method):
     .. math:: \mathrm{ELBO}(q) = E_{q}[\log p(y \mid \theta)] - w \, KL(q(\theta) \,\|\, p(\theta))
 
     The whole update (draw, ELBO, gradient, Adam) is one compiled graph. Point parameters (hidden weights, learned
-    noise) are optimised alongside. Mini-batches are scaled to the whole data set.
+    noise) are optimised alongside. Mini-batches are scaled to the whole data set. ``log_evidence`` is the ELBO of weight
+    one on the whole data; ``meta["elbo_error"]`` its standard error together with what the ELBO still gained over the
+    last fifth of the steps.
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
@@ -47,7 +49,9 @@ class SVI(Method):
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
         local_reparameterization: draw the outputs of linear and convolution layers instead of their weights
-            (mean-field only; lower gradient variance).
+            (mean-field only; lower gradient variance, and often the better optimum). ``"auto"`` where that leaves the
+            ELBO as it is: each linear layer sees one vector of each datum, once; else (convolutions, sequences,
+            shared weights, plain programs) not. ``meta["estimator"]`` says which it was.
         flipout: random signs per datum (mean-field only); excludes ``local_reparameterization``.
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
@@ -61,8 +65,9 @@ class SVI(Method):
         mean_field_start: ``"low_rank"``, ``"full_rank"`` and ``"flow"`` begin where mean-field ends after this share
             of ``num_steps``, taken before their own: at 1 the fit has twice the steps. The better by the ELBO of that
             start and the end is returned, and a warning says where it is the start. 0 and Pyro's own guides: no start.
-        average: share of the last steps whose iterates are averaged into the result, which removes gradient noise;
-            None takes half where the learning rate is constant and none where it decays.
+        average: largest share of the last steps whose iterates are averaged into the result, which removes gradient
+            noise; the average begins anew while the loss still falls. None takes half where the learning rate is
+            constant and none where it decays.
         patience, min_delta: stop when the loss of the last ``patience`` steps is not lower by ``min_delta`` than that
             of as many steps before.
         log_every: steps between callbacks.
@@ -100,7 +105,7 @@ class SVI(Method):
     clip_norm: float | None = None
     batch_size: int | None = None
     num_particles: int = 1
-    local_reparameterization: bool = False
+    local_reparameterization: bool | Literal["auto"] = "auto"
     flipout: bool = False
     kl: Literal["auto", "closed_form", "monte_carlo"] = "auto"
     kl_weight: float | KLSchedule = 1.0
@@ -150,12 +155,15 @@ class SVI(Method):
             check_number("kl_weight", self.kl_weight, minimum=0)
         if self.max_scale is not None:
             check_number("max_scale", self.max_scale, above=self.init_scale)
-        if self.local_reparameterization and self.flipout:
+        if not isinstance(self.local_reparameterization, bool):
+            check_choice("local_reparameterization", self.local_reparameterization, ("auto",))
+        local = self.local_reparameterization is True
+        if local and self.flipout:
             raise ValueError(
                 "'local_reparameterization' and 'flipout' are two estimators of one gradient: choose one"
             )
         mean_field_only = {
-            "local_reparameterization": self.local_reparameterization,
+            "local_reparameterization": local,
             "flipout": self.flipout,
             "max_scale": self.max_scale is not None,
         }

@@ -66,7 +66,7 @@ def test_nothing_changes_on_the_cpu():
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 @pytest.mark.parametrize("name", ["NUTS", "NUTS-pyro", "Laplace", "SVI", "SWAG"])
 def test_energies_and_curvature_are_computed_in_it(name, monkeypatch):
-    for module in ("nuts", "laplace", "vi.fit", "fitting.problem"):
+    for module in ("nuts", "laplace", "vi.guide_fit", "fitting.problem"):
         monkeypatch.setattr(f"pyrobnn.inference.{module}.full_float32", lambda device: full_float32(CUDA))
     seen = {"log_joint": [], "log_parts": []}
     for owner, flags in seen.items():

@@ -25,8 +25,10 @@ CHAINS = {"num_chains": 2, "num_warmup": 30, "init_steps": 20, "compile": False}
 CASES = {
     "MLE": pb.MLE(**SHORT),
     "MAP": pb.MAP(polish_steps=0, batch_size=9, clip_norm=0.1, **SHORT),
-    "SVI": pb.SVI(batch_size=11, **SHORT),
-    "SVI, all rows": pb.SVI(guide="low_rank", optimizer=lambda own: torch.optim.Adagrad(own), **SHORT),
+    "SVI": pb.SVI(batch_size=11, local_reparameterization=False, **SHORT),  # whose noise is each rank's own
+    "SVI, all rows": pb.SVI(
+        guide="low_rank", mean_field_start=0.0, optimizer=lambda own: torch.optim.Adagrad(own), **SHORT
+    ),
     "SWA": pb.SWA(init_steps=20, **SHORT),
     "SWAG": pb.SWAG(init_steps=20, rank=2, **SHORT),
     "SGLD": pb.SGLD(**CHAINS),

@@ -142,7 +142,9 @@ def minimize(
         lr_schedule: None, ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half), ``"one_cycle"``,
             a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of one.
         clip_norm: rescale gradients to at most this norm.
-        average: return the mean of the last ``average * num_steps`` iterates (0: the last one).
+        average: return the mean of the last ``average * num_steps`` iterates (0: the last one); it begins again after a
+            quarter, a half and three quarters of them where the loss was still falling, so that a mean never reaches
+            back to before convergence.
         patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
             that of the ``patience`` steps before them (checked every ``log_every`` steps).
         log_every: how often the host looks at the losses, calls back and checks that they are finite.
@@ -199,6 +201,8 @@ def _run(
                 for batch in itertools.islice(batches, block):
                     stepper(batch)
                     step += 1
+                    if step in stepper.averaging_checks:
+                        stepper.restart_average_if_falling()
             losses.check(step)
             if watch.active and watch.tell(step, losses.metrics(step)):
                 watch.stopped = "callback"

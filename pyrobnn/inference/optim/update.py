@@ -69,6 +69,11 @@ class Step(abc.ABC):
         self.compile_seconds = 0.0
         self._kernels: dict[tuple, Compiled] = {}
         self._latest: tuple[tuple, Compiled] | None = None
+        averaged = table[:, 2].nonzero().flatten().tolist()
+        self.average_from, window = (averaged[0] if averaged else 0), len(averaged)
+        self.averaging_checks = (
+            {self.average_from + window * k // 4 for k in (1, 2, 3)} if window >= 80 else set()
+        )
         self.prepare(optimizer, lr, lr_schedule)
 
     @abc.abstractmethod
@@ -93,6 +98,20 @@ class Step(abc.ABC):
     def rate(self) -> float:
         """The learning rate of the latest step."""
         return self.lr * float(self.table[max(int(self.step) - 1, 0), 3])
+
+    def restart_average_if_falling(self) -> None:
+        """Begin the mean of the iterates again, where the loss fell by three standard errors since it was begun.
+
+        Iterates from before convergence would shift the mean by more than its noise (Dhaka et al., 2020,
+        https://arxiv.org/abs/2009.00666).
+        """
+        step = int(self.step)
+        losses = self.recorder.rows[self.average_from : step, 0].reshape(step - self.average_from, -1)
+        before, after = losses.tensor_split(2)
+        error = (before.var(0) / len(before) + after.var(0) / len(after)).sqrt()
+        if bool((before.mean(0) - after.mean(0) > 3 * error).any()):
+            self.average_from = step
+            self.table[step:, 2] = 1 / torch.arange(1, len(self.table) - step + 1, device=self.table.device)
 
     def final(self) -> Tensor:
         """The averaged iterate if averaging has begun, else the present one."""

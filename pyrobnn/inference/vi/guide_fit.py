@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.net import rows_together
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.ranks import ranks
@@ -27,7 +28,7 @@ from pyrobnn.inference.vi.elbo_notes import elbo_notes
 from pyrobnn.inference.vi.evidence import evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
-from pyrobnn.inference.vi.local_noise import Estimator
+from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.posterior import Posterior
@@ -63,14 +64,30 @@ def build_elbo(
         family = CouplingFlow(loc, config.init_scale, seed)
     else:
         family = MeanField(loc, config.init_scale, config.max_scale)
-    estimator: Estimator | None = "flipout" if config.flipout else None
-    estimator = "local_reparameterization" if config.local_reparameterization else estimator
+    estimator = _estimator(config, problem, start)
     # an estimator's noise is drawn row by row: with other rows it is another
     whole = _num_batches(problem, config.batch_size) == 1 and ranks() is None
     if config.compile and estimator is None and whole:
         density = padded_density(problem, start[None])
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
+
+
+def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None:
+    """How the noise of the weights is drawn; by itself, local reparameterization where it leaves the ELBO unbiased."""
+    if config.flipout:
+        return "flipout"
+    local = config.local_reparameterization
+    if local == "auto":
+        density, local = problem.density, problem.is_bnn and config.guide == "mean_field"
+        if local:
+            values = density.constrain(start)
+            latent = [values[site.name] for site in density.sites if site.kind == "latent"]
+            with torch.no_grad(), WeightUses(latent) as uses:
+                density.trace(values)
+            x = density.args[0]
+            local = uses.once_per_row(len(x)) and not rows_together(problem.bnn, x)
+    return "local_reparameterization" if local else None
 
 
 def fit_guide(
@@ -239,15 +256,18 @@ class GuideFit:
         if self.before is not None:
             mean_field_steps = self.before[1].num_steps
             result = _joined(self.before[1], result)
-        meta = {
-            "num_steps": result.num_steps, "stopped": result.stopped,
-            "elbo_error": None if weighed.value is None else weighed.error, "log_evidence_kind": "elbo",
-            "grad_norm": float(result.grad_norm), "mean_field_steps": mean_field_steps, "temperature": temperature,
+        meta: dict[str, Any] = {
+            "num_steps": result.num_steps, "stopped": result.stopped, "estimator": self.elbo.estimator or "weights",
+            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
+            "mean_field_steps": mean_field_steps, "temperature": temperature,
         }  # fmt: skip
         # the ELBO is what a tempered fit gives up
         if temperature == 1.0:
             meta |= falling(result, -result.tracked["elbo"], 1.0, problem.density.dim)
         best = weighed.found
+        # of the estimate, and of a search that has not ended
+        error = None if weighed.value is None else math.hypot(weighed.error, meta.get("fall_left", 0.0))
+        meta["elbo_error"] = error
         timings = result.timings | {"evaluate": time.perf_counter() - begun}
         return make_posterior(
             problem, self.owner, weighed.draws, seed=self.seed, timings=timings,
