@@ -32,9 +32,9 @@ class SVI(Method):
     .. math:: \mathrm{ELBO}(q) = E_{q}[\log p(y \mid \theta)] - w \, KL(q(\theta) \,\|\, p(\theta))
 
     The whole update (draw, ELBO, gradient, Adam) is one compiled graph. Point parameters (hidden weights, learned
-    noise) are optimised alongside. Mini-batches are scaled to the whole data set. ``log_evidence`` is the ELBO of weight
-    one on the whole data; ``meta["elbo_error"]`` its standard error together with what the ELBO still gained over the
-    last fifth of the steps.
+    noise) are optimised alongside. Mini-batches are scaled to the whole data set. ``log_evidence`` is the ELBO of
+    weight one on the whole data; ``meta["elbo_error"]`` its standard error together with what the ELBO still gained
+    over the last fifth of the steps.
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
