@@ -13,7 +13,7 @@ from models import normal_prior, toy, toy_net
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting import problem
-from pyrobnn.inference.vi import fit as guides
+from pyrobnn.inference.vi import guide_fit as guides
 
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings(
