@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -37,6 +38,8 @@ ENGINE: Final = "h5netcdf"
 DIGEST: Final = "digest"
 #: bytes that a folder must take before anything is computed for it
 _PROBE: Final = 2**16
+#: bytes of draws up to which a file is made in memory before it is written
+_IN_MEMORY: Final = 2**30
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:
@@ -78,7 +81,8 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
 
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
-        OSError: the disk has less room than the draws take.
+        OSError: the disk has less room than the draws take, or the system refuses a file of that size; what stood at
+            ``path`` is as it was.
     """
     path = Path(path)
     if path.is_dir():
@@ -97,7 +101,13 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     tree = tree.copy(deep=False)
     tree.attrs[DIGEST] = _digest(tree)
     try:
-        tree.to_netcdf(beside, engine=ENGINE, encoding=_checksums(tree))
+        if need < _IN_MEMORY:
+            # where a write fails below it, HDF5 ends the whole process; Python raises
+            held = io.BytesIO()
+            tree.to_netcdf(held, engine=ENGINE, encoding=_checksums(tree))
+            beside.write_bytes(held.getbuffer())
+        else:
+            tree.to_netcdf(beside, engine=ENGINE, encoding=_checksums(tree))
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import shutil
 from pathlib import Path
 
@@ -115,6 +116,21 @@ def test_a_full_disk_is_an_error_in_words(posterior, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the disk has 0.0 MB: make room"):
         posterior.save(path)
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_limit_on_the_size_of_files_is_an_error_and_leaves_the_old_file(tmp_path, capfd):
+    """And neither pages of traces nor the end of the process, which HDF5 makes of it."""
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})})
+    path = write_atomically(tree, tmp_path / "p.nc")
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_atomically(tree, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+    assert capfd.readouterr().err == ""
 
 
 def test_a_folder_on_a_full_disk_is_refused_beforehand(tmp_path, monkeypatch):
