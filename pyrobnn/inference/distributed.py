@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +51,9 @@ def process_group(backend: str | None = None) -> Iterator[int]:
     if "WORLD_SIZE" not in os.environ:
         yield 0
         return
+    # its functions have the group of the moment of their import as a default: the compiler, which imports it, would keep
+    # the group's threads running until the interpreter ends, and they end it by SIGABRT
+    import_module("torch.distributed.nn.functional")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     backend = backend or ("nccl" if torch.cuda.device_count() >= here else "gloo")
     # NCCL's collectives take place on the current device, by default the first one for every rank

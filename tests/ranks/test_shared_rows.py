@@ -96,6 +96,7 @@ def main(folder):
             found = distributed.fit_on_ranks(method, *problem(), num_draws=10, seed=3, share="rows")
             torch.save(found.draws, f"{folder}/{rank} {name}.pt")
             told["meta"][name] = {key: found.meta.get(key) for key in ("num_ranks", "shared", "warnings")}
+    told["threads"] = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     Path(folder, f"{rank}.json").write_text(json.dumps(told))
 
 
@@ -128,6 +129,12 @@ def test_two_ranks_fit_what_one_process_fits(name, two_ranks):
     meta = told[0]["meta"][name]
     assert (meta["num_ranks"], meta["shared"]) == (2, "rows")
     assert not any("ranks" in text for text in meta["warnings"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted as Linux lists them")
+def test_no_thread_of_the_group_is_left_when_it_is(two_ranks):
+    for told in two_ranks[1]:
+        assert not [name for name in told["threads"] if "gloo" in name], told["threads"]
 
 
 def test_every_method_that_says_it_can_is_held_to_it():
