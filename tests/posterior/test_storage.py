@@ -120,7 +120,9 @@ def test_a_full_disk_is_an_error_in_words(posterior, tmp_path, monkeypatch):
 
 def test_a_limit_on_the_size_of_files_is_an_error_and_leaves_the_old_file(tmp_path, capfd):
     """And neither pages of traces nor the end of the process, which HDF5 makes of it."""
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})})
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})}
+    )
     path = write_atomically(tree, tmp_path / "p.nc")
     before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
