@@ -51,8 +51,8 @@ def process_group(backend: str | None = None) -> Iterator[int]:
     if "WORLD_SIZE" not in os.environ:
         yield 0
         return
-    # its functions have the group of the moment of their import as a default: the compiler, which imports it, would keep
-    # the group's threads running until the interpreter ends, and they end it by SIGABRT
+    # its functions take the group there is at their import as a default. Imported later, by the compiler, they would
+    # keep its threads running to the end of the interpreter, which then ends by SIGABRT
     import_module("torch.distributed.nn.functional")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     backend = backend or ("nccl" if torch.cuda.device_count() >= here else "gloo")
