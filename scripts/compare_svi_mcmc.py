@@ -43,8 +43,7 @@ from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
 from pyrobnn.callbacks import duration
-from pyrobnn.cli.config import Config, read
-from pyrobnn.cli.file import read_config, write_config
+from pyrobnn.cli.options import Config, listed_methods, read, read_file
 from pyrobnn.posterior import storage
 
 STUDY = """
@@ -111,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         named = ", ".join(f"{name} {value}" for name, value in run.cell.items())
         print(f"\n== {named}: {folder}", flush=True)
         file = asked.out / f"{folder.name}.yaml"
-        file.write_text(write_config(_granted(run.study, spare)), encoding="utf-8")
+        file.write_text(yaml.safe_dump(_granted(run.study, spare), allow_unicode=True), encoding="utf-8")
         words = ["--config", str(file), "--out", str(folder), "--resume", *rest]
         command = shlex.join(["python", "scripts/compare_svi_mcmc.py", *argv])
         found = cli.main(["compare", *words], command=command, left_out=run.left_out)
@@ -144,7 +143,7 @@ def _run(study: Mapping[str, Any], cell: dict[str, Any], asked: argparse.Namespa
     plain, left_out = _planned(study, cell, asked)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "study.yaml"
-        file.write_text(write_config(plain), encoding="utf-8")
+        file.write_text(yaml.safe_dump(plain, allow_unicode=True), encoding="utf-8")
         return Run(cell, plain, left_out, read(["--config", str(file), *rest], "compare"))
 
 
@@ -280,7 +279,8 @@ def _study(path: Path | None) -> dict[str, Any]:
     """The options of the study and its methods."""
     if path is None:
         return yaml.safe_load(STUDY)
-    given, listed = read_config(path)
+    given = read_file(path)
+    listed = listed_methods(given.pop("methods", None))
     methods = {label: {"method": name, **options} for label, (name, options) in listed.items()}
     return given | ({"methods": methods} if methods else {})
 

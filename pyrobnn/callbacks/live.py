@@ -226,7 +226,7 @@ class Validation(_Looks):
             error = (prediction.probs.argmax(-1) != y).double().mean()
         else:
             error = ((prediction.probs > 0.5) != (column > 0.5)).double().mean()
-        found = {"step": step, "val_loss": -prediction.log_prob(y).mean(), "val_error": error}
+        found: dict[str, Any] = {"step": step, "val_loss": -prediction.log_prob(y).mean(), "val_error": error}
         if "loss" in metrics:
             found["loss"] = metrics["loss"]
         for name, value in found.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pyrobnn.report.page import write_report
-from pyrobnn.report.summary import write_summary
+from pyrobnn.report.page import write_report, write_summary
 
 __all__ = ["write_report", "write_summary"]

@@ -11,7 +11,7 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.names import class_names, feature_names, outcome, output_names, unit
 from pyrobnn.diagnostics.points import CLASSES, is_classification
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
-from pyrobnn.report.numbers import significant
+from pyrobnn.report.sentences import significant
 
 _MOST_NAMES = 12
 

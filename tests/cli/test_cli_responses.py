@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -213,13 +212,3 @@ def test_a_tracker_that_is_not_installed_is_told_before_any_fit(study, tmp_path,
         ImportError, match="--tracker mlflow needs mlflow: install it with  pip install mlflow"
     ):
         next(compare.run_study(study, {}, tmp_path, tracker="mlflow"))
-
-
-@pytest.mark.slow
-def test_tensorboard_on_the_command_line(tmp_path, capsys):
-    pytest.importorskip("tensorboard", reason="needs the extra 'tracking'")
-    pd.DataFrame({"x": X, "y": np.sin(X)}).to_csv(tmp_path / "table.csv", index=False)
-    fit(pd.read_csv(tmp_path / "table.csv"), tmp_path, "--target", "y", "--tracker", "tensorboard")
-    assert f"tensorboard --logdir {tmp_path}" in capsys.readouterr().out
-    events = b"".join(path.read_bytes() for path in Path(tmp_path, "runs", "model").iterdir())
-    assert b"loss" in events and b"predicted_vs_observed" in events

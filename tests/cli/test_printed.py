@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pyrobnn
-from pyrobnn.cli.say import printable, say
+from pyrobnn.cli.terminal import printable, say
 from pyrobnn.diagnostics.verdict import Check, Verdict
 from pyrobnn.signs import PLAIN, plain, shown, typeset
 

@@ -32,7 +32,7 @@ from pyrobnn.diagnostics import (
 from pyrobnn.diagnostics.evidence import statistic
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import compare_rows
+from pyrobnn.report.results import compare_rows
 
 PACKAGE = Path(pyrobnn.__file__).parent
 

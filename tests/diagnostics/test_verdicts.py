@@ -43,8 +43,8 @@ from pyrobnn.diagnostics.sampler import check_divergences
 from pyrobnn.diagnostics.target import _tested
 from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
-from pyrobnn.report.comparison import COLUMNS, best_labels, compare_rows
-from pyrobnn.report.conclusion import recommended
+from pyrobnn.report.results import COLUMNS, best_labels, compare_rows
+from pyrobnn.report.sentences import recommended
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

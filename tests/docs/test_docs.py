@@ -93,8 +93,7 @@ def test_no_page_is_without_an_example():
 
 def test_commands_and_options_of_a_page_exist():
     """Every option that a page shows is one that some command takes; those of a method by their last word."""
-    files = [*(ROOT / "pyrobnn/cli/help").glob("*.txt"), *(ROOT / "pyrobnn").rglob("*.py")]
-    known = "".join(path.read_text(encoding="utf-8") for path in files)
+    known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pyrobnn").rglob("*.py"))
     shown = "".join(body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), "sh"))
     commands = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("pyrobnn ")]
     assert len(commands) >= 6

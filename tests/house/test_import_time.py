@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 import pyrobnn as pb
-from pyrobnn.cli import STORED_HELP
-from pyrobnn.cli.config import help_of
 
 ROOT = Path(__file__).parents[2]
 #: libraries of reports, figures, trees, tables and tests of hypotheses, and what needs them
@@ -68,7 +66,7 @@ def show_help(*commands):
             main([*command.split(), "--help"])
         assert "usage: pyrobnn" in shown.getvalue(), command
 
-show_help("", "compare", "fit", "predict", "report")
+show_help("", "predict", "report")
 loaded("import, help")
 assert set(sys.modules).isdisjoint(("torch", "pyro", "numpy"))
 show_help("compare --methods nuts", "fit gap --method svi")
@@ -85,15 +83,6 @@ loaded("fit")
 
 def test_import_help_and_a_fit_bring_no_library_of_figures_tables_or_trees():
     assert python("-c", STEPS).splitlines() == ["import, help", "help of methods", "fit"]
-
-
-@pytest.mark.skipif(
-    sys.version_info >= (3, 13), reason="argparse writes options otherwise from Python 3.13 on"
-)
-def test_the_stored_help_is_the_parsers(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for command, path in STORED_HELP.items():
-        assert path.read_text(encoding="utf-8") == help_of(command), "python scripts/store_help.py writes it"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import pyrobnn as pb
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.diagnostics import score
 from pyrobnn.posterior.datatree import to_datatree
-from pyrobnn.report.comparison import compare_rows
+from pyrobnn.report.results import compare_rows
 
 # runs this short are told to be too short, and heads without a prior to follow 32 rows, as they should
 pytestmark = pytest.mark.filterwarnings(

@@ -1,7 +1,8 @@
-"""The comparison table: one row of numbers per method, the same for the page and for summary.json."""
+"""What a report shows, computed once: the table of numbers, the baselines, the rankings, the recommendation."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,19 +13,15 @@ import xarray as xr
 
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.convergence import convergence
-from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
-from pyrobnn.diagnostics.judge import reference_label
-from pyrobnn.diagnostics.points import (
-    class_points,
-    is_censored,
-    regression_points,
-    same_data,
-    widest_gap,
-)
+from pyrobnn.diagnostics.judge import judge_all, reference_label
+from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.report.baselines import baselines
+from pyrobnn.report.ranking import Ranking, rankings
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,8 @@ COLUMNS = (
     Column("rhat", "R-hat", "of f, worst", "lower"),
     Column("ess", "ESS", "of f, worst", "higher"),
     Column("khat", "k-hat", "of p/q", "lower"),
-    Column("predictive_distance", "distance", "from NUTS", "lower"),
-    Column("predictive_distance_standardized", "distance / sd", "from NUTS", "lower"),
+    Column("predictive_distance", "distance", "from the reference", "lower"),
+    Column("predictive_distance_standardized", "distance / sd", "from the reference", "lower"),
     Column("compile_seconds", "compile", "s"),
     Column("fit_seconds", "fit", "s"),
     Column("predict_seconds", "predict", "s"),
@@ -94,16 +91,17 @@ class Row:
 
 
 def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[str, Verdict]) -> list[Row]:
-    """One `Row` per tree: scores, uncertainties, convergence evidence, distance from the NUTS run, seconds.
+    """One `Row` per tree: scores, uncertainties, convergence evidence, distance from the reference run, seconds.
 
     R-hat and ESS are the worst of the function at the probes, and exist for Markov chains only: independent draws of an
     approximation never get an R-hat.
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference, ranked = reference_label(evidence), same_data(evidence.values())
-    judges = None if reference is None or not ranked else evidence[reference]
     rows = [
-        _row(label, each, verdicts.get(label), None if label == reference else judges)
+        _row(
+            label, each, evidence[reference] if ranked and reference not in (None, label) else None, verdicts
+        )
         for label, each in evidence.items()
     ]
     return [replace(row, ranked=ranked) for row in rows]
@@ -111,7 +109,7 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
 
 def baseline_rows(floor: Mapping[str, Evidence]) -> list[Row]:
     """One `Row` of the same scores per baseline (`pyrobnn.report.baselines`)."""
-    return [_row(label, each, None, None) for label, each in floor.items()]
+    return [_row(label, each, None, {}) for label, each in floor.items()]
 
 
 def of_output(row: Row, output: int) -> Row:
@@ -127,7 +125,7 @@ def of_output(row: Row, output: int) -> Row:
     )
 
 
-def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evidence | None) -> Row:
+def _row(label: str, evidence: Evidence, reference: Evidence | None, verdicts: Mapping[str, Verdict]) -> Row:
     """The numbers of one tree; what raises is left out and said, so that no tree loses the others' row."""
     errors: dict[str, float] = {}
     points: dict[str, np.ndarray] = {}
@@ -143,7 +141,8 @@ def _row(label: str, evidence: Evidence, verdict: Verdict | None, reference: Evi
         "R²": lambda: _explained(evidence),
         "uncertainties": lambda: _uncertainties(evidence),
         "gap": lambda: _gap(evidence),
-        "evidence": lambda: {} if verdict is None else _evidence(evidence, verdict),
+        "convergence": lambda: _convergence(evidence),
+        "k-hat": lambda: _khat(verdicts.get(label)),
         "distance": lambda: {} if reference is None else _distance(evidence, reference),
         "seconds": lambda: _seconds(evidence),
     }
@@ -218,21 +217,22 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
     return found
 
 
-def _evidence(evidence: Evidence, verdict: Verdict) -> dict[str, float]:
-    if evidence.is_iid:
-        checks = (check for check in verdict.checks if check.name == "khat")
-        return {check.name: check.value for check in checks if check.value is not None}
-    # the verdict's worst value may be that of the log density, or of the noise: here it is the function's
-    found = convergence(evidence)
-    if found is None:
+def _convergence(evidence: Evidence) -> dict[str, float]:
+    """The worst R-hat and ESS of the function; the verdict's may be those of the log density, or of the noise."""
+    found = None if evidence.is_iid else convergence(evidence)
+    if found is None or found.of_function.sizes["quantity"] == 0:
         return {}
     table = found.of_function
-    if table.sizes["quantity"] == 0:
-        return {}
-    rhat = table["rhat"].values
-    ess = np.fmin(table["ess_bulk"].values, table["ess_tail"].values)
-    known = {} if np.isnan(rhat).all() else {"rhat": float(np.nanmax(rhat))}
-    return known if np.isnan(ess).all() else known | {"ess": float(np.nanmin(ess))}
+    worst = {
+        "rhat": np.fmax.reduce(table["rhat"].values),
+        "ess": np.fmin.reduce(np.fmin(table["ess_bulk"].values, table["ess_tail"].values)),
+    }
+    return {name: float(value) for name, value in worst.items() if not np.isnan(value)}
+
+
+def _khat(verdict: Verdict | None) -> dict[str, float]:
+    checks = () if verdict is None else verdict.checks
+    return {check.code: check.value for check in checks if check.code == "khat" and check.value is not None}
 
 
 def best_labels(rows: list[Row], column: Column) -> set[str]:
@@ -254,3 +254,63 @@ def _is_close(row: Row, best: Row, key: str, sign: float) -> bool:
         return row is best
     difference = sign * (ours - theirs)
     return bool(difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)))
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Judged runs, and what the page, the summary and the terminal show of them; each part is computed once.
+
+    Args:
+        trees: label → evidence, in the caller's order. verdicts: of each label.
+        left_out: methods that were asked for and gave no tree → the reason.
+    """
+
+    trees: dict[str, Evidence]
+    verdicts: dict[str, Verdict]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        trees: Mapping[str, xr.DataTree | Evidence],
+        verdicts: Mapping[str, Verdict] | None = None,
+        left_out: Mapping[str, str] | None = None,
+    ) -> Results:
+        """The results of these trees, diagnosed here where no verdicts are given.
+
+        Raises:
+            TypeError: if a tree is no DataTree.
+            ValueError: if there is no tree, or ``verdicts`` lacks a label.
+        """
+        evidence = gather(trees)
+        judged = judge_all(evidence) if verdicts is None else verdicts
+        if missing := [label for label in evidence if label not in judged]:
+            raise ValueError(
+                f"'verdicts' has none for {missing}; give one for every tree, or None to diagnose here."
+            )
+        return cls(evidence, {label: judged[label] for label in evidence}, dict(left_out or {}))
+
+    @functools.cached_property
+    def reference(self) -> str | None:
+        """The run that the others are measured against."""
+        return reference_label(self.trees)
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The comparison table."""
+        return compare_rows(self.trees, self.verdicts)
+
+    @functools.cached_property
+    def baselines(self) -> dict[str, Evidence]:
+        """What a method has to beat."""
+        return baselines(self.trees.values())
+
+    @functools.cached_property
+    def floor(self) -> list[Row]:
+        """The baselines' rows."""
+        return baseline_rows(self.baselines)
+
+    @functools.cached_property
+    def rankings(self) -> dict[str, Ranking]:
+        """Log predictive densities, compared in pairs."""
+        return rankings(self.trees, self.baselines)

@@ -1,9 +1,10 @@
-"""What the command line prints, and what it checks before it writes."""
+"""What the command line prints, and how it refuses."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import re
 import sys
@@ -13,6 +14,12 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from pyrobnn.signs import register
+
+EXIT_STATUS = (
+    "Exit status: 0 done, 1 a method was left out or failed (--strict: a verdict did), "
+    "2 bad input, nothing was run, 130 stopped by Ctrl-C, what was found is kept."
+)
+USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -35,7 +42,7 @@ def printable() -> Iterator[None]:
             stream.reconfigure(errors=register())
         yield
     finally:
-        for stream, before in zip(streams, errors):
+        for stream, before in zip(streams, errors, strict=True):
             stream.reconfigure(errors=before)
 
 
@@ -49,13 +56,8 @@ def one_line(error: Exception) -> str:
     """What an error says, in one line and without the words of jsonargparse's own machinery."""
     text = " ".join(str(error).split())
     text = re.sub(r'^Parser key "([\w.]+)"(?: element \d+)?: ?', r"'\1': ", text)
-    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
     text = text.replace("typing.Literal", "one of ")
-    union = re.search(
-        r"Does not validate against any of the Union subtypes Subtypes: \[(.*?)\] Errors: .*: (.*)$", text
-    )
-    if union:
-        text = f"{text[: union.start()]}expected {' or '.join(union[1].split(', '))}, got {union[2]}"
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
     return re.sub(r"Expected an? (.*?)\. Got value: (.*)$", r"expected \1, got \2", text)
 
 
@@ -84,7 +86,5 @@ def check_file(out: Path, example: str) -> None:
 
 def close_match(word: str, known: Sequence[str]) -> str:
     """``": did you mean …?"`` where a known word is close, else nothing."""
-    import difflib
-
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f": did you mean {found[0]!r}?" if found else ""
