@@ -169,7 +169,10 @@ def test_both_answers_stand_in_the_page_and_the_summary(tmp_path):
     found = content["methods"]["svi"]["verdict"]
     assert found["draws"] == "pass" and found["model"] in ("pass", "warn")
     page = write_report(trees, tmp_path / "report.html").read_text()
-    assert "draws: pass" in page and f"model: {found['model']}" in page
+    assert (
+        'asked">draws</span> <span class="badge pass"' in page
+        and f'asked">model</span> <span class="badge {found["model"]}"' in page
+    )
 
 
 # searches that were stopped far from their optimum
