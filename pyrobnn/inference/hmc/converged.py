@@ -15,26 +15,22 @@ from torch import Tensor
 
 from pyrobnn import chains
 from pyrobnn.checks import check_choice, check_number
+from pyrobnn.findings import Finding
 from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.model import NET
 
 if TYPE_CHECKING:
-    from pyrobnn.inference.hmc.draws import Draws
     from pyrobnn.inference.nuts import NUTS
 
 #: draws per chain up to which a run that waits for convergence goes on
 MOST_DRAWS = 10_000
 _VALUES = 256  # of all sites together, or of the function, that are judged
-_MIX = (
-    "Allow more num_draws; where R-hat stays, scale the inputs or reparameterise the model: chains in modes of their "
-    "own never agree"
-)
 _BLOCK = 256  # draws whose function values are computed at once
 
 
-class Reached(NamedTuple):
+class Convergence(NamedTuple):
     """How far a run has come: the worst R-hat and the smallest ESS with the names of their quantities."""
 
     draws: int
@@ -47,14 +43,8 @@ class Reached(NamedTuple):
         """Whether that is convergence."""
         return self.rhat <= chains.RHAT_LIMIT and self.ess >= min_ess
 
-    def __str__(self) -> str:
-        return (
-            f"after {self.draws} draws of each chain the largest R-hat is {self.rhat:.3f} ({self.worst}), the smallest "
-            f"effective sample size {self.ess:.0f} ({self.slowest})"
-        )
 
-
-def reached(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Reached:
+def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Convergence:
     """How far the chains have converged.
 
     Args:
@@ -69,14 +59,14 @@ def reached(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Rea
     found = {name: values for name, values in judged(problem, draws, stats).items() if np.ptp(values) != 0}
     for name, values in found.items():
         if not np.isfinite(values).all():
-            return Reached(num, np.inf, name, 0.0, name)
+            return Convergence(num, np.inf, name, 0.0, name)
     if not found or num < chains.MIN_DRAWS:
-        return Reached(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
+        return Convergence(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
     names, stacked = list(found), np.stack(list(found.values()))
     rhat = np.nan_to_num(chains.rhat(stacked), nan=np.inf, posinf=np.inf)
     ess = np.nan_to_num(np.minimum(chains.ess(stacked), chains.ess(stacked, "tail")), nan=0.0)
     worst, slowest = int(rhat.argmax()), int(ess.argmin())
-    return Reached(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
+    return Convergence(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
 
 
 def check_until(config: NUTS) -> None:
@@ -102,31 +92,16 @@ def check_until(config: NUTS) -> None:
     object.__setattr__(config, "default_draws", MOST_DRAWS)
 
 
-def ended(
-    config: NUTS, problem: Problem, draws: Mapping[str, Tensor], result: Draws, stopped: str
-) -> tuple[str, dict[str, Any], list[str]]:
-    """What is said of the end of a run that waited for convergence.
-
-    Returns:
-        Why it stopped, entries of ``meta``, and what the user must be told: nothing, where it has converged.
-    """
-    if config.until is None:
-        return stopped, {}, []
-    found = reached(problem, draws, result.stats)
-    if found.enough(config.min_ess):
-        return ("converged" if stopped == "num_draws" else stopped), {"until": f"converged: {found}"}, []
-    spent = {
-        "num_draws": f"its {found.draws} draws of each chain are spent",
-        "max_seconds": f"its {config.max_seconds:g} seconds are spent" if config.max_seconds else "",
-        "callback": "a callback stopped it",
-        "interrupt": "Ctrl-C stopped it",
-    }[stopped]
-    said = f"NUTS(until='converged') has not converged and {spent}: {found}"
-    remedy = (
-        f"R-hat is wanted at most {chains.RHAT_LIMIT}, the effective sample size at least {config.min_ess:g}. "
-        + (_MIX if found.rhat > chains.RHAT_LIMIT else "Allow more num_draws")
-    )
-    return stopped, {"until": said}, [f"{said}. {remedy}"]
+def until_converged(
+    config: NUTS, problem: Problem, draws: Mapping[str, Tensor], stats: Tensor, stopped: str
+) -> tuple[str, dict[str, Any], list[Finding]]:
+    """The end of a run that waited for convergence: why it stopped, entries of ``meta``, and a finding if in vain."""
+    far = check_convergence(problem, draws, stats)
+    record = {"convergence": far._asdict()}
+    if far.enough(config.min_ess):
+        return "converged" if stopped == "num_draws" else stopped, record, []
+    values = {**far._asdict(), "stopped": stopped, "min_ess": config.min_ess, "seconds": config.max_seconds}
+    return stopped, record, [Finding("not_converged", values)]
 
 
 def judged(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> dict[str, np.ndarray]:

@@ -75,8 +75,8 @@ def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:
     diverging = int((rows[..., column] * valid).sum()) + int(run.written_stats[..., column].sum())
     return Progress(
         "warm-up" if warming else "sampling",
-        min(count, wanted) + (sum(length for length, *_ in run.plan[: run.phase]) if warming else 0),
-        sum(length for length, *_ in run.plan) if warming else wanted,
+        min(count, wanted) + (sum(each.length for each in run.plan[: run.phase]) if warming else 0),
+        sum(each.length for each in run.plan) if warming else wanted,
         float(run.state.dual[0].median().exp()),
         float(latest[:, STATS.index("tree_depth")].mean()),
         0 if warming else diverging,

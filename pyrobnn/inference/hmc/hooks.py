@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from pyrobnn.callbacks import duration
 from pyrobnn.chains import RHAT_LIMIT, ess
 from pyrobnn.gradient import at_each
-from pyrobnn.inference.fitting.float64 import float64
-from pyrobnn.inference.fitting.problem import Callback, Problem
+from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.converged import reached
+from pyrobnn.inference.hmc.converged import check_convergence
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
+from pyrobnn.inference.hmc.precision import in_program_dtype
 
 if TYPE_CHECKING:
-    from pyrobnn.density import Density
+    from pyrobnn.inference.method import FitRun
     from pyrobnn.inference.nuts import NUTS
     from pyrobnn.posterior import Posterior
 
@@ -31,36 +31,34 @@ _NUM_PROBES = 16
 
 
 class Hooks:
-    """What happens at the host's looks: progress, callbacks, and the test for enough draws."""
+    """What happens when the host looks at a run: progress, callbacks, and the test for enough draws.
+
+    Args:
+        problem: what is fitted.
+        file: of draws on disk.
+        run: what the fit was asked for.
+        num_warmup: transitions of the warm-up as planned.
+        config: options of the sampler.
+    """
 
     def __init__(
-        self,
-        problem: Problem,
-        file: DrawFile | None,
-        until_ess: float | None,
-        callbacks: Sequence[Callback],
-        progress: bool,
-        num_draws: int,
-        num_warmup: int,
-        config: NUTS,
-        seed: int,
+        self, problem: Problem, file: DrawFile | None, run: FitRun, num_warmup: int, config: NUTS
     ) -> None:
-        self._problem, self._file = problem, file
-        self._until = math.inf if until_ess is None else until_ess
+        self._problem, self._file, self._run, self._config = problem, file, run, config
         self._watch = Watch(
-            num_draws + num_warmup, "NUTS", callbacks, progress, finished="num_draws",
+            run.num_draws + num_warmup,
+            "NUTS",
+            run.callbacks,
+            run.progress,
+            finished="num_draws",
             starting=COMPILING if config.compile else "looking for a step size",
             metrics=("step_size", "tree_depth", "divergences"),
-        )  # fmt: skip
-        self._told, self._num_draws, self._num_warmup = -1, num_draws, num_warmup
+        )
+        self._reported, self._num_warmup = -1, num_warmup
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
-        self._stopped = "num_draws"
-        self._config, self._started, self._seed = config, time.monotonic(), seed
-        self._checks, self._found = (
-            0,
-            "",
-        )  # how often it was looked whether the draws are enough, and how far they were
-        waits = until_ess is not None or config.until is not None
+        self._stopped, self._started = "num_draws", time.monotonic()
+        self._checks, self._found = 0, ""  # how often it was tested whether the draws are enough, and the last answer
+        waits = run.until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
         self.look = self._look if self._watch.active or config.max_seconds else None
 
@@ -72,13 +70,13 @@ class Hooks:
         self._watch.__exit__(*error)
 
     def end(self, result: Draws) -> str:
-        """Why the run ended, as ``meta["stopped"]`` says it; a bar that is not full says it too."""
-        stopped = self._stopped if result.stats.shape[1] < self._num_draws else "num_draws"
+        """Why the run ended, as ``meta["stopped"]`` has it; a bar that is not full says it too."""
+        stopped = self._stopped if result.stats.shape[1] < self._run.num_draws else "num_draws"
         self._watch.stopped = "interrupt" if result.interrupted else stopped
         return self._watch.stopped
 
     def _look(self, look: Progress) -> bool:
-        if self._tell(look):
+        if self._report(look):
             return True
         if self._config.max_seconds is None:
             return False
@@ -88,35 +86,29 @@ class Hooks:
         self._stopped = "max_seconds"
         return True
 
-    def _tell(self, look: Progress) -> bool:
+    def _report(self, look: Progress) -> bool:
+        """Bar and callbacks, wherever another transition is done; True if a callback asks to stop."""
         warming = look.phase == "warm-up"
         if warming and look.wanted > self._num_warmup:
             self._num_warmup = look.wanted
-            self._watch.extend(
-                self._num_draws + look.wanted,
-                f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}",
-            )
+            why = f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}"
+            self._watch.extend(self._run.num_draws + look.wanted, why)
         done = look.draws if warming else look.draws + self._num_warmup
         if self._began is None or look.steps < self._began[1]:
             self._began = time.monotonic(), look.steps
-            self._say(look, done)
+            self._describe_start(look, done)
             return False
         if done == 0:
-            self._say(look, done)
-        if done <= self._told:
+            self._describe_start(look, done)
+        if done <= self._reported:
             return False
-        self._told = done
-        metrics = {
-            "step_size": look.step_size,
-            "tree_depth": look.tree_depth,
-            "divergences": look.divergences,
-            "draws": look.draws,
-        }
+        self._reported = done
+        metrics = {name: getattr(look, name) for name in ("step_size", "tree_depth", "divergences", "draws")}
         if done:
             self._watch.show(done, metrics | {"phase": self._phase(look)})
         present = partial(self._snapshot, look)
         stop = self._watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
-        if stop and not (look.phase == "sampling" and look.draws):
+        if stop and (warming or not look.draws):
             raise ValueError(
                 f"a callback stopped the run at step {look.steps}, before the first draw was kept"
             )
@@ -125,10 +117,8 @@ class Hooks:
 
     def _snapshot(self, look: Progress) -> Posterior:
         """The draws so far; in the warm-up, and while they go to a file, those that are in memory."""
-        z = look.positions()
-        return snapshot(
-            self._problem, self._config, in_program_dtype(self._problem.density, z), seed=self._seed
-        )
+        draws = in_program_dtype(self._problem.density, look.positions())
+        return snapshot(self._problem, self._config, draws, seed=self._run.seed)
 
     def _phase(self, look: Progress) -> str:
         if look.phase == "warm-up":
@@ -139,29 +129,29 @@ class Hooks:
             return "sampling until enough, or the end"
         return f"sampling until enough, look {self._checks}: {self._found}"
 
-    def _say(self, look: Progress, done: int) -> None:
-        """What is being done before the first transition; from the first leapfrogs on how long it takes at least."""
+    def _describe_start(self, look: Progress, done: int) -> None:
+        """The phase before the first transition; from the first leapfrogs on how long the run takes at least."""
         if self._began is None:
             return
         began, before = self._began
         least = ""
         if (steps := look.steps - before) > 0:
             # the chains have made less than one transition each, on average
-            seconds = (time.monotonic() - began) * (self._num_draws + self._num_warmup - done)
+            seconds = (time.monotonic() - began) * (self._run.num_draws + self._num_warmup - done)
             least = (
                 f", {steps} leapfrogs without a transition: at least {duration(seconds)} left at this rate"
             )
         self._watch.say(self._phase(look) + least)
 
-    def _enough(self, draws: Draws) -> bool:
-        found, least = by_site(self._problem, self._file, draws), self._until
+    def _enough(self, result: Draws) -> bool:
+        draws = by_site(self._problem, self._file, result)
         self._checks += 1
         if self._config.until is not None:
-            far, least = reached(self._problem, found, draws.stats), self._config.min_ess
+            far, least = check_convergence(self._problem, draws, result.stats), self._config.min_ess
             enough, why, worth = far.enough(least), "converged", far.ess
             self._found = f"R-hat {far.rhat:.3f} of {RHAT_LIMIT}, "
         else:
-            worth = slowest_ess(self._problem, found)
+            worth, least = slowest_ess(self._problem, draws), self._run.until_ess or math.inf
             enough, why, self._found = worth >= least, "until_ess", ""
         self._found += f"ESS {worth:.0f} of {least:.0f}"
         self._stopped = why if enough else self._stopped
@@ -193,26 +183,8 @@ def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float
     return float(ess(values.detach().movedim(2, 0).double().cpu().numpy()).min())
 
 
-def by_site(problem: Problem, file: DrawFile | None, draws: Draws) -> dict[str, Tensor]:
-    """Constrained draws, site → (chain, draw, …).
-
-    Of positions in float64 they have the program's dtype, but where that cannot tell them apart.
-    """
+def by_site(problem: Problem, file: DrawFile | None, result: Draws) -> dict[str, Tensor]:
+    """Constrained draws, site → (chain, draw, …)."""
     if file is not None:
-        return file.draws(draws.stats.shape[1])
-    return in_program_dtype(problem.density, draws.positions)
-
-
-def in_program_dtype(density: Density, z: Tensor) -> dict[str, Tensor]:
-    """Constrained draws, site → (chain, draw, …), of unconstrained ones (chain, draw, dim)."""
-    if z.dtype == density.dtype:
-        return density.constrain(z)
-    with float64():
-        wide = density.constrain(z)
-    return {name: _narrow(value, density.dtype) for name, value in wide.items()}
-
-
-def _narrow(value: Tensor, dtype: torch.dtype) -> Tensor:
-    rounded = value.to(dtype)
-    error = (rounded.double() - value).abs().amax((0, 1))
-    return value if bool((error > 0.02 * value.std((0, 1))).any()) else rounded
+        return file.draws(result.stats.shape[1])
+    return in_program_dtype(problem.density, result.positions)

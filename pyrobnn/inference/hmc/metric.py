@@ -84,7 +84,7 @@ def whiten(z: Tensor, a: Tensor) -> Tensor:
     return q - (q @ a[0, 1:].T * (stretch / (1 + stretch))) @ a[0, 1:]
 
 
-def spreads(a: Tensor) -> Tensor:
+def standard_deviations(a: Tensor) -> Tensor:
     """The standard deviation along each coordinate that A stands for (dim,)."""
     if a.dim() == 1:
         return a
@@ -161,7 +161,7 @@ def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
-def pays(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> bool:
+def low_rank_helps(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> bool:
     """Whether the directions of one half of the chains shorten the trajectories of the other half.
 
     A trajectory takes as many leapfrogs as the whitened posterior's widest scale has of its narrowest, which bounds the

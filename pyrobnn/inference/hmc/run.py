@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,22 @@ from torch import Tensor
 
 from pyrobnn.compile import compiled, first_line
 from pyrobnn.inference.fitting import rng
+from pyrobnn.inference.hmc.interrupts import delayed_interrupt
 from pyrobnn.inference.hmc import checkpoint, metric
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.capture import Replayed
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress, progress
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
+from pyrobnn.inference.hmc.precision import PrecisionLoss
 from pyrobnn.inference.hmc.warmup import (
-    TooCoarse,
-    cut,
-    extended,
-    judge,
+    Phase,
+    acceptance_off_target,
+    extend_phase,
     kept_in_warmup,
-    lengthened,
+    not_stationary,
     planned,
-    underway,
+    truncate,
 )
 
 _SLOT = Scalars._fields.index("slot")
@@ -91,6 +93,7 @@ class Run:
         self.history: list[list[float]] = []
         self._advance: Callable[[int], None] | None = None
         self.compile_seconds, self.mode = 0.0, "eager"
+        self._changing = False  # the state: an interrupt may have cut the change in two
 
     # -- beginning, saving, resuming ---------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Run:
         self.written, self.written_stats = tensors["written"].to(device), tensors["written_stats"]
         self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
         self.history = tensors["history"].tolist()
-        self.plan = [(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
+        self.plan = [Phase(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
         self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
         checkpoint.check_density(self.state.scalars[_LP], self._gradient(self.state.vectors[_PROPOSAL])[1])
 
@@ -157,7 +160,7 @@ class Run:
             look: called now and then with a :class:`Progress`; True stops the run at the draws that every chain has,
                 and in the warm-up begins them.
             enough: called with the draws so far at growing lengths; True stops.
-            save: checkpoint path, fingerprint, and seconds between writes.
+            save: checkpoint path, fingerprint, and seconds between writes; Ctrl-C writes it at once.
 
         Raises:
             KeyboardInterrupt: Ctrl-C before every chain had a draw; later it ends the run with the draws it has.
@@ -166,7 +169,8 @@ class Run:
         try:
             return self._sample(num_draws, look, enough, save)
         except KeyboardInterrupt:
-            # the step may have been cut in two: what every chain had at the last look is whole
+            if save is not None and not self._changing:
+                self._save(*save[:2])
             if self.ready == 0:
                 raise
             return self._finish(self.ready, num_draws)._replace(interrupted=True)
@@ -181,21 +185,24 @@ class Run:
         while True:
             warming = self.phase < len(self.plan)
             wanted = self.plan[self.phase][0] if warming else num_draws
-            self.advance(self.every)
-            if self.file is not None and not warming:
-                if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
-                    self._write_out(self.file, num_draws)
+            with self._whole():
+                self.advance(self.every)
+                if self.file is not None and not warming:
+                    if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
+                        self._write_out(self.file, num_draws)
             slots = self.state.scalars[_SLOT] + self.written
             # a warm-up phase ends when the chains have so many transitions on average: none waits for another
             count = int(slots.mean() if warming else slots.min())
             self.ready = 0 if warming else min(count, num_draws)
             stop = look is not None and look(progress(self, warming, count, wanted))
-            if warming and stop and (plan := cut(self.plan, self.phase, count)):
+            if warming and stop and (plan := truncate(self.plan, self.phase, count)):
                 self.plan, self.most = plan, None
-                self._next_phase()
+                with self._whole():
+                    self._next_phase()
                 self.unfinished = "; ".join(filter(None, ["its time was spent", self.unfinished]))
             elif count >= wanted and warming:
-                self._next_phase()
+                with self._whole():
+                    self._next_phase()
             elif not warming:
                 if count >= next_check and enough is not None and count < wanted:
                     next_check = int(count * 1.25) + 1
@@ -203,10 +210,21 @@ class Run:
                 if count >= wanted or (stop and count > 0):
                     return self._finish(min(count, num_draws), num_draws)
             if save is not None and time.monotonic() - written > save[2]:
-                if self.file is not None:
-                    self.file.flush()
-                checkpoint.write(save[0], save[1], self.tensors())
+                self._save(*save[:2])
                 written = time.monotonic()
+
+    def _save(self, path: str | Path, fingerprint: str) -> None:
+        if self.file is not None:
+            self.file.flush()
+        checkpoint.write(path, fingerprint, self.tensors())
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A change of the state that Ctrl-C does not cut in two; a second Ctrl-C does."""
+        with delayed_interrupt():
+            self._changing = True
+            yield
+            self._changing = False
 
     def advance(self, num: int) -> None:
         """Take ``num`` leapfrogs with every chain, without looking."""
@@ -253,7 +271,7 @@ class Run:
         """How the step size adapts in this phase."""
         if self.phase == len(self.plan):
             return FROZEN
-        return OWN if self.plan[self.phase][2] else POOLED
+        return OWN if self.plan[self.phase].own_step else POOLED
 
     def _rows(self, part: slice) -> State:
         """The state of some chains, to be written into."""
@@ -287,7 +305,7 @@ class Run:
 
     def _next_phase(self) -> None:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
-        _, new_mass, _ = self.plan[self.phase]
+        new_mass = self.plan[self.phase].mass
         self._judge()
         self.phase, self.steps = self.phase + 1, 0
         state = self.state
@@ -302,7 +320,7 @@ class Run:
             q = metric.whiten(z, self.scale)
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
-        first = new_mass and not any(mass for _, mass, _ in self.plan[: self.phase - 1])
+        first = new_mass and not any(each.mass for each in self.plan[: self.phase - 1])
         if first:  # later windows change the whitened scale little
             step = self._find_step(q, g, lp, transition, step, each=self._mode() == OWN)
         self.history.append(
@@ -313,24 +331,24 @@ class Run:
         self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
 
     def _judge(self) -> None:
-        """At the end of the first phase, the last window and the last search for a step size: whether to go on."""
+        """At the end of the last window and of the last search for a step size: whether to go on."""
+        if any(each.mass for each in self.plan[self.phase + 1 :]):
+            return
         counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
         stats = self.buffers.stats[:, : self.kept]
-        if any(mass for _, mass, _ in self.plan[self.phase + 1 :]):
-            if self.most is not None and self.names is not None and not self.plan[self.phase][1]:
-                reason = underway(stats, counts, self.machine.dim)
-                self.plan, self.unfinished = lengthened(self.plan, self.phase, self.most // 3, reason), reason
-            return
         window = metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale)
         if self.inspect is not None:
             best = int(self.state.scalars[_LP].argmax())
-            steps = self.state.dual[1].median().exp() * metric.spreads(self.scale)
+            steps = self.state.dual[1].median().exp() * metric.standard_deviations(self.scale)
             if reason := self.inspect(window[best, : int(counts[best])], steps):
-                raise TooCoarse(reason, metric.unwhiten(self.state.vectors[_PROPOSAL], self.scale))
-        mass = self.plan[self.phase][1]
-        reason = judge(window, stats, counts, self.machine.target_accept, self.names, mass)
-        most = self.most or 0
-        self.plan, self.unfinished = extended(self.plan, self.phase, most, reason, self.unfinished)
+                raise PrecisionLoss(reason, metric.unwhiten(self.state.vectors[_PROPOSAL], self.scale))
+        if self.plan[self.phase].mass:
+            reason = self.unfinished = not_stationary(window, stats, counts, self.names)
+        else:
+            reason = acceptance_off_target(stats, counts, self.machine.target_accept)
+            self.unfinished = reason or self.unfinished
+        if reason and self.most is not None:
+            self.plan = extend_phase(self.plan, self.phase, self.most)
 
     def _write_out(self, file: DrawFile, num_draws: int) -> None:
         """Move the block of draws to the file; every chain begins an empty block."""
@@ -368,7 +386,7 @@ class Run:
             {"warmup_step_size": history[:, 1], "warmup_steps": history[:, 2]},
             mode=self.mode,
             unfinished=self.unfinished,
-            num_warmup=sum(length for length, *_ in self.plan),
+            num_warmup=sum(each.length for each in self.plan),
         )
 
     # -- whitening ---------------------------------------------------------------------------------------------------
@@ -378,11 +396,9 @@ class Run:
         if self.form not in ("auto", "low_rank"):
             return whitening(window, counts, self.scale, self.form == "dense")
         scale = whitening(window, counts, self.scale[0, 0], False)
-        if underway(self.buffers.stats[:, : self.kept], counts.long(), self.machine.dim):
-            return metric.scaled(scale, self.form)  # directions of where a chain is late would keep it there
         g = metric.gradients(self.machine.gradient, window, counts)
         self.total_steps += g.shape[1]
-        if self.form == "auto" and not metric.pays(window, g, counts, scale):
+        if self.form == "auto" and not metric.low_rank_helps(window, g, counts, scale):
             return metric.scaled(scale, self.form)
         return metric.low_rank(window, g, counts, scale)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.hmc.checks import movable
+from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.supply import RADIUS
 
 _TRIES = 100  # draws of a start, before there is none
+_STEEP_TRIES = 25  # starts drawn, before one from which a chain cannot move is kept
 
 
 def starts(
@@ -46,7 +50,7 @@ def starts(
             z = z + 0.1 * torch.randn_like(z)
         # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
         tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(_TRIES))
-        z = movable(problem, z, tries)
+        z = finite_starts(problem, z, tries)
     return z.detach().contiguous(), scale
 
 
@@ -54,3 +58,65 @@ def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Te
     """Starts (num, dim) from the box or from the prior, by torch's present random state."""
     seed = int(torch.randint(2**31, ()))
     return density.sample_box(num, seed, shrink * RADIUS) if uniform else density.sample_prior(num, seed)
+
+
+def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
+    """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others.
+
+    A start has a finite density and a finite gradient, not zero everywhere: on a plateau (a density that has
+    underflowed, say) nothing tells a chain where to go. And a log density so low that its rounding is larger than the
+    energy error that ends a trajectory (a log link's mean of 1e20) lets it go nowhere: of a few such starts the best is
+    kept.
+
+    Args:
+        problem: what is fitted.
+        z: starts.
+        tries: other starts, each (chain, dim).
+
+    Raises:
+        Refused: no start of a chain is finite, naming the site.
+    """
+    single = torch.func.grad_and_value(problem.density.log_joint)
+    z, tries = z.clone(), iter(tries)
+    deepest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
+    todo = list(range(len(z)))
+    # by chain, the best start that is finite but does not go, with its log density
+    spare: dict[int, tuple[float, Tensor]] = {}
+    for attempt, draws in enumerate(itertools.chain([z], tries)):
+        left = []
+        for chain in todo:
+            gradient, value = single(draws[chain])
+            z[chain] = draws[chain]
+            if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
+                left.append(chain)
+                continue
+            if float(value) < deepest or not bool((gradient != 0).any()):
+                left.append(chain)
+                if chain not in spare or float(value) > spare[chain][0]:
+                    spare[chain] = float(value), draws[chain].clone()
+        # a plateau everywhere has no better start, nor has a density that is low everywhere
+        if left and attempt >= _STEEP_TRIES:
+            for chain in [chain for chain in left if chain in spare]:
+                z[chain] = spare[chain][1]
+                left.remove(chain)
+        if not left:
+            return z
+        todo = left
+    raise Refused(_why_no_start(problem, z[todo[0]], *single(z[todo[0]])))
+
+
+def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+    """Which site is to blame that no start has a finite density."""
+    density = problem.density
+    log_prior, log_likelihood = density.log_parts(z)
+    bad = (~torch.isfinite(gradient)).nonzero()
+    if not bool(torch.isfinite(log_likelihood)):
+        where = f"the observed site {', '.join(map(repr, density.observed))}"
+    elif len(bad):
+        where = f"the site {density.site_of(int(bad[0]))!r}"
+    else:
+        where = f"a latent site ({', '.join(repr(site.name) for site in density.sites)})"
+    return (
+        f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
+        f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
+    )
