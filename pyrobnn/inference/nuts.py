@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import (
-    Callback,
     Problem,
     interruption,
     launches,
@@ -26,24 +24,19 @@ from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.checks import (
-    check_memory,
-    disagreement,
-    needed_bytes,
-    num_slots,
-    run_fingerprint,
-    verdicts,
-)
-from pyrobnn.inference.hmc.converged import check_until, ended
+from pyrobnn.inference.hmc.chain_findings import run_findings
+from pyrobnn.inference.hmc.checkpoint import run_fingerprint
+from pyrobnn.inference.hmc.converged import check_until, until_converged
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, named_stats
 from pyrobnn.inference.hmc.gradient import chains_per_call, gradient_of
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import Machine
+from pyrobnn.inference.hmc.memory_needed import check_memory, needed_bytes, num_slots
 from pyrobnn.inference.hmc.metric import described, form_of
+from pyrobnn.inference.hmc.precision import PrecisionLoss, inspector
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.hmc.starts import starts
-from pyrobnn.inference.hmc.warmup import TooCoarse, inspector
 from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.point import common_start, shared_starts, start_values
@@ -161,77 +154,79 @@ class NUTS(Method):
         check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
         check_until(self)
 
+    @property
+    def _first_warmup(self) -> int:
+        """Transitions of the warm-up as planned."""
+        return DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        num_draws, seed, checkpoint, stream_to = run.num_draws, run.seed, run.checkpoint, run.stream_to
-        num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
-        check_memory(problem, self, num_draws, num_warmup, stream_to is not None)
+        check_memory(problem, self, run.num_draws, self._first_warmup, run.stream_to is not None)
         started = time.perf_counter()
         with full_float32(problem.device):
             uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
-            z, scale = starts(problem, run.init, seed, self.num_chains, uniform)
+            z, scale = starts(problem, run.init, run.seed, self.num_chains, uniform)
             if self.engine == "pyro":
-                result, file = self._pyro(problem, z, num_draws, num_warmup, seed, run.progress), None
+                result, file = self._by_pyro(problem, z, run), None
                 stopped = "interrupt" if result.interrupted else "num_draws"
             else:
-                watch = run.until_ess, run.callbacks, run.progress
-                sizes = (num_draws, num_warmup, seed)
-                keeps, streamed = (checkpoint or stream_to) is not None, stream_to is not None
-                name = run_fingerprint(self, problem, run.init, num_draws, seed, streamed) if keeps else ""
-                result, file, stopped = self._machine(
-                    problem, z, scale, *sizes, watch, name, checkpoint, stream_to
-                )
+                result, file, stopped = self._by_machine(problem, z, scale, run)
         seconds = time.perf_counter() - started - result.compile_seconds
-        notes = [self._interruption(result.stats, num_draws, checkpoint)] if result.interrupted else []
+        draws = by_site(problem, file, result)
+        notes: list[str | Finding] = []
+        if result.interrupted:
+            notes.append(self._interruption(result.stats, run))
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
             done = "compiled" if result.mode in ("graph", "eager") else result.mode
             notes += launches(problem.device, f"the step could not be {done}")
-        draws = by_site(problem, file, result)
-        stopped, end, remarks = ended(self, problem, draws, result, stopped)
+        convergence: dict[str, Any] = {}
+        if self.until is not None:
+            stopped, convergence, found = until_converged(self, problem, draws, result.stats, stopped)
+            notes += found
         return make_posterior(
             problem if file is None else _on_cpu(problem),
             self,
             draws,
-            seed=seed,
+            seed=run.seed,
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=named_stats(result.stats),
             history=result.history,
             point_values=None if file is None else _on_cpu(problem.density.initial_points),
             meta={
-                "num_warmup": result.num_warmup or num_warmup,
+                "num_warmup": result.num_warmup or self._first_warmup,
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
                 "mass_matrix": described(result.scale, self.mass_matrix),
-                **end,
+                **convergence,
                 "common_start": common_start(run.init),
                 "superchains": shared_starts(run.init, self.num_chains),
-                **({"float64": result.wide} if result.wide else {}),
+                **({"float64": result.float64_reason} if result.float64_reason else {}),
             },
-            notes=notes + verdicts(result.stats, self) + disagreement(problem, draws, result) + remarks,
+            notes=[*notes, *run_findings(problem, draws, result, self)],
             interrupted=result.interrupted,
         )
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the machine's buffers, and the data in a leapfrog of all chains."""
-        num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
-        buffers = needed_bytes(sizes.weights, model.dtype, self, sizes.num_draws, num_warmup, sizes.to_file)
+        buffers = needed_bytes(
+            sizes.weights, model.dtype, self, sizes.num_draws, self._first_warmup, sizes.to_file
+        )
         step = self.num_chains * (14 * sizes.flat + 2 * sizes.num_data * sizes.datum)
         return Need({"chains and draws": buffers}, {"a step": step})
 
     def work(self, sizes: Sizes) -> float:
         """Gradients of one datum that ``fit`` takes, at :data:`LEAPFROGS` a draw: the first transitions know better."""
-        num_warmup = DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
         leapfrogs = self.trajectory or min(LEAPFROGS, 2**self.max_tree_depth - 1)
-        return self.num_chains * (num_warmup + sizes.num_draws) * leapfrogs * sizes.num_data
+        return self.num_chains * (self._first_warmup + sizes.num_draws) * leapfrogs * sizes.num_data
 
-    def _interruption(self, stats: Tensor, num_draws: int, checkpoint: str | Path | None) -> str:
+    def _interruption(self, stats: Tensor, run: FitRun) -> str:
         """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""
         chains, draws = stats.shape[:2]
-        if draws == num_draws and chains < self.num_chains:
+        if draws == run.num_draws and chains < self.num_chains:
             return interruption(self, chains, self.num_chains, "chains")
         which = "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
-        note = interruption(self, draws, num_draws, f"draws of {which}")
-        resume = checkpoint is not None and Path(checkpoint).exists()
-        return note + (f" (the same fit with checkpoint={str(checkpoint)!r} goes on)" if resume else "")
+        note = interruption(self, draws, run.num_draws, f"draws of {which}")
+        goes_on = f" (the same fit with checkpoint={str(run.checkpoint)!r} goes on)" if run.checkpoint else ""
+        return note + goes_on
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem, its point parameters held where ``init``, or a search for a mode, has them."""
@@ -256,92 +251,91 @@ class NUTS(Method):
         held = None if run.init is None else start_values(model, run.init)
         return prepare(model, x, y, points="held", device=device, values=held), run
 
-    def _machine(
-        self, problem: Problem, z: Tensor, scale: Tensor | None, num_draws: int, num_warmup: int, seed: int,
-        watch: tuple[float | None, Sequence[Callback], bool], name: str, checkpoint: str | Path | None,
-        stream_to: str | Path | None,
-    ) -> tuple[Draws, DrawFile | None, str]:  # fmt: skip
-        earlier, save, file = None, None, None
-        if checkpoint is not None:
-            earlier, save = checkpoints.read(checkpoint, name), (checkpoint, name, self.checkpoint_every)
-        if stream_to is not None:
-            sizes = self.num_chains, num_draws
-            file = DrawFile(stream_to, name, problem.density, *sizes, resume=earlier is not None)
-        hooks = Hooks(problem, file, *watch, num_draws, num_warmup, self, seed)
-        # a run that went on in float64 is resumed in it
-        wide = "as before" if earlier is not None and earlier["vectors"].dtype != z.dtype else ""
-        spent, seconds = 0, 0.0
+    def _by_machine(
+        self, problem: Problem, z: Tensor, scale: Tensor | None, run: FitRun
+    ) -> tuple[Draws, DrawFile | None, str]:
+        """The run, its draws on disk, and why it ended; begun again in float64 where float32 cannot hold it."""
+        earlier, save, file, name = None, None, None, ""
+        streamed = run.stream_to is not None
+        if run.checkpoint is not None or streamed:
+            name = run_fingerprint(self, problem, run.init, run.num_draws, run.seed, streamed)
+        if run.checkpoint is not None:
+            earlier = checkpoints.read(run.checkpoint, name)
+            save = run.checkpoint, name, self.checkpoint_every
+        if run.stream_to is not None:
+            sizes = self.num_chains, run.num_draws
+            file = DrawFile(run.stream_to, name, problem.density, *sizes, resume=earlier is not None)
+        hooks = Hooks(problem, file, run, self._first_warmup, self)
+        reason = ""
+        if earlier is not None and earlier["vectors"].dtype != z.dtype:
+            z, reason = z.double(), "the run that it goes on from was in float64"
         with torch.no_grad(), hooks:
-            while True:
-                start = z.double() if wide else z
-                run = self._run(problem, start, num_draws, num_warmup, seed, file, wide)
-                if earlier is None:
-                    run.begin(start, scale)
-                else:
-                    run.restore(earlier)
-                try:
-                    result = run.sample(num_draws, look=hooks.look, enough=hooks.enough, save=save)
-                    break
-                except TooCoarse as found:
-                    z, scale, wide, earlier = found.z, None, found.reason, None
-                    spent += run.total_steps * self.num_chains
-                    seconds += run.compile_seconds
-            result = result._replace(
-                num_gradients=result.num_gradients + spent,
-                compile_seconds=result.compile_seconds + seconds,
-                wide=f"float32 was too coarse for the positions: {wide}" if wide else "",
-            )
-            return result, file, hooks.end(result)
+            chains = self._chains(problem, z, run, file)
+            if earlier is None:
+                chains.begin(z, scale)
+            else:
+                chains.restore(earlier)
+            options: dict[str, Any] = {"look": hooks.look, "enough": hooks.enough, "save": save}
+            try:
+                result = chains.sample(run.num_draws, **options)
+            except PrecisionLoss as loss:
+                first, reason = chains, f"float32 was too coarse for the positions: {loss}"
+                chains = self._chains(problem, loss.z.double(), run, file)
+                chains.begin(loss.z.double())
+                result = chains.sample(run.num_draws, **options)
+                result = result._replace(
+                    num_gradients=result.num_gradients + first.total_steps * self.num_chains,
+                    compile_seconds=result.compile_seconds + first.compile_seconds,
+                )
+            return result._replace(float64_reason=reason), file, hooks.end(result)
 
-    def _run(
-        self, problem: Problem, z: Tensor, num_draws: int, num_warmup: int, seed: int, file: DrawFile | None,
-        wide: str,
-    ) -> Run:  # fmt: skip
-        density = problem.density
-        gradient, why = gradient_of(problem, z, bool(wide), self.compile)
+    def _chains(self, problem: Problem, z: Tensor, run: FitRun, file: DrawFile | None) -> Run:
+        """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
+        density, wide = problem.density, z.dtype != problem.density.dtype
+        gradient, why = gradient_of(problem, z, wide, self.compile)
         if why:
             problem.note(f"the chains run one after the other and uncompiled, much slower: {why}")
         most = MOST_WARMUP if self.num_warmup is None else None
+        longest = max(self._first_warmup, most or 0)
         machine = Machine(
             gradient,
             self.num_chains,
             density.dim,
-            num_slots(density.dim, self, num_draws, max(num_warmup, most or 0), file is not None),
+            num_slots(density.dim, self, run.num_draws, longest, file is not None),
             z.dtype,
             z.device,
             self.max_tree_depth,
             self.trajectory,
             self.target_accept,
         )
+        compiles = self.compile and not why
         return Run(
             machine,
-            seed=seed,
-            num_warmup=num_warmup,
+            seed=run.seed,
+            num_warmup=self._first_warmup,
             most=most,
             names=None if problem.is_bnn else density.site_of,
             inspect=None if problem.is_bnn or wide else inspector(density),
             mass_matrix=form_of(self.mass_matrix, problem.is_bnn),
             step_size=self.step_size,
-            compile=self.compile and not why,
-            chains_per_call=chains_per_call(gradient, z) if self.compile and not why else None,
+            compile=compiles,
+            chains_per_call=chains_per_call(gradient, z) if compiles else None,
             file=file,
         )
 
-    def _pyro(
-        self, problem: Problem, z: Tensor, num_draws: int, num_warmup: int, seed: int, progress: bool
-    ) -> Draws:
+    def _by_pyro(self, problem: Problem, z: Tensor, run: FitRun) -> Draws:
         draws, stats, gradients, interrupted = pyro_engine.sample(
             problem.density.log_joint,
             z,
-            num_draws=num_draws,
-            num_warmup=num_warmup,
-            seed=seed,
+            num_draws=run.num_draws,
+            num_warmup=self._first_warmup,
+            seed=run.seed,
             step_size=self.step_size,
             target_accept=self.target_accept,
             max_tree_depth=self.max_tree_depth,
             dense=self.mass_matrix == "dense",
             trajectory=self.trajectory,
-            progress=progress,
+            progress=run.progress,
         )
         return Draws(draws, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
 

@@ -4,6 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+
+def _diverged(count: int, total: int, target_accept: float) -> str:
+    if count == total:
+        return (
+            "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or set "
+            "a smaller step_size"
+        )
+    return (
+        f"{count} of {total} transitions diverged: the sampler could not follow the density there, and may have left "
+        f"out what lies behind. Raise target_accept (now {target_accept:g}) or reparameterise the model"
+    )
+
+
+def _stuck_chains(stuck: list[int], num_chains: int) -> str:
+    return (
+        f"{len(stuck)} of {num_chains} chains did not move (chain {', '.join(map(str, stuck))}): their draws are one "
+        "point each. Start elsewhere (another seed, init), or reparameterise the model"
+    )
+
+
+def _not_converged(
+    draws: int,
+    rhat: float,
+    worst: str,
+    ess: float,
+    slowest: str,
+    stopped: str,
+    min_ess: float,
+    seconds: float | None,
+) -> str:
+    spent = {
+        "num_draws": f"its {draws} draws of each chain are spent",
+        "max_seconds": f"its {seconds:g} seconds are spent" if seconds else "",
+        "callback": "a callback stopped it",
+        "interrupt": "Ctrl-C stopped it",
+    }[stopped]
+    return (
+        f"NUTS(until='converged') has not converged and {spent}: after {draws} draws of each chain the largest R-hat "
+        f"is {rhat:.3f} ({worst}; wanted: at most 1.01), the smallest effective sample size {ess:.0f} ({slowest}; "
+        f"wanted: {min_ess:g}). Allow more num_draws; chains in modes of their own never agree: use SMC, which weights "
+        "modes by their mass"
+    )
+
+
 SENTENCES: dict[str, str | Callable[..., str]] = {
     "interrupted": "{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit",
+    # chains of NUTS
+    "diverged": _diverged,
+    "stuck_chains": _stuck_chains,
+    "tree_depth": (
+        "{share:.0%} of the draws reached the maximum tree depth {max_tree_depth}: trajectories are cut short and mix "
+        "slowly. Raise max_tree_depth, run a longer warm-up, or scale the inputs"
+    ),
+    "chains_disagree": (
+        "the chains have not mixed: R-hat of {quantity} is {rhat:.3g} (wanted: at most 1.01), so the draws are not of "
+        "the posterior yet. Chains that stay where they are have found modes of their own, which no longer run joins: "
+        "use SMC, which weights modes by their mass. Others need more warm-up and draws; or reparameterise the model"
+    ),
+    "few_effective_draws": (
+        "the {draws} draws are worth {ess:.0f} independent ones for {quantity}: take more num_draws, scale the inputs, "
+        "or reparameterise the model"
+    ),
+    "slow_energy": (
+        "the energy of chain {chain} changes slowly (BFMI {bfmi:.2f}, wanted: at least 0.3): it may have missed where "
+        "the density is narrow, as near a scale of zero, or its tails. Reparameterise the model (non-centred), or draw "
+        "more"
+    ),
+    "log_density_gap": (
+        "the chains have not arrived at one level: the log density of chain {low} is {gap:.3g} nats below that of "
+        "chain {high}, where that of one chain varies by {spread:.2g}. Run a longer num_warmup; the smaller an "
+        "inferred noise the slower it is: a LogNormal prior keeps it above what the targets are accurate to"
+    ),
+    "warmup_unfinished": "the warm-up was not finished after {num_warmup} transitions: {reason}",
+    "not_converged": _not_converged,
 }

@@ -14,9 +14,9 @@ from pyrobnn.density import Density
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
-from pyrobnn.inference.hmc.checks import movable
 from pyrobnn.inference.hmc.machine import STATS
-from pyrobnn.inference.hmc.warmup import extended, planned, unsettled
+from pyrobnn.inference.hmc.starts import finite_starts
+from pyrobnn.inference.hmc.warmup import extend_phase, not_stationary, planned
 
 QUICK = {"compile": False}
 
@@ -187,7 +187,7 @@ def test_chains_that_cannot_meet_are_said():
         wells = torch.stack([dist.Normal(-40.0, 1.0).log_prob(z), dist.Normal(40.0, 1.0).log_prob(z)])
         pyro.factor("wells", wells.logsumexp(0))
 
-    with pytest.warns(UserWarning, match="R-hat of 'z'") as seen:
+    with pytest.warns(UserWarning, match="R-hat of z") as seen:
         posterior = pb.NUTS(num_chains=6, num_warmup=60, **QUICK).fit(program, num_draws=100)
     assert "the chains have not mixed" in posterior.meta["warnings"][0]
     # beside it only what the short warm-up is told
@@ -203,30 +203,27 @@ def test_a_window_says_what_speaks_against_it():
     def names(index):
         return ("first", "second")[index]
 
-    assert unsettled(z, stats, counts, names) == ""
+    assert not_stationary(z, stats, counts, names) == ""
     apart = z.clone()
     apart[2, :, 1] += 3.0
-    assert "R-hat of 'second'" in unsettled(apart, stats, counts, names)
-    assert unsettled(apart, stats, counts, None) == ""  # a net's weights may be in several modes
+    assert "R-hat of 'second'" in not_stationary(apart, stats, counts, names)
+    assert not_stationary(apart, stats, counts, None) == ""  # a net's weights may be in several modes
     rising = stats.clone()
     rising[..., 0] += torch.linspace(0.0, 6.0, 60)
-    assert "still rising" in unsettled(z, rising, counts, None)
+    assert "still rising" in not_stationary(z, rising, counts, None)
     still = stats.clone()
     still[3, :, 0] = -7.0
-    assert "1 of 4 chains did not move (chain 3)" in unsettled(z, still, counts, names)
-    assert "chain 1 made 3 transitions" in unsettled(z, stats, torch.tensor([60, 3, 60, 60]), names)
+    assert "1 of 4 chains did not move" in not_stationary(z, still, counts, names)
+    assert "chain 1 made 3 transitions" in not_stationary(z, stats, torch.tensor([60, 3, 60, 60]), names)
 
 
 def test_a_warm_up_goes_on_up_to_its_bound():
     plan = planned(200)
-    total = sum(length for length, *_ in plan)
-    window = max(i for i, (_, mass, _) in enumerate(plan) if mass)
-    same, reason = extended(plan, window, 1000, "", "")
-    assert same == plan and reason == ""
+    total = sum(each.length for each in plan)
     for _ in range(10):
-        plan, reason = extended(plan, window, 1000, "they disagree", "")
-        window = max(i for i, (_, mass, _) in enumerate(plan) if mass)
-    assert total < sum(length for length, *_ in plan) <= 1000 and reason == "they disagree"
+        window = max(i for i, each in enumerate(plan) if each.mass)
+        plan = extend_phase(plan, window, 1000)
+    assert total < sum(each.length for each in plan) <= 1000
     assert plan[-1] == planned(200)[-1]
 
 
@@ -243,10 +240,10 @@ def test_a_start_too_steep_to_move_from_is_drawn_again():
     steep = torch.tensor([[0.5, 0.12], [0.0, 0.01]])
     tries = [torch.tensor([[0.4, 0.14], [9.0, 9.0]]), torch.tensor([[0.1, 0.02], [9.0, 9.0]])]
     assert float(density.log_joint(steep[0])) < -1e18
-    torch.testing.assert_close(movable(problem, steep, tries), torch.stack([tries[1][0], steep[1]]))
+    torch.testing.assert_close(finite_starts(problem, steep, tries), torch.stack([tries[1][0], steep[1]]))
     # the best of those that are too steep is kept where there is nothing better
     hard = [torch.tensor([[0.4, 0.11], [9.0, 9.0]]), *[torch.tensor([[0.4, 0.13], [9.0, 9.0]])] * 30]
-    torch.testing.assert_close(movable(problem, steep, hard)[0], hard[0][0])
+    torch.testing.assert_close(finite_starts(problem, steep, hard)[0], hard[0][0])
 
 
 @pytest.mark.filterwarnings("ignore:.*maximum tree depth")

@@ -18,9 +18,9 @@ from models import toy, toy_model
 from pyrobnn.checks import divergences_by_chance
 from pyrobnn.diagnostics import diagnose, thresholds
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc import checks
-from pyrobnn.inference.hmc.checks import disagreement, levels, slow_energy, verdicts
+from pyrobnn.inference.hmc.chain_findings import MIN_BFMI, run_findings
 from pyrobnn.inference.hmc.draws import Draws
+from pyrobnn.inference.hmc.interrupts import delayed_interrupt
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.nuts import NUTS
 
@@ -87,82 +87,69 @@ def fine_stats(num_draws=50):
     return stats
 
 
-def test_divergences_are_said_from_as_many_on_as_right_draws_do_not_have():
-    stats = fine_stats(400)
-    assert verdicts(stats, NUTS()) == []
-    stats[1, :2, STATS.index("diverging")] = 1.0
-    assert divergences_by_chance(800) == 2 and verdicts(stats, NUTS()) == []
+def codes(stats, draws=None, problem=None, **result):
+    """The codes that a run of these statistics reports, with the numbers of the last."""
+    problem = problem or prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+    run = Draws(None, stats, 0.0, 0, torch.ones(0), {})._replace(**result)
+    found = run_findings(problem, draws or {}, run, NUTS())
+    return [each.code for each in found], dict(found[-1].values) if found else {}
+
+
+def test_divergences_are_reported_from_as_many_on_as_right_draws_do_not_have():
+    stats = fine_stats(80)
+    assert codes(stats)[0] == []
+    by_chance = divergences_by_chance(160)
+    stats[1, :by_chance, STATS.index("diverging")] = 1.0
+    assert codes(stats)[0] == []
     stats[0, 7, STATS.index("diverging")] = 1.0
-    assert verdicts(stats, NUTS())[0].startswith("3 of 800 transitions diverged")
+    assert codes(stats) == (["diverged"], {"count": by_chance + 1, "total": 160, "target_accept": 0.8})
 
 
-def test_chains_that_stand_still_are_said():
+def test_chains_that_stand_still_are_reported():
     stats = fine_stats()
     stats[1, :, STATS.index("lp")] = 7.0
-    assert verdicts(stats, NUTS())[0].startswith("1 of 2 chains did not move (chain 1)")
+    assert codes(stats) == (["stuck_chains"], {"stuck": [1], "num_chains": 2})
 
 
-def test_an_acceptance_rate_far_from_its_target_is_said():
-    stats = fine_stats(100)
-    stats[..., STATS.index("acceptance_rate")] = 0.3
-    assert verdicts(stats, NUTS())[0].startswith("the acceptance rate is 0.30, far below the 0.8 aimed at")
-
-
-def test_chains_that_cross_their_energy_too_slowly_are_said_as_the_verdict_does():
-    stats = fine_stats(300)
-    with seeded():
-        steps = torch.randn(2, 300)
-    stats[..., STATS.index("energy")] = steps
-    assert slow_energy(stats) == ""
-    stats[1, :, STATS.index("energy")] = steps[1].cumsum(0)
-    assert slow_energy(stats).startswith("the energy of chain 1 changes slowly (BFMI 0.0")
-    assert checks._ENERGY == thresholds.BFMI_PASS
-
-
-def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_said():
+def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_reported():
     """R-hat of halves was all that a fit looked at: groups of four, centred, had an sd 10 % too large in silence."""
-    problem = prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
     stats = fine_stats(600)
     with seeded():
         z, slow = torch.randn(2, 600), torch.randn(2, 600)
         stats[..., :2] = torch.randn(2, 600, 2)
-    assert disagreement(problem, {"z": z}, run_of(stats)) == []
-    (told,) = disagreement(problem, {"z": z * torch.tensor([[1.0], [4.0]])}, run_of(stats))
-    assert told.startswith("the chains have not mixed: R-hat of z is 1.")
-    stats[..., STATS.index("energy")] = slow.cumsum(1)
-    (told,) = disagreement(problem, {"z": z}, run_of(stats))
-    assert "changes slowly" in told
+    assert codes(stats, {"z": z})[0] == []
+    found, values = codes(stats, {"z": z * torch.tensor([[1.0], [4.0]])})
+    assert found == ["chains_disagree"] and values["quantity"] == "z" and values["rhat"] > 1.05
+    stats[1, :, STATS.index("energy")] = slow[1].cumsum(0)
+    found, values = codes(stats, {"z": z})
+    assert (
+        found == ["slow_energy"]
+        and values["chain"] == 1
+        and values["bfmi"] < MIN_BFMI == thresholds.BFMI_PASS
+    )
 
 
-def test_chains_of_a_net_at_different_log_densities_are_said_with_their_noise():
+def test_chains_of_a_net_at_different_log_densities_are_reported():
     problem, stats, lp = prepare(toy_model(), *toy(), points="held"), fine_stats(200), STATS.index("lp")
     with seeded():
         stats[..., lp] = 12.0 * torch.randn(2, 200)
-    noise = {"likelihood.scale": torch.tensor([0.004, 0.002]).expand(200, 2).T}
-    assert disagreement(problem, noise, run_of(stats)) == []
+    assert codes(stats, problem=problem)[0] == []
     stats[1, :, lp] += 100.0
-    (told,) = disagreement(problem, noise, run_of(stats))
-    assert told.startswith("the chains have not arrived at one level: the log density of chain 0 is 10")
-    assert "below that of chain 1" in told and "noise of the chains is 0.002 to 0.004" in told
-    (told,) = disagreement(problem, {}, run_of(stats))
-    assert told.endswith("Run a longer num_warmup")
-    # who rose to the others' level within the first half has arrived; who stands still is told of elsewhere
+    found, values = codes(stats, problem=problem)
+    assert found == ["log_density_gap"] and (values["low"], values["high"]) == (0, 1)
+    assert values["gap"] == pytest.approx(100.0, abs=5.0)
+    # who rose to the others' level within the first half has arrived
     stats[1, 100:, lp] -= 100.0
-    assert levels(stats, None) == "" == levels(torch.zeros_like(stats), None)
+    assert codes(stats, problem=problem)[0] == []
 
 
-def run_of(stats):
-    return Draws(None, stats, 0.0, 0, torch.ones(0), {})
-
-
-def test_an_unfinished_warmup_is_said_of_a_program_whose_draws_agree():
-    problem = prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+def test_an_unfinished_warmup_is_reported_of_a_program_whose_draws_agree():
     stats = fine_stats(600)
     with seeded():
         z, stats[..., :2] = torch.randn(2, 600), torch.randn(2, 600, 2)
-    late = run_of(stats)._replace(unfinished="the acceptance rate was 0.50, aimed at 0.8", num_warmup=1000)
-    (told,) = disagreement(problem, {"z": z}, late)
-    assert told == "the warm-up was not finished after 1000 transitions: " + late.unfinished
+    late = {"unfinished": "the acceptance rate was 0.50, aimed at 0.8", "num_warmup": 1000}
+    found, values = codes(stats, {"z": z}, **late)
+    assert found == ["warmup_unfinished"] and values == {"num_warmup": 1000, "reason": late["unfinished"]}
 
 
 def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():
@@ -175,12 +162,12 @@ def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():
     assert any(note.startswith(told) for note in posterior.meta["warnings"])
 
 
-def test_saturation_is_said_from_a_tenth_on():
+def test_saturation_is_reported_from_a_tenth_on():
     stats = fine_stats()
     stats[0, :10, STATS.index("tree_depth")] = 10
-    assert verdicts(stats, NUTS()) == []
+    assert codes(stats)[0] == []
     stats[0, :11, STATS.index("tree_depth")] = 10
-    assert verdicts(stats, NUTS())[0].startswith("11% of the draws reached the maximum tree depth 10")
+    assert codes(stats) == (["tree_depth"], {"share": pytest.approx(0.11), "max_tree_depth": 10})
 
 
 def test_saturated_trees_are_said():
@@ -332,3 +319,46 @@ def test_a_changed_model_does_not_go_on_with_the_chains_of_the_old_one(tmp_path)
         ValueError, match="belongs to another model: where its chains are, the log density differs"
     ):
         config.fit(program(1.01), num_draws=20, checkpoint=path)
+
+
+def interrupted(seen_when):
+    """A callback that sends Ctrl-C once."""
+    sent = []
+
+    def callback(step, metrics):
+        if not sent and seen_when(metrics):
+            sent.append(step)
+            signal.raise_signal(signal.SIGINT)
+
+    return callback
+
+
+def test_ctrl_c_in_the_warm_up_writes_the_checkpoint_at_once_and_later_keeps_the_draws(tmp_path):
+    config = NUTS(num_chains=3, num_warmup=40, compile=False)  # a checkpoint a minute: none would be written
+    whole, path = config.fit(simple, num_draws=60), tmp_path / "run.ckpt"
+    early = interrupted(lambda seen: seen["phase"] == "warm-up" and seen["draws"] > 10)
+    with pytest.raises(KeyboardInterrupt):
+        config.fit(simple, num_draws=60, checkpoint=path, callbacks=[early])
+    assert path.exists()
+    late = interrupted(lambda seen: seen["phase"] == "sampling" and seen["draws"] > 10)
+    with pytest.warns(UserWarning, match="interrupted by Ctrl-C.*goes on"):
+        part = config.fit(simple, num_draws=60, checkpoint=path, callbacks=[late])
+    assert part.meta["stopped"] == "interrupt" and 10 < part.num_draws < 60
+    assert torch.equal(part.draws["z"], whole.draws["z"][:, : part.num_draws])
+    resumed = config.fit(simple, num_draws=60, checkpoint=path)
+    assert torch.equal(resumed.draws["z"], whole.draws["z"])
+
+
+def test_ctrl_c_within_a_step_waits_for_its_end_and_a_second_one_does_not():
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with delayed_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            done.append("step")
+    assert done == ["step"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        with delayed_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            done.append("never")
+    assert done == ["step"]

@@ -13,7 +13,7 @@ import torch
 from models import toy, toy_model
 
 import pyrobnn as pb
-from pyrobnn.inference.hmc.converged import MOST_DRAWS, reached
+from pyrobnn.inference.hmc.converged import MOST_DRAWS, check_convergence
 
 #: two leapfrogs a draw: the machine is Python here
 UNTIL = {"num_chains": 4, "num_warmup": 30, "trajectory": 2, "until": "converged", "compile": False}
@@ -36,7 +36,7 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
     assert posterior.meta["stopped"] == "converged" and not posterior.meta["warnings"]
     assert 100 <= posterior.num_draws < MOST_DRAWS // 4
     assert posterior.meta["mass_matrix"] == "diag" and posterior.meta["settings"]["mass_matrix"] == "auto"
-    assert posterior.meta["until"].startswith(f"converged: after {posterior.num_draws} draws of each chain")
+    assert posterior.meta["convergence"]["rhat"] <= 1.01
     plain = pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=posterior.num_draws)
     assert all(torch.equal(plain.draws[site], posterior.draws[site]) for site in plain.draws)
     again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), easy)
@@ -64,9 +64,8 @@ def test_chains_in_two_modes_spend_the_budget_and_say_so():
         "has not converged and its 120 draws of each chain are spent" in str(one.message) for one in told
     )
     assert posterior.meta["stopped"] == "num_draws" and posterior.num_draws == 120
-    assert "the largest R-hat is" in posterior.meta["until"] and "'where'" in " ".join(
-        posterior.meta["warnings"]
-    )
+    (found,) = [each for each in posterior.meta["findings"] if each["code"] == "not_converged"]
+    assert found["worst"] == "where" and found["stopped"] == "num_draws" and found["rhat"] > 1.5
 
 
 def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
@@ -105,9 +104,9 @@ def test_a_net_waits_for_its_function_and_not_for_its_weights(tmp_path):
         posterior = config.fit(toy_model(), x, y, **options)
     with pytest.warns(UserWarning, match="has not converged"):
         streamed = config.fit(toy_model(), x, y, stream_to=tmp_path / "draws", **options)
-    assert streamed.meta["until"] == posterior.meta["until"]
-    said = posterior.meta["until"]
-    assert "net." not in said and any(name in said for name in ("(f[", "(the log", "(the norm of layer"))
+    assert streamed.meta["convergence"] == posterior.meta["convergence"]
+    for name in ("worst", "slowest"):
+        assert posterior.meta["convergence"][name].startswith(("f[", "the log", "the norm of layer"))
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
@@ -127,14 +126,14 @@ def test_what_does_not_move_has_not_converged():
     problem = type("Problem", (), {"is_bnn": False})()
     stats = torch.zeros(4, 500, 7, dtype=torch.float64)
     still = {"a": torch.zeros(4, 500)}
-    assert reached(problem, still, stats).rhat == float("inf")
+    assert check_convergence(problem, still, stats).rhat == float("inf")
     apart = {"a": torch.arange(4.0)[:, None].expand(4, 500)}
-    assert reached(problem, apart, stats).rhat > 1e6
+    assert check_convergence(problem, apart, stats).rhat > 1e6
     draws = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
-    assert reached(problem, {"a": draws}, stats).enough(400.0)
+    assert check_convergence(problem, {"a": draws}, stats).enough(400.0)
     draws = draws.clone()
     draws[0, 3] = torch.nan
-    assert not reached(problem, {"a": draws}, stats).enough(1.0)
+    assert not check_convergence(problem, {"a": draws}, stats).enough(1.0)
 
 
 @pytest.mark.parametrize(

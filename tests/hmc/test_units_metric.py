@@ -58,7 +58,7 @@ def test_the_forms_are_one_linear_map_its_inverse_and_its_transpose(form):
     torch.testing.assert_close(metric.unwhiten(q, a), q @ matrix.T)
     torch.testing.assert_close(metric.pulled(q, a), q @ matrix)
     torch.testing.assert_close(metric.whiten(metric.unwhiten(q, a), a), q)
-    torch.testing.assert_close(metric.spreads(a), (matrix @ matrix.T).diagonal().sqrt())
+    torch.testing.assert_close(metric.standard_deviations(a), (matrix @ matrix.T).diagonal().sqrt())
 
 
 def test_a_normal_is_whitened_by_fewer_draws_than_the_covariance_needs():
@@ -97,13 +97,15 @@ def mode(num_draws: int, chains: int = 4) -> tuple[torch.Tensor, torch.Tensor, t
 
 def test_directions_pay_where_they_serve_the_other_chains():
     for chains in (1, 3, 4):
-        assert metric.pays(*window(60, chains), ONE)
+        assert metric.low_rank_helps(*window(60, chains), ONE)
         z, g, counts = window(60, chains)
-        assert not metric.pays(z, g * torch.inf, counts, ONE)
+        assert not metric.low_rank_helps(z, g * torch.inf, counts, ONE)
         noise = torch.randn(z.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(chains))
-        assert not metric.pays(noise, -noise, counts, ONE)  # the diagonal is exact
-    assert not metric.pays(*mode(60), ONE)
-    assert not metric.pays(*window(60)[:2], torch.tensor([60, 0, 60, 0]), ONE)  # nothing to hold them against
+        assert not metric.low_rank_helps(noise, -noise, counts, ONE)  # the diagonal is exact
+    assert not metric.low_rank_helps(*mode(60), ONE)
+    assert not metric.low_rank_helps(
+        *window(60)[:2], torch.tensor([60, 0, 60, 0]), ONE
+    )  # nothing to hold them against
 
 
 @pytest.mark.parametrize(("form", "found"), [("auto", False), ("low_rank", True)])

@@ -13,6 +13,7 @@ from test_law_interrupt import EARLY
 
 from pyrobnn.inference.hmc.draws import Progress
 from pyrobnn.inference.hmc.hooks import Hooks
+from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.minimize import minimize
 
 pytestmark = pytest.mark.filterwarnings(
@@ -108,7 +109,9 @@ def test_plateaus_and_enough_draws_are_said(bars):
 def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
     reasons = ["the log density was still rising"]
     monkeypatch.setattr("pyrobnn.inference.nuts.DEFAULT_WARMUP", 30)
-    monkeypatch.setattr("pyrobnn.inference.hmc.run.judge", lambda *rest: reasons.pop() if reasons else "")
+    monkeypatch.setattr(
+        "pyrobnn.inference.hmc.run.not_stationary", lambda *rest: reasons.pop() if reasons else ""
+    )
     posterior = replace(METHODS["NUTS"], num_warmup=None).fit(toy_model(), X, Y, progress=True, num_draws=5)
     [bar] = bars
     warmup = posterior.meta["num_warmup"]
@@ -131,7 +134,7 @@ def test_a_bar_says_at_once_what_is_done_and_soon_how_long_it_takes(name, bars, 
 
 def test_before_the_first_transition_the_bar_knows_what_it_takes_at_least(bars):
     positions = partial(torch.zeros, 1, 1, 1)
-    with Hooks(None, None, None, (), True, 100, 50, METHODS["NUTS"], 0) as hooks:
+    with Hooks(None, None, FitRun(100, progress=True), 50, METHODS["NUTS"]) as hooks:
         for steps in (0, 16, 32):
             hooks.look(Progress("warm-up", 0, 50, 0.1, 0.0, 0, steps, "", positions))
         hooks.look(Progress("warm-up", 1, 50, 0.1, 5.0, 0, 48, "", positions))

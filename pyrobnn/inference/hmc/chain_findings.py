@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrobnn.checks import divergences_by_chance
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.hmc.converged import Convergence, check_convergence
+from pyrobnn.inference.hmc.converged import check_convergence
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.hmc.warmup import stuck_chains
 
@@ -31,9 +31,7 @@ MAX_GAP = 3.0
 MAX_SATURATED = 0.1
 
 
-def run_findings(
-    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: NUTS, until: Convergence | None = None
-) -> list[Finding]:
+def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: NUTS) -> list[Finding]:
     """Everything about the run that a user has to know.
 
     Args:
@@ -41,12 +39,11 @@ def run_findings(
         draws: site → (chain, draw, …).
         result: of the run.
         config: its options.
-        until: how far a run that waited for convergence came; None of others.
     """
     stats = result.stats
     found = _transitions(stats, config)
     chains, num = stats.shape[:2]
-    if until is None and num >= MIN_DRAWS and chains > 1:
+    if config.until is None and num >= MIN_DRAWS and chains > 1:
         found += _log_density_gap(stats) if problem.is_bnn else _agreement(problem, draws, stats)
     if result.unfinished:
         found.append(
@@ -74,16 +71,18 @@ def _transitions(stats: Tensor, config: NUTS) -> list[Finding]:
 
 def _agreement(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> list[Finding]:
     """Of a program, whose sites are identified; a net's function is judged by the diagnosis."""
+    total = stats.shape[0] * stats.shape[1]
     far = check_convergence(problem, draws, stats)
     found = []
     if far.rhat > RHAT_NOTED:
         found.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
-    elif far.ess < MIN_DRAWS:
-        total = stats.shape[0] * stats.shape[1]
-        found.append(Finding("few_effective_draws", {"quantity": far.slowest, "ess": far.ess, "draws": total}))
+    elif total >= 10 * MIN_DRAWS and far.ess < MIN_DRAWS:
+        found.append(
+            Finding("few_effective_draws", {"quantity": far.slowest, "ess": far.ess, "draws": total})
+        )
     energy = stats[..., STATS.index("energy")].double()
     bfmi = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
-    if float(bfmi.min()) < MIN_BFMI:
+    if total >= 10 * MIN_DRAWS and float(bfmi.min()) < MIN_BFMI:
         # where a scale is close to zero, as in a funnel's neck, chains that all stay outside agree
         found.append(Finding("slow_energy", {"chain": int(bfmi.argmin()), "bfmi": float(bfmi.min())}))
     return found

@@ -22,7 +22,7 @@ class Draws(NamedTuple):
 
     ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
     step was compiled, or what was done to it in vain; ``unfinished``: why the warm-up was not finished after
-    ``num_warmup`` transitions; ``wide``: why the positions were kept in float64.
+    ``num_warmup`` transitions; ``float64_reason``: why the positions are in float64.
     """
 
     z: Tensor | None
@@ -35,7 +35,7 @@ class Draws(NamedTuple):
     mode: str = "inductor"
     unfinished: str = ""
     num_warmup: int = 0
-    wide: str = ""
+    float64_reason: str = ""
 
     @property
     def positions(self) -> Tensor:

@@ -57,7 +57,10 @@ class Hooks:
         self._reported, self._num_warmup = -1, num_warmup
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped, self._started = "num_draws", time.monotonic()
-        self._checks, self._found = 0, ""  # how often it was tested whether the draws are enough, and the last answer
+        self._checks, self._found = (
+            0,
+            "",
+        )  # how often it was tested whether the draws are enough, and the last answer
         waits = run.until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
         self.look = self._look if self._watch.active or config.max_seconds else None

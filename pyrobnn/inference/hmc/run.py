@@ -14,18 +14,19 @@ from torch import Tensor
 
 from pyrobnn.compile import compiled, first_line
 from pyrobnn.inference.fitting import rng
-from pyrobnn.inference.hmc.interrupts import delayed_interrupt
 from pyrobnn.inference.hmc import checkpoint, metric
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.capture import Replayed
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress, progress
+from pyrobnn.inference.hmc.interrupts import delayed_interrupt
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
 from pyrobnn.inference.hmc.precision import PrecisionLoss
 from pyrobnn.inference.hmc.warmup import (
     Phase,
     acceptance_off_target,
     extend_phase,
+    in_transient,
     kept_in_warmup,
     not_stationary,
     planned,
@@ -396,6 +397,8 @@ class Run:
         if self.form not in ("auto", "low_rank"):
             return whitening(window, counts, self.scale, self.form == "dense")
         scale = whitening(window, counts, self.scale[0, 0], False)
+        if in_transient(self.buffers.stats[:, : self.kept], counts.long(), self.machine.dim):
+            return metric.scaled(scale, self.form)  # directions of where a chain is late would keep it there
         g = metric.gradients(self.machine.gradient, window, counts)
         self.total_steps += g.shape[1]
         if self.form == "auto" and not metric.low_rank_helps(window, g, counts, scale):

@@ -19,8 +19,12 @@ WINDOW_RHAT = 1.2
 MIN_TRANSITIONS, MIN_WINDOW = 8, 25
 #: of an acceptance rate from its target, after a short search for a step size
 _RATE_TOLERANCE = 0.2
+_GAP = 10.0  # nats per dimension by which chains in one place do not differ
 _COORDINATES = 1000  # looked at, beside the log density
-_KEPT, _KEPT_SCALARS = (32, 256), 2**28  # draws of a window that are kept, per chain; numbers, over all chains
+_KEPT, _KEPT_SCALARS = (
+    (32, 256),
+    2**28,
+)  # draws of a window that are kept, per chain; numbers, over all chains
 
 
 class Phase(NamedTuple):
@@ -95,8 +99,12 @@ def acceptance_off_target(stats: Tensor, counts: Tensor, target: float) -> str:
         return f"{len(stuck)} of {len(counts)} chains did not move"
     column = stats[..., STATS.index("acceptance_rate")]
     rates = torch.stack([column[c, : int(n)].mean() for c, n in enumerate(counts)])
-    if abs(float(rates.mean()) - target) > _RATE_TOLERANCE or float(rates.min()) < target - 2 * _RATE_TOLERANCE:
-        return f"the acceptance rate was {float(rates.mean()):.2f} ({float(rates.min()):.2f} of one chain), aimed at {target:g}"
+    if (
+        abs(float(rates.mean()) - target) > _RATE_TOLERANCE
+        or float(rates.min()) < target - 2 * _RATE_TOLERANCE
+    ):
+        worst = f"{float(rates.min()):.2f} of chain {int(rates.argmin())}"
+        return f"the acceptance rate was {float(rates.mean()):.2f} ({worst}), aimed at {target:g}"
     return ""
 
 
@@ -105,6 +113,18 @@ def stuck_chains(stats: Tensor, counts: Tensor) -> list[int]:
     lp = stats[..., STATS.index("lp")]
     long = [c for c, n in enumerate(counts.tolist()) if n >= MIN_TRANSITIONS]
     return [c for c in long if bool((lp[c, : int(counts[c])] == lp[c, 0]).all())]
+
+
+def in_transient(stats: Tensor, counts: Tensor, dim: int) -> bool:
+    """Whether some chain has not come to where the others are: stuck, or far below them in log density.
+
+    Typical log densities of ``dim`` dimensions differ by about half a nat each.
+    """
+    if stuck_chains(stats, counts):
+        return True
+    lp = stats[..., STATS.index("lp")]
+    late = torch.stack([lp[c, int(n) // 2 : max(int(n), 1)].median() for c, n in enumerate(counts)])
+    return float(late.max() - late.min()) > _GAP * (dim + _GAP)
 
 
 def trend(lp: Tensor) -> tuple[float, float]:
