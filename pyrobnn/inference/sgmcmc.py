@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.langevin.checks import judge
+from pyrobnn.inference.langevin.chain_step import Run, full_log_joint
+from pyrobnn.inference.langevin.equilibrium import judge
 from pyrobnn.inference.langevin.linear_fit import LinearFit
 from pyrobnn.inference.langevin.plan import lay_out, start_chains
-from pyrobnn.inference.langevin.run import Run, full_log_joint
 from pyrobnn.inference.langevin.start import find_modes
 from pyrobnn.inference.langevin.walk import run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
@@ -98,9 +99,9 @@ class _StochasticGradientMCMC(Method):
                 z = start_chains(problem.model, problem.density, init, self.num_chains)
             searching = time.perf_counter() - begun
             walked = run_chains(self, problem, z, plan, run.callbacks, run.progress, seed)
-            notes: list[str] = []
-            meta = {"common_start": common_start(init)} | judge(self, problem, walked, line, z, notes)
-        return self._posterior(problem, walked, num_draws, seed, searching, meta, notes)
+            record, found = judge(self, problem, walked, line)
+        meta = {"common_start": common_start(init)} | record
+        return self._posterior(problem, walked, num_draws, seed, searching, meta, found)
 
     @property
     def _num_parallel(self) -> int:
@@ -122,10 +123,11 @@ class _StochasticGradientMCMC(Method):
 
     def _posterior(
         self, problem: Problem, run: Run, num_draws: int, seed: int, searching: float, meta: dict[str, Any],
-        notes: list[str],
+        found: list[Finding],
     ) -> Posterior:  # fmt: skip
         """The posterior of a run, with the log joint of its draws on all data where that is in memory."""
         lp, stopped = run.lp, run.stopped
+        notes: list[str | Finding] = list(found)
         try:
             if stopped != "interrupt" and problem.loader is None:
                 lp = full_log_joint(problem.density, run.z)
@@ -196,9 +198,8 @@ class SGLD(_StochasticGradientMCMC):
     chains start at draws of ``init`` (MAP, SVI, …), all alike at a trained net, or at modes found by ``init_steps`` of
     Adam (a plain program: at draws from the prior). Batches of a DataLoader are shared by all chains.
 
-    Fails with Refused where nets trained anew are further from the training targets than a linear fit, or draws moved
-    away from them at a step size that was chosen here; with FloatingPointError where a chain is no longer finite (names
-    step, chain and step size), or lost what its start had at every step size tried.
+    Fails with FloatingPointError where a chain is no longer finite (names step, chain and step size), or lost what its
+    start had at every step size tried.
 
     Caveat: there is no accept step. The draws are biased by O(step_size), most where curvature is largest: for a
     Gaussian of precision λ the full-batch variance is :math:`1 / (\lambda (1 - \varepsilon\lambda/4))`, and gradient

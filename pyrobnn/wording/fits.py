@@ -78,4 +78,30 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     "warmup_unfinished": "the warm-up was not finished after {num_warmup} transitions: {reason}",
     "not_converged": _not_converged,
+    # chains of SGLD and SGHMC
+    "kinetic_temperature": (
+        "the kinetic temperature of the draws of {site!r} is {temperature:.3g} +/- {error:.2g} times what it should "
+        "be, so its spread is not the posterior's: above one smaller steps (step_size) or larger batches cool it, "
+        "below one run a longer warm-up"
+    ),
+    "behind_linear_fit": (
+        "the mean of the draws is further from the training targets than a linear fit from points left out of it (root "
+        "mean square {rms:.3g} against {linear_rms:.3g}, in the model's units): the chains are not at the posterior, "
+        "or the prior keeps the net from the data. Compare with NUTS or a smaller step_size (now {step_size:.3g}), "
+        "give it more init_steps and a longer warm-up, or a wider prior"
+    ),
+    # particles of SMC
+    "one_island": (
+        "there is one island, so that nothing tells the error of log_evidence or whether the particles were enough: "
+        "use num_islands=4"
+    ),
+    "evidence_uncertain": (
+        "the log evidence is known to lie between {low:.2f} and {high:.2f} only (95 %, by the spread of the islands), "
+        "and each island has as many of the draws as any other: use more num_particles"
+    ),
+    "particles_lag": (
+        "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
+        "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
+        "num_particles, raise max_moves and max_leapfrogs"
+    ),
 }

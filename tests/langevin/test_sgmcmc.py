@@ -334,9 +334,8 @@ def test_chains_that_stray_go_back_with_smaller_steps():
 def test_chains_that_have_not_mixed_are_told(step_size):
     """They stay where they start, or move; at the defaults the verdict alone said so, of R-hat 1.54."""
     config = SGHMC(num_chains=4, num_warmup=50, step_size=step_size, friction=0.5, thinning=1, compile=False)
-    notes = config.fit(gaussian, num_draws=250).meta["warnings"]
-    found = [note for note in notes if "the chains have not mixed: R-hat of its values is" in note]
-    assert bool(found) == (step_size == 1e-6), notes
+    found = [each["code"] for each in config.fit(gaussian, num_draws=250).meta["findings"]]
+    assert ("chains_disagree" in found) == (step_size == 1e-6), found
 
 
 @pytest.mark.filterwarnings("ignore:.*of the draws")
@@ -350,19 +349,19 @@ def test_heat_is_told(diabetes):
     assert posterior.meta["kinetic_temperature"] > 1.2
 
 
-def test_draws_that_moved_away_from_the_data_are_told_from_a_model_that_never_came_closer(diabetes):
+def test_draws_further_from_the_data_than_a_linear_fit_are_reported(diabetes):
     x, y, *_ = diabetes
     started = pb.MAP(num_steps=300, compile=False).fit(linear_model(), x, y)
-    with pytest.warns(
-        UserWarning, match="where the chains started closer .*: they have moved away from the data"
-    ):
-        far = SGLD(num_chains=2, num_warmup=0, step_size=1.0, compile=False)
-        far.fit(linear_model(), x, y, init=started, num_draws=10)
+    far = SGLD(num_chains=2, num_warmup=0, step_size=1.0, compile=False)
+    with pytest.warns(UserWarning, match="than a linear fit"):
+        posterior = far.fit(linear_model(), x, y, init=started, num_draws=10)
+    (found,) = [each for each in posterior.meta["findings"] if each["code"] == "behind_linear_fit"]
+    assert found["rms"] > 1.1 * found["linear_rms"] and found["step_size"] == pytest.approx(1.0)
 
 
 def test_chains_that_lose_what_their_start_had_at_every_step_size_are_refused(diabetes, monkeypatch):
     x, y, *_ = diabetes
-    monkeypatch.setattr("pyrobnn.inference.langevin.step.StepSize.strayed", lambda *_: True)
+    monkeypatch.setattr("pyrobnn.inference.langevin.step.StepSize.diverged", lambda *_: True)
     with pytest.raises(FloatingPointError, match="at each of 9 step sizes .*lost what their start had"):
         SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(
             linear_model(), x, y, num_draws=10

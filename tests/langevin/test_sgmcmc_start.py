@@ -10,14 +10,10 @@ from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.langevin.checks import compare_with_linear
-from pyrobnn.inference.langevin.linear_fit import LinearFit
-from pyrobnn.inference.langevin.run import Run
 from pyrobnn.inference.langevin.step import State, StepSize
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
-from pyrobnn.priors import IIDPrior
 
 
 def normal(x=None, y=None):
@@ -45,43 +41,6 @@ def test_a_start_that_adam_leaves_behind_a_line_is_trained_on(method):
     line = design @ torch.linalg.lstsq(design.double(), y.double()).solution.float() - y
     assert (posterior.predict(x).mean - y).square().mean() < 1.1 * line.square().mean()
     assert posterior.meta["warnings"] == []
-
-
-def test_chains_that_would_start_behind_a_line_are_refused_before_they_run(monkeypatch):
-    monkeypatch.setattr(SGHMC, "init_steps", 50)  # the default; fewer are not refused, the draws are judged
-    x, y, model = collinear(100, gap=0.001)
-    config = SGHMC(num_chains=1, num_warmup=10, init_steps=50, compile=False)
-    steps = []
-    with pytest.raises(
-        pb.Refused, match="than a linear fit .* pass more init_steps, or a wider prior .* init="
-    ):
-        config.fit(model, x, y, num_draws=10, callbacks=[lambda step, metrics: steps.append(step)])
-    assert steps == []
-    start = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model, x, y)
-    with pytest.warns(UserWarning, match="than a linear fit .* and so was every start .* a wider prior"):
-        config.fit(model, x, y, init=start, num_draws=10)
-
-
-def test_draws_that_moved_away_at_a_chosen_step_size_are_refused():
-    with seeded(1):
-        x = torch.randn(100, 10)
-        y = x.sum(1, keepdim=True) / 4 + 0.3 * torch.randn(100, 1)
-        net = torch.nn.Linear(10, 1)
-    model = BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.7))
-    problem = prepare(model, x, y, points="held")
-    line = LinearFit.of(problem)
-    start = problem.density.unconstrain(pb.MAP(num_steps=300, compile=False).fit(model, x, y).draws)[0]
-    run = Run(start)
-    run.z, run.step_size, run.stopped = start[:, None] + 3.0, 0.4 / len(x), "num_draws"
-    with pytest.raises(pb.Refused, match=r"moved away from the data, at the step size .*step_size=0\.1\)"):
-        compare_with_linear(problem, line, run, start, True, [])
-    for stopped, chosen in (
-        ("num_draws", False),
-        ("interrupt", True),
-    ):  # the draws there are must not be lost
-        run.stopped, notes = stopped, []
-        compare_with_linear(problem, line, run, start, chosen, notes)
-        assert "moved away from the data" in notes[0]
 
 
 @pytest.mark.parametrize("method", [SGLD, SGHMC])

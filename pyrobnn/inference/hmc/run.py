@@ -170,7 +170,9 @@ class Run:
         try:
             return self._sample(num_draws, look, enough, save)
         except KeyboardInterrupt:
-            if save is not None and not self._changing:
+            if self._changing:  # a second one
+                raise
+            if save is not None:
                 self._save(*save[:2])
             if self.ready == 0:
                 raise

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.langevin.linear_fit import LinearFit
 from pyrobnn.inference.optim.minimize import minimize
@@ -22,10 +21,6 @@ def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
 
     Where inputs are all but collinear no number of Adam's steps does. A chain that Adam leaves further from the data
     than a line goes back to its initial net, which L-BFGS then trains on all data in memory, in a third as many steps.
-
-    Raises:
-        Refused: the mean of the starts is still behind the line after the default number of steps or more; sampling
-            would not mend it. After a search that the user cut short the draws are judged.
     """
     density = problem.density
     seeds = torch.randint(2**31, (config.num_chains,)).tolist()
@@ -36,21 +31,10 @@ def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
     for site in density.sites:
         weights[site.start : site.stop] = site.name.startswith(NET)
     modes = _by_adam(config, problem, start, weights)
-    if line is None:
-        return modes
-    if problem.loader is None:
-        for chain in line.behind(problem, modes).nonzero().flatten().tolist():
+    if line is not None and problem.loader is None:
+        behind = ~line.at_least_as_good(line.nets(problem, modes))
+        for chain in behind.nonzero().flatten().tolist():
             modes[chain] = _by_lbfgs(config, problem, start[chain], weights, line)
-    squares = line.of_mean(problem, modes)
-    if config.init_steps >= type(config).init_steps and not line.beaten(squares):
-        ours, theirs = line.worst(squares)
-        raise Refused(
-            f"the nets that {type(config).__name__} would start its chains at are further from the training targets "
-            f"than a linear fit from points left out of it (root mean square {ours:.3g} against {theirs:.3g}, in the "
-            f"model's units), after init_steps={config.init_steps}, and chains would stay there: pass more init_steps, "
-            "or a wider prior if the line needs large weights; to sample from there all the same, with a warning, "
-            "pass init=pb.MAP().fit(model, x, y)"
-        )
     return modes
 
 

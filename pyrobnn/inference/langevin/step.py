@@ -18,10 +18,10 @@ from pyrobnn.inference.fitting.problem import Problem
 NUM_LOOKS = 10
 #: steps of the power iteration: at the first look, and at the others, which start where the last one ended
 NUM_POWER, NUM_MORE = 20, 8
-#: mini-batches whose gradients' variance is taken, and the relative heat that it may bring to any site
-NUM_GRADIENTS, HEAT = 8, 0.1
+#: mini-batches whose gradients' variance is taken, and the relative error of temperature that it may bring to any site
+NUM_GRADIENTS, MAX_TEMPERATURE_ERROR = 8, 0.1
 #: how often chains that leave the posterior are sent back, each time with half the step length
-NUM_RETREATS = 8
+NUM_RESTARTS = 8
 #: standard deviations of a mini-batch's log joint that it may fall besides: the best and the worst of many
 SPREADS = 8.0
 
@@ -65,7 +65,7 @@ class StepSize:
         self.looks = {num_warmup * look // NUM_LOOKS for look in range(NUM_LOOKS)}
         self.value = 0.0
         self.settled: list[float] = []
-        self.retreats = 0
+        self.restarts = 0
         self.best = -float("inf")
         self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
@@ -82,7 +82,7 @@ class StepSize:
         bounds = [self.share / max(curvature, 1e-30)]
         if self.noisy:
             variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
-            bounds.append(HEAT / (self.heating * max(variance, 1e-30)))
+            bounds.append(MAX_TEMPERATURE_ERROR / (self.heating * max(variance, 1e-30)))
         if not all(math.isfinite(bound) for bound in bounds):
             raise FloatingPointError(
                 f"no step size can be chosen at step {state.step + 1}: the curvature of the log joint there, or the "
@@ -94,17 +94,17 @@ class StepSize:
             self.settled.append(self.value)
             self.value = min(self.settled)
 
-    def retreat(self) -> State | None:
+    def restart(self) -> State | None:
         """The state to go back to, with half the step length from now on; None when that has been tried enough."""
-        self.retreats += 1
-        if self.retreats > NUM_RETREATS or self.saved is None:
+        self.restarts += 1
+        if self.restarts > NUM_RESTARTS or self.saved is None:
             return None
         self.share, self.value = self.share / 4, self.value / 4
         self.settled = [value / 4 for value in self.settled]
         saved = self.saved
         return State(saved.step, saved.z.clone(), torch.zeros_like(saved.v), saved.second.clone())
 
-    def strayed(self, z: Tensor, lp: Tensor) -> bool:
+    def diverged(self, z: Tensor, lp: Tensor) -> bool:
         """Whether a chain is where heat cannot take it."""
         finite = bool(torch.isfinite(z).all() and torch.isfinite(lp).all())
         if not finite:
@@ -112,11 +112,11 @@ class StepSize:
         worst, self.best = float(lp.min()), max(self.best, float(lp.min()))
         return worst < self.best - self.drop - SPREADS * self.spread
 
-    def lost(self, step: int, lp: Tensor, num_data: int) -> str:
-        """What is said of chains that strayed after every retreat."""
+    def divergence_message(self, step: int, lp: Tensor, num_data: int) -> str:
+        """Why the run ends, of chains that diverged after every restart."""
         return (
             f"by step {step + 1} the log joint of a chain has fallen from {self.best:.4g} to {float(lp.min()):.4g}, "
-            f"further than the heat of a posterior takes it, at each of {NUM_RETREATS + 1} step sizes down to "
+            f"further than the heat of a posterior takes it, at each of {NUM_RESTARTS + 1} step sizes down to "
             f"{self.value * num_data:.3g}: the chains lost what their start had; pass a smaller step_size, larger "
             "batches, or use NUTS or SVI"
         )

@@ -14,8 +14,7 @@ from torch import Tensor
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.langevin.plan import Plan
-from pyrobnn.inference.langevin.run import (
+from pyrobnn.inference.langevin.chain_step import (
     CHECK_EVERY,
     ChainStep,
     Run,
@@ -24,6 +23,7 @@ from pyrobnn.inference.langevin.run import (
     check_chains,
     metric_at,
 )
+from pyrobnn.inference.langevin.plan import Plan
 from pyrobnn.inference.langevin.step import State, StepSize, chooser_for
 from pyrobnn.posterior import Posterior
 
@@ -70,7 +70,7 @@ def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch,
     while state.step < num_steps:
         run.step = k = state.step
         if chooser is not None and k in chooser.looks:
-            if not bool(torch.isfinite(state.z).all()) and (back := chooser.retreat()) is not None:
+            if not bool(torch.isfinite(state.z).all()) and (back := chooser.restart()) is not None:
                 state = back
                 run.forget()
                 continue
@@ -109,16 +109,16 @@ def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> 
 def _checked(
     problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, control: Tensor
 ) -> State | None:
-    """The state to go back to, of chains that strayed; None where they may go on.
+    """The state to go back to, of chains that diverged; None where they may go on.
 
     Raises:
-        FloatingPointError: a chain that is no longer finite, or strayed after every retreat.
+        FloatingPointError: a chain that is no longer finite, or diverged after every restart.
     """
-    strayed = chooser if chooser is not None and chooser.strayed(state.z, lp) else None
-    if strayed is not None and (back := strayed.retreat()) is not None:
+    diverged = chooser if chooser is not None and chooser.diverged(state.z, lp) else None
+    if diverged is not None and (back := diverged.restart()) is not None:
         return back
     done = state.step - 1
     check_chains(problem.density, state.z, lp, done, float(control[0]) * problem.num_rows)
-    if strayed is not None:
-        raise FloatingPointError(strayed.lost(done, lp, problem.num_rows))
+    if diverged is not None:
+        raise FloatingPointError(diverged.divergence_message(done, lp, problem.num_rows))
     return None

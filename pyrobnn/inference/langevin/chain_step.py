@@ -79,7 +79,7 @@ class Run:
     loss: Tensor
 
     def __init__(self, z: Tensor):
-        self.heat = torch.zeros_like(z)
+        self.kinetic = torch.zeros_like(z)
         self.losses: list[Tensor] = []
         self.step_size = self.seconds = self.compile_seconds = 0.0
         self.step, self.stopped = 0, "error"
@@ -90,15 +90,15 @@ class Run:
         self._z: list[Tensor] = []
         self._lp: list[Tensor] = []
         self._sizes: list[Tensor] = []
-        self.heat = torch.zeros_like(self.heat)
+        self.kinetic = torch.zeros_like(self.kinetic)
 
     @property
     def kept(self) -> list[Tensor]:
         """Draws so far, (chain, dim) each."""
         return self._z
 
-    def keep(self, z: Tensor, lp: Tensor, size: Tensor, heat: Tensor) -> None:
-        self.heat += heat
+    def keep(self, z: Tensor, lp: Tensor, size: Tensor, kinetic: Tensor) -> None:
+        self.kinetic += kinetic
         self._sizes.append(size.clone())
         self._z.append(z)
         self._lp.append(lp)
