@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyrobnn.model import BNN as BNN
     from pyrobnn.posterior import Posterior as Posterior
     from pyrobnn.posterior.datatree import to_datatree as to_datatree
-    from pyrobnn.posterior.predict import Prediction as Prediction
+    from pyrobnn.posterior.prediction import Prediction as Prediction
     from pyrobnn.report import write_report as write_report
     from pyrobnn.report import write_summary as write_summary
 else:
@@ -48,7 +48,7 @@ else:
             "BNNRegressor": "pyrobnn.estimators",
             "Density": "pyrobnn.density",
             "Posterior": "pyrobnn.posterior",
-            "Prediction": "pyrobnn.posterior.predict",
+            "Prediction": "pyrobnn.posterior.prediction",
             "Refused": "pyrobnn.checks",
             "Verdict": "pyrobnn.diagnostics",
             "callbacks": "pyrobnn.callbacks",

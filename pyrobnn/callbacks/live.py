@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-    from pyrobnn.posterior.predict import Prediction
+    from pyrobnn.posterior.prediction import Prediction
 
 
 class _Looks:

@@ -44,7 +44,7 @@ from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.likelihoods.base import SCALE
 from pyrobnn.model import BNN
-from pyrobnn.posterior.predict import Prediction
+from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.seeding import seeded
 
 _Rows = tuple[Tensor, Tensor]

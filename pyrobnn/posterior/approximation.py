@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
-from pyrobnn.posterior.predict import CHUNK_SCALARS, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.point import state_in_store
 

@@ -39,7 +39,7 @@ from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
 from pyrobnn.posterior.moves import moved_functions
-from pyrobnn.posterior.predict import Prediction
+from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.posterior.program_groups import (
     Coords,
     Dims,

@@ -14,7 +14,7 @@ from pyrobnn.checks import as_tensor, check_count, check_finite, check_stored_by
 from pyrobnn.gradient import at_each
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import Approximation, SampleStats
-from pyrobnn.posterior.predict import CHUNK_SCALARS, Prediction, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
 
 if TYPE_CHECKING:
     from xarray import DataTree

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
 import os
 import shutil
 import warnings
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -22,11 +20,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.density import Density
-from pyrobnn.groups import (
-    HISTORY,
-    POSTERIOR,
-    SAMPLE_STATS,
-)
+from pyrobnn.groups import HISTORY, POSTERIOR, SAMPLE_STATS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
@@ -34,8 +28,6 @@ from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximati
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
 ENGINE: Final = "h5netcdf"
-#: the attribute of a file that says what was written
-DIGEST: Final = "digest"
 #: bytes that a folder must take before anything is computed for it
 _PROBE: Final = 2**16
 #: bytes of draws up to which a file is made in memory before it is written
@@ -98,8 +90,6 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
             str(path.parent),
         )
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    tree = tree.copy(deep=False)
-    tree.attrs[DIGEST] = _digest(tree)
     try:
         if need < _IN_MEMORY:
             # where a write fails below it, HDF5 ends the whole process; Python raises
@@ -127,25 +117,6 @@ def _checksums(tree: xr.DataTree) -> dict[str, dict[str, dict[str, bool]]]:
         }
         for node in tree.subtree
     }
-
-
-def _digest(tree: xr.DataTree) -> str:
-    """A hash of all that a tree holds: HDF5's checksums know neither names, attributes and strings nor lost blocks."""
-    held = []
-    for node in tree.subtree:
-        own = node.to_dataset(inherit=False)
-        attrs = {str(name): np.ravel(value).tolist() for name, value in own.attrs.items() if name != DIGEST}
-        values = {str(name): (data.dims, _contents(data.values)) for name, data in own.variables.items()}
-        held.append((node.path, attrs, values))
-    return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _contents(values: np.ndarray) -> int | list[str]:
-    return (
-        np.ravel(values).astype(str).tolist()
-        if values.dtype.kind in "OSU"
-        else zlib.crc32(np.ascontiguousarray(values).data)
-    )
 
 
 def check_writable(folder: str | Path) -> None:
@@ -236,9 +207,6 @@ def read(path: str | Path) -> xr.DataTree:
     Raises:
         FileNotFoundError: no such file.
         ValueError: not a netCDF file, or a damaged one.
-
-    Warns:
-        UserWarning: it does not hold what was written.
     """
     path = Path(path)
     if not path.is_file():
@@ -246,12 +214,6 @@ def read(path: str | Path) -> xr.DataTree:
     try:
         with xr.open_datatree(path, engine=ENGINE) as tree:
             tree.load()
-            if tree.attrs.get(DIGEST, now := _digest(tree)) != now:
-                warnings.warn(
-                    f"{str(path)!r} does not hold what was written: unless somebody has edited it, it is damaged",
-                    UserWarning,
-                    stacklevel=3,
-                )
             return tree
     except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

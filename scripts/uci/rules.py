@@ -28,7 +28,7 @@ from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.networks import mlp
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.predict import Prediction
+from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.priors import FanInNormal
 
 

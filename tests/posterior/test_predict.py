@@ -12,8 +12,8 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.likelihoods import SCALE, Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
-from pyrobnn.posterior.mixture import mixture_quantile
-from pyrobnn.posterior.predict import Prediction
+from pyrobnn.posterior.mixture_quantiles import mixture_quantile
+from pyrobnn.posterior.prediction import Prediction
 
 GENERATOR = torch.Generator().manual_seed(0)
 F = torch.randn(2, 5, 3, 2, generator=GENERATOR, dtype=torch.float64)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior.predict import CHUNK_SCALARS, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 
 class _Reached(Exception):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrobnn.checks import check_count
 from pyrobnn.likelihoods import Likelihood
-from pyrobnn.posterior.mixture import cdf_quantile, mixture_quantile
+from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
 from pyrobnn.seeding import generator, seeded
 
 if TYPE_CHECKING:
