@@ -113,10 +113,6 @@ class DeepEnsemble(Method):
         """Bytes that ``fit`` will take: the optimiser's, of all members at once."""
         return sizes.optimisation(self.num_members)
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        return self.num_members * self.num_steps * sizes.batch
-
     def _starts(self, problem: Problem, seed: int) -> Iterator[tuple[dict[str, Tensor], int]]:
         """Values and seed of each member's start: a net initialised anew; prior medians for a plain program."""
         for member in range(self.num_members):

@@ -258,13 +258,6 @@ class Laplace(Method):
         drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
         return Need(resident | drawn, phases | {"curvature": curvature + sizes.one_pass(1)})
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes: the search, and the curvature in units of them."""
-        search = self.map or MAP(num_steps=self.num_steps)
-        # an outer product of the weights takes 2 P² operations, a gradient 6 P
-        curvature = sizes.rows * sizes.weights / 3 if self.structure == "full" else sizes.rows
-        return search.work(sizes) + curvature + sizes.weighing
-
 
 @restores(FAMILY)
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:

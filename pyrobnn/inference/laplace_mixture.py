@@ -196,10 +196,6 @@ class LaplaceMixture(Method):
         one = {"full": sizes.weights**2, "kron": 2 * sizes.weights, "diag": sizes.weights}[self.structure]
         return Need(need.resident | {"modes": 8 * self.num_modes * one}, need.phases)
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        return self.num_modes * self._laplace().work(sizes)
-
 
 class MixtureNormal(TorchDistribution):
     """Laplace's normals side by side, each with its weight; event (p,)."""

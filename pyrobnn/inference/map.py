@@ -121,8 +121,3 @@ class MAP(Method):
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's."""
         return sizes.optimisation()
-
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        polishing = self.polish_steps * sizes.num_data if self._whole(True, sizes.num_data) else 0
-        return self.num_steps * sizes.batch + polishing

@@ -208,10 +208,6 @@ class MCDropout(Method):
         drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
         return Need(resident | drawn, {"a step": 2 * phases["a step"]})
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        return self.num_steps * sizes.batch
-
     def _check(self, model: Any, init: Any) -> None:
         """Refuse what cannot be trained with dropout."""
         if not isinstance(model, BNN):

@@ -75,7 +75,3 @@ class MLE(Method):
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's."""
         return sizes.optimisation()
-
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        return self.num_steps * sizes.batch

@@ -47,8 +47,6 @@ from pyrobnn.posterior import Posterior
 DEFAULT_WARMUP = 200
 #: up to which the default warm-up goes on where it is not finished: the length of Stan's
 MOST_WARMUP = 1000
-#: of a draw, which an estimate before the run assumes: trees of depth 6, as a net of 50 units takes
-LEAPFROGS = 63
 
 
 @register("nuts", standard=True, quick={"num_warmup": 150, "num_draws": 150, "max_tree_depth": 6})
@@ -212,11 +210,6 @@ class NUTS(Method):
         )
         step = self.num_chains * (14 * sizes.flat + 2 * sizes.num_data * sizes.datum)
         return Need({"chains and draws": buffers}, {"a step": step})
-
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes, at :data:`LEAPFROGS` a draw: the first transitions know better."""
-        leapfrogs = self.trajectory or min(LEAPFROGS, 2**self.max_tree_depth - 1)
-        return self.num_chains * (self._first_warmup + sizes.num_draws) * leapfrogs * sizes.num_data
 
     def _interruption(self, stats: Tensor, run: FitRun) -> str:
         """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""

@@ -116,11 +116,6 @@ class _StochasticGradientMCMC(Method):
         at_end = 0 if sizes.streamed else block * (2 * sizes.flat + sizes.num_data * sizes.datum)
         return Need(resident, {"a step": step, "log joint of the draws": at_end})
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        num_steps = len(lay_out(self, sizes.num_draws, sizes.num_data).controls)
-        return self.num_chains * (self.init_steps + num_steps) * sizes.batch + sizes.weighing
-
     def _posterior(
         self, problem: Problem, run: Run, num_draws: int, seed: int, searching: float, meta: dict[str, Any],
         found: list[Finding],

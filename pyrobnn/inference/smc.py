@@ -196,10 +196,6 @@ class SMC(Method):
         step = self.num_particles * 2 * sizes.num_data * sizes.datum
         return Need(drawn | particles, {"a step": step})
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes, at :data:`GRADIENTS` a particle."""
-        return self.num_particles * GRADIENTS * sizes.num_data
-
     def _check_memory(self, problem: Problem) -> None:
         dim, item = problem.density.dim, problem.density.dtype.itemsize
         require(

@@ -214,8 +214,3 @@ class SVI(Method):
         block = draws_per_block(sizes.weights)  # sites and flat vectors
         evaluation = 2 * block * sizes.flat + sizes.one_pass(block)
         return Need(resident, {"a step": step, "the final ELBO": evaluation})
-
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        steps = self.num_steps * (1 + self.mean_field_start * self.has_mean_field)
-        return steps * self.num_particles * sizes.batch + sizes.weighing

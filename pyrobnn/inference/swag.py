@@ -100,10 +100,6 @@ class SWA(Method):
         """Bytes that ``fit`` will take, as :meth:`SWAG.memory` without deviations."""
         return averaging_memory(sizes, 0)
 
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        return (self.init_steps + self.num_steps) * sizes.batch
-
 
 @register("swag", full={"num_draws": 1000}, quick={"num_draws": 500})
 @dataclass(frozen=True)
@@ -204,7 +200,3 @@ class SWAG(Method):
         every = self.collect_every or max(1, sizes.num_data // sizes.batch)
         collected = max(2, int(self.num_steps * (1 - self.burn_in)) // every)
         return averaging_memory(sizes, 0 if self.diagonal else min(self.rank, collected))
-
-    def work(self, sizes: Sizes) -> float:
-        """Gradients of one datum that ``fit`` takes."""
-        return (self.init_steps + self.num_steps) * sizes.batch + sizes.weighing

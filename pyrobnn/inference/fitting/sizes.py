@@ -38,11 +38,6 @@ class Sizes:
     to_file: bool  # the draws go to a file
     compiled: bool
 
-    @property
-    def weighing(self) -> float:
-        """The log density of every draw, in gradients of one datum: a forward pass is a third of one."""
-        return self.num_draws * self.num_data / 3
-
     def one_pass(self, draws: int) -> int:
         """Bytes of a forward pass of the data and draws (``draws`` at most) that are evaluated at once."""
         num_data = self.batch if self.streamed else self.num_data
