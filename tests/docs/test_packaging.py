@@ -83,7 +83,7 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     # asked for where they are: in a notebook, on Windows, in a checkout
     present = {"IPython", "psutil"}
-    by_name = {"h5netcdf", "h5py"}  # xarray loads its engine by name
+    by_name = {"h5netcdf", "h5py", "arviz"}  # xarray loads its engine by name; ArviZ is for the user
     owners = {"PIL": "pillow", "pyro": "pyro-ppl", "sklearn": "scikit-learn", "yaml": "pyyaml"}
     names = {canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present}
     assert names - required == set(), "imported and not required"
