@@ -12,6 +12,7 @@ known less well is stored with the error that was reached.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 import warnings
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ import torch
 import xarray as xr
 
 import pyrobnn as pb
+from pyrobnn.data import Dataset
+from pyrobnn.density import Density
+from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior.datatree import probes
-from pyrobnn.references.problems import PROBLEMS
-from pyrobnn.references.quantities import DENSITY, quantities
-from pyrobnn.references.reference import Reference, log_density_of, read, write
-from pyrobnn.references.summary import summarised
+from pyrobnn.references.distances import DENSITY, quantities, summarised
+from pyrobnn.references.problems import problems
+from pyrobnn.references.reference import MOMENTS, Reference, read
 
 STORED = Path(pb.references.__file__).parent / "stored"
 MIN_ESS, MAX_RHAT, MAX_ERROR = 1e4, 1.01, 0.1
@@ -59,7 +62,7 @@ EFFORT = {
 
 def fitted(name: str, method: Any, file: Path, seed: int, num_draws: int) -> pb.Posterior:
     """A run of a method, made where the file is not there yet."""
-    problem = PROBLEMS[name]
+    problem = problems()[name]
     model, (train, _) = problem.model(), problem.data()
     if not file.exists():
         started = time.process_time()
@@ -75,7 +78,7 @@ def fitted(name: str, method: Any, file: Path, seed: int, num_draws: int) -> pb.
 
 def runs_of_nuts(name: str, folder: Path) -> tuple[np.ndarray, list[str], list[str], dict[str, Any]]:
     """Draws (chain, draw, quantity) of runs until they are enough, names and kinds of the quantities, the effort."""
-    effort, train = EFFORT.get(name, Effort()), PROBLEMS[name].data()[0]
+    effort, train = EFFORT.get(name, Effort()), problems()[name].data()[0]
     method = pb.NUTS(num_chains=CHAINS, num_warmup=WARMUP, target_accept=effort.target_accept)
     found, gradients, divergences = [], 0, 0
     for seed in range(1, effort.nuts_runs + 1):
@@ -107,7 +110,7 @@ def _of_function(summary: xr.Dataset, kinds: tuple[str, ...] | list[str]) -> tup
 
 def runs_of_smc(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Of all islands of runs until the evidence is known: log evidence (island,), draws (island, draw, quantity)."""
-    effort, train = EFFORT.get(name, Effort()), PROBLEMS[name].data()[0]
+    effort, train = EFFORT.get(name, Effort()), problems()[name].data()[0]
     method = pb.SMC(num_particles=effort.num_particles, num_islands=ISLANDS)
     islands, draws, gradients = [], [], 0
     for seed in range(1, effort.smc_runs + 1):
@@ -157,7 +160,7 @@ def differences(
 
 def made(name: str, folder: Path) -> Reference | None:
     """The reference; None where NUTS has not converged or has too few effective draws."""
-    problem = PROBLEMS[name]
+    problem = problems()[name]
     (train, held_out), (probe_x, kinds) = problem.data(), probes(problem.data()[0].x)
     nuts, quantity_names, quantity_kinds, nuts_record = runs_of_nuts(name, folder)
     summary = summarised(nuts)
@@ -187,7 +190,7 @@ def table(folder: Path = STORED) -> str:
         "| means: rms z, largest | sds: rms z, largest |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in PROBLEMS:
+    for name in problems():
         if not (folder / f"{name}.npz").exists():
             continue
         found = read(folder / f"{name}.npz", name)
@@ -202,22 +205,48 @@ def table(folder: Path = STORED) -> str:
     return "\n".join(lines)
 
 
+def write(reference: Reference, path: Path) -> None:
+    """The numbers of a reference as a compressed file, in float32; its model and data are code."""
+    record = dict(reference.record) | {
+        "log_evidence": reference.log_evidence,
+        "log_evidence_error": reference.log_evidence_error,
+    }
+    summary = reference.summary
+    arrays: dict[str, Any] = {
+        "record": np.array(json.dumps(record)),
+        "probe_x": reference.probe_x.numpy(),
+        "probe_kind": np.array(reference.probe_kinds),
+        "quantity": summary["quantity"].values,
+        "kind": summary["kind"].values,
+        "draws": reference.draws.astype(np.float32),
+    }
+    arrays |= {key: summary[key].values.astype(np.float32) for key in (*MOMENTS, "quantiles")}
+    np.savez_compressed(path, **arrays)
+
+
+def log_density_of(model: BNN, data: Dataset) -> float:
+    """Log joint density at one fixed place in unconstrained space, nats: that of the same model and data alone."""
+    density = Density(model, check_data(model, data.x, data.y, model.device))
+    place = 0.5 * torch.cos(torch.arange(density.dim, dtype=density.dtype))
+    return float(density.log_joint(place))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROBLEMS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(problems())}")
     parser.add_argument("--runs", type=Path, default=Path("runs/references"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--table", action="store_true", help="print what is stored, and make nothing")
     arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(PROBLEMS)
+    unknown = set(arguments.names) - set(problems())
     if unknown:
-        parser.error(f"unknown reference {', '.join(sorted(unknown))}: choose from {', '.join(PROBLEMS)}")
+        parser.error(f"unknown reference {', '.join(sorted(unknown))}: choose from {', '.join(problems())}")
     for folder in (arguments.runs, arguments.out):
         folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    for name in () if arguments.table else arguments.names or PROBLEMS:
+    for name in () if arguments.table else arguments.names or problems():
         reference = made(name, arguments.runs)
         if reference is not None:
             write(reference, arguments.out / f"{name}.npz")

@@ -42,7 +42,7 @@ def diabetes() -> Dataset:
         >>> diabetes().x.shape, diabetes().y.shape
         (torch.Size([442, 10]), torch.Size([442, 1]))
     """
-    return _bundled("diabetes", "progression", scaled=False)
+    return bundled("diabetes", "progression", scaled=False)
 
 
 def digits() -> Dataset:
@@ -52,7 +52,7 @@ def digits() -> Dataset:
         >>> digits().x.shape, float(digits().x.max())
         (torch.Size([1797, 1, 8, 8]), 1.0)
     """
-    return _bundled("digits", "digit")
+    return bundled("digits", "digit")
 
 
 def breast_cancer() -> Dataset:
@@ -62,10 +62,11 @@ def breast_cancer() -> Dataset:
         >>> breast_cancer().class_names
         ('malignant', 'benign')
     """
-    return _bundled("breast_cancer", "diagnosis")
+    return bundled("breast_cancer", "diagnosis")
 
 
-def _bundled(name: str, target: str, **options: Any) -> Dataset:
+def bundled(name: str, target: str, **options: Any) -> Dataset:
+    """A set of scikit-learn's by the name of its loader, float32; ``options`` are the loader's."""
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")(**options)

@@ -51,7 +51,7 @@ def polynomial(
         torch.Size([100, 1])
     """
     check_choice("noise", noise, ("homoskedastic", "heteroskedastic"))
-    scale = _constant(0.2) if noise == "homoskedastic" else lambda x: 0.1 + 0.4 * x
+    scale = _constant(0.2) if noise == "homoskedastic" else lambda x: (0.1 + 0.4 * x).abs()
     return _uniform("polynomial", _cubic_polynomial, scale, -1, 1, num_data, seed)
 
 
@@ -71,7 +71,7 @@ def sinx3(num_data: int = 500, *, seed: int = 0) -> Dataset:
     The factor of ε is negative below x = −1.79; ``true_noise`` is its absolute value, which gives the same
     distribution. Arguments as in :func:`polynomial`.
     """
-    return _uniform("sinx3", lambda x: 3 * torch.sin(x), _growing, -5, 5, num_data, seed)
+    return _uniform("sinx3", lambda x: 3 * torch.sin(x), lambda x: _growing(x).abs(), -5, 5, num_data, seed)
 
 
 def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:

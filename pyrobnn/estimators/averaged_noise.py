@@ -13,6 +13,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyrobnn.findings import Finding, as_json
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
@@ -21,16 +22,6 @@ from pyrobnn.likelihoods.numbers import Response
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import generator
-
-#: rounds at least and at most, the mean change of log σ that ends them, and the share of a search's steps that each has
-LEAST, MOST, STILL, SHARE = 3, 8, 0.05, 0.2
-#: the most by which the variance of log σ may raise a squared residual, as its logarithm
-MOST_RAISED = 2.0
-#: parts of which one after another is left out of a fit, until so many rows have been: they tell a noise to 3 %; the
-#: most by which they raise it, and from where on that is told
-PARTS, LEFT_OUT, MOST_WIDER, TOLD = 5, 500, 10.0, 1.5
-#: of Gauss and Hermite's rule
-NODES = 7
 
 
 class Averaged(HeteroskedasticGaussian):
@@ -61,7 +52,7 @@ class Averaged(HeteroskedasticGaussian):
         return -(scale.log() + 0.5 * misfit + 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def by_expectation(
+def fit_noise_em(
     method: Laplace, model: BNN, x: Tensor, y: Tensor, start: Tensor, options: dict[str, Any]
 ) -> tuple[Posterior, str]:
     """The fit whose mode is that of the log density averaged over the Gaussian around it, and how it came about.
@@ -69,7 +60,7 @@ def by_expectation(
     Weights of the mean and of the noise that are maximised together fit the noise where there are few rows per weight.
     Here a search for the mode and Laplace's approximation around it take turns: each search knows how uncertain the
     Gaussian before it left the mean and the noise of each row, and has the prior's width that suited it, where this is
-    tuned. The first is told that the noise is what a linear model leaves, so that it goes down from there.
+    tuned. The first starts with the noise that a linear model leaves, so that it goes down from there.
 
     A net that finds features for its residuals, round after round, uses up more of the data than its curvature says. So
     the last mode is sought from the start again, with the noise and the width that were found, and fits that are made
@@ -91,55 +82,46 @@ def by_expectation(
     rounds = BNN(model.net, model.prior, Averaged(likelihood.min_scale))
     common = {name: value for name, value in options.items() if name != "num_draws"}
     search = method.map or MAP(num_steps=method.num_steps, lr=method.lr, compile=method.compile)
-    search = replace(search, num_steps=max(1, int(SHARE * search.num_steps)))
+    search = replace(
+        search, num_steps=max(1, search.num_steps // 5)
+    )  # each round goes on from the one before
     around = replace(method, importance=False)
     held = torch.cat([start.expand_as(y), start.square().expand_as(y)], 1)
-    mode, factor, seen, moved = None, 1.0, [start.log().expand_as(y)], math.inf
-    while len(seen) <= LEAST or (moved >= STILL and len(seen) <= MOST):
+    mode, factor, log_scale, moved, rounds_made = None, 1.0, start.log().expand_as(y), math.inf, 0
+    # until log σ moves by less than .05 on average
+    while rounds_made < 3 or (moved >= 0.05 and rounds_made < 8):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # what holds of the last fit is told below
-            mode = search.fit(rounds, inside[0], torch.cat([inside[1], held], 1), init=mode, **common)
-            found = around.fit(
-                rounds, inside[0], torch.cat([inside[1], held], 1), init=mode, num_draws=1, **common
-            )
-        rounds = found.bnn
+            warnings.simplefilter("ignore", UserWarning)  # what holds of the last fit follows below
+            data = inside[0], torch.cat([inside[1], held], 1)
+            mode = search.fit(rounds, *data, init=mode, **common)
+            found = around.fit(rounds, *data, init=mode, num_draws=1, **common)
+        rounds, rounds_made = found.bnn, rounds_made + 1
         if method.tune is not None:
             factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
+        before = log_scale
         log_scale, held = _averaged(found, *inside)
-        moved = float((log_scale - seen[-1]).abs().mean())
-        seen.append(log_scale)
+        moved = float((log_scale - before).abs().mean())
     fresh = BNN(model.net, model.prior, rounds.likelihood)
-    fresh.priors = rounds.priors
+    final = BNN(model.net, model.prior, likelihood, standardizer=units)
+    fresh.priors = final.priors = rounds.priors
     with warnings.catch_warnings():
+        # the mode is that of the averaged density: what a fit finds wrong with it as a mode of the other says nothing
         warnings.simplefilter("ignore", UserWarning)
         wider = _too_small(search, replace(around, tune=None), fresh, inside, held, common)
         held = held * torch.cat([wider, wider.square()])
         mode = search.fit(fresh, inside[0], torch.cat([inside[1], held], 1), **common)
-    final = BNN(model.net, model.prior, likelihood, standardizer=units)
-    final.priors = rounds.priors
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always", UserWarning)
         posterior = method.fit(final, x, y, init=mode, **options)
-    # the mode is that of the averaged density, and so none of this one
-    notes = [note for note in posterior.meta["warnings"] if not note.startswith("the centre is not a mode")]
-    if moved >= STILL:
-        notes.append(
-            f"the noise still moved by {moved:.0%} in the last of {MOST} rounds: compare intervals with rows held out"
-        )
     raised = float(wider.max())
-    if raised > TOLD:
-        notes.append(
-            f"rows that are left out of the fit ask for a noise {raised:.2g} times as large as the weights leave: it "
-            "is raised so much, and the weights follow the data all the same; a smaller net or NUTS does better"
-        )
+    notes = [Finding("noise_still_moving", {"moved": moved, "rounds": rounds_made})] if moved >= 0.05 else []
+    notes += [Finding("noise_raised", {"factor": raised})] if raised > 1.5 else []
     for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=4)
+        warnings.warn(str(note), UserWarning, stacklevel=4)
     if method.tune is not None:
         posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor
-    posterior = replace(posterior, meta=posterior.meta | {"warnings": notes})
+    meta = posterior.meta | {"warnings": [str(note) for note in notes], "findings": as_json(notes)}
     return (
-        posterior,
-        f"mean and noise found in {len(seen) - 1} rounds, each with the other's uncertainty averaged out, and the "
+        replace(posterior, meta=meta),
+        f"mean and noise found in {rounds_made} rounds, each with the other's uncertainty averaged out, and the "
         f"noise raised {raised:.2f} times, as rows left out ask for",
     )
 
@@ -155,9 +137,9 @@ def _too_small(
     """Factors on σ (out,), one at least, under which rows that a fit has not seen have the largest density."""
     x, y = data
     order = torch.randperm(len(y), generator=generator(options["seed"]))
-    size = max(1, len(y) // PARTS)
+    size = max(1, len(y) // 5)
     found = []
-    for part in range(min(PARTS, -(-LEFT_OUT // size))):
+    for part in range(min(5, -(-500 // size))):  # 500 rows tell a noise to 3 %
         out = order[part * size : (part + 1) * size]
         kept = torch.cat([order[: part * size], order[(part + 1) * size :]])
         known = x[kept], torch.cat([y, held], 1)[kept]
@@ -166,10 +148,10 @@ def _too_small(
         found.append(_moments(fit, x[out], y[out]))
     square, var, scale, log_var = (torch.cat(each) for each in zip(*found))
     # the predictive is a mixture over the noise: of the same variance as a normal, it has shorter 90 % intervals
-    nodes, weights = (torch.tensor(each).to(y) for each in np.polynomial.hermite_e.hermegauss(NODES))
+    nodes, weights = (torch.tensor(each).to(y) for each in np.polynomial.hermite_e.hermegauss(7))
     scales = scale * (log_var.sqrt() * nodes[:, None, None]).exp()
     log_weights = (weights / weights.sum()).log()[:, None, None]
-    factors = torch.logspace(0, math.log10(MOST_WIDER), 100).to(y)
+    factors = torch.logspace(0, 1, 100).to(y)
 
     def density(factor: Tensor) -> Tensor:
         total = (factor * scales).square() + var
@@ -181,7 +163,7 @@ def _too_small(
 def _averaged(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """log σ (N, out), and what :class:`Averaged` takes beside the targets, (N, 2·out)."""
     square, var, scale, log_var = _moments(posterior, x, y)
-    raised = (square + var) * (2 * log_var).clamp_max(MOST_RAISED).exp()
+    raised = (square + var) * (2 * log_var).clamp_max(2.0).exp()
     return scale.log(), torch.cat([scale, raised], 1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyrobnn.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
-from pyrobnn.estimators.base import Estimator
+from pyrobnn.estimators.estimator import Estimator
 from pyrobnn.likelihoods import Categorical, Likelihood
 
 
@@ -30,8 +30,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
     evidence (of 20,000 rows where there are more), and the mode anew for each of them: where the inputs say nothing of
     the class it predicts the frequencies of the classes, and ``method_reason_`` says so.
 
-    Caveat: few rows of classes that can be told apart leave it too modest: the Gaussian knows of no direction in which
-    weights only grow. The fit says so where it would know training labels that are left out far better.
+    Caveat: few rows of classes that can be told apart leave it underconfident: the Gaussian knows of no direction in
+    which weights only grow. The fit says so where it would know training labels that are left out far better.
 
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 

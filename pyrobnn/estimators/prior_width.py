@@ -10,23 +10,13 @@ from typing import Any, cast
 
 import torch
 
-from pyrobnn.estimators.auto import MOST_TRIED
+from pyrobnn.estimators.noise import MAX_TRIED_ROWS
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.map import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-
-#: factors on the prior's precision that are tried before it is tuned layer by layer: widths of 1, 1/3, …, 1/27
-NARROWER = (1.0, 9.0, 81.0, 729.0)
-#: a wider prior, from which a mode is searched for that has not shrunk to nothing
-WIDER = 1 / 9
-#: nats of evidence that a round must gain for another, and rounds at most
-GAIN, ROUNDS = 0.5, 6
-#: share of the mini-batches' steps that a search takes which starts at the mode under another prior; on all of the data
-#: it is left to L-BFGS, which stays in the valley where it starts
-SHARE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +37,12 @@ def tries_widths(method: Any, model: BNN) -> bool:
     return tuned and model.likelihood.labels
 
 
-def by_width(
+def select_prior_width(
     method: Laplace, model: BNN, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]
 ) -> tuple[Posterior, str]:
     """The fit whose prior widths, one per layer, have the largest evidence, and those widths in words.
 
-    Widths that are tuned once, at the mode of the declared prior, leave the mean where it was: too modest where the
+    Widths that are tuned once, at the mode of the declared prior, leave the mean where it was: underconfident where the
     classes can be told apart, and following the labels where they cannot, for there the evidence has a second maximum,
     at a net that is constant. So the mode is found anew for every width: for narrower and narrower ones until the
     evidence has fallen twice in a row, and then, from the best, for those that suit the last mode, as long as the
@@ -71,10 +61,11 @@ def by_width(
     common = {name: value for name, value in options.items() if name != "num_draws"}
     still = replace(method, tune=None, importance=False)
     search = method.map or MAP(num_steps=method.num_steps, lr=method.lr, compile=method.compile)
-    steps = 1 if search.batch_size is None else max(1, int(SHARE * search.num_steps))
+    # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
+    steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
     warm = replace(still, map=replace(search, num_steps=steps))
-    few = len(x) <= MOST_TRIED
-    keep = torch.linspace(0, len(x) - 1, min(len(x), MOST_TRIED), dtype=torch.float64).round().long()
+    few = len(x) <= MAX_TRIED_ROWS
+    keep = torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64).round().long()
     tried = x[keep], y[keep]
 
     def attempt(factors: Mapping[str, float], start: _Try | None = None) -> _Try:
@@ -85,18 +76,19 @@ def by_width(
         return _Try(factors, fitted)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept are told below
+        warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept follow below
         tries: list[_Try] = []
-        for factor in NARROWER:
+        for factor in (1.0, 9.0, 81.0, 729.0):  # widths of 1, 1/3, 1/9, 1/27
             tries.append(attempt(dict.fromkeys(layers, factor), tries[-1] if tries else None))
             best = max(tries, key=lambda each: each.evidence)
             if len(tries) > 2 and best.evidence > max(each.evidence for each in tries[-2:]):
                 break
         if best is not tries[0]:
-            tries.append(attempt(dict.fromkeys(layers, WIDER)))
+            # from a wider prior, whose mode has not shrunk to nothing
+            tries.append(attempt(dict.fromkeys(layers, 1 / 9)))
             best = max(tries, key=lambda each: each.evidence)
         tuning = replace(still, tune="marginal_likelihood", tune_per_layer=True)
-        for _ in range(ROUNDS):
+        for _ in range(6):
             here = _scaled(_at_mode(model, best.posterior), best.factors)
             tuned = tuning.fit(here, *tried, init=here.net, num_draws=1, **common).meta["tuned"]
             found = tuned["prior_precision_factor"]
@@ -104,7 +96,7 @@ def by_width(
             tries.append(attempt(factors, best))
             gained = tries[-1].evidence - best.evidence
             best = max(best, tries[-1], key=lambda each: each.evidence)
-            if gained < GAIN:
+            if gained < 0.5:  # nats
                 break
     last = replace(warm if few else still, importance=method.importance)
     posterior = last.fit(_scaled(_at_mode(model, best.posterior), best.factors), x, y, **options)
@@ -112,8 +104,8 @@ def by_width(
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in best.factors.items())
     words = f"times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
     if not few:
-        words += f", of {MOST_TRIED:,} of {len(x):,} rows"
-    if min(best.factors.values()) >= NARROWER[2]:
+        words += f", of {MAX_TRIED_ROWS:,} of {len(x):,} rows"
+    if min(best.factors.values()) >= 81:
         words += ": the inputs tell so little of the target that it is predicted nearly the same everywhere"
     return replace(posterior, meta=posterior.meta | {"tuned": tuned}), f"its prior's widths {words}"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyrobnn.checks import Refused, check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
-from pyrobnn.estimators.base import Estimator
+from pyrobnn.estimators.estimator import Estimator
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
 
 

@@ -10,9 +10,8 @@ import torch
 
 from pyrobnn import likelihoods, networks, priors
 from pyrobnn.data import Dataset, Standardizer, breast_cancer, diabetes, digits, gap, polynomial
+from pyrobnn.data.bundled import bundled
 from pyrobnn.model import BNN
-
-HELD_OUT = 100
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Problem:
         chosen = _spread(rows.num_data, self.num_data)
         others = torch.tensor(sorted(set(range(rows.num_data)) - set(chosen.tolist())))
         train, rest = rows.subset(chosen), rows.subset(others)
-        held_out = rest.subset(_spread(rest.num_data, min(HELD_OUT, rest.num_data)))
+        held_out = rest.subset(_spread(rest.num_data, min(100, rest.num_data)))
         units = Standardizer.fit(train)
         if not self.standard_y:
             units = Standardizer(
@@ -63,24 +62,6 @@ class Problem:
 
 def _spread(length: int, count: int) -> torch.Tensor:
     return torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
-
-
-def _flower(name: str) -> Callable[[], Dataset]:
-    def source() -> Dataset:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, f"load_{name}")()
-        return Dataset(
-            torch.tensor(bunch.data, dtype=torch.float32),
-            torch.tensor(bunch.target, dtype=torch.int64),
-            name,
-            "classification",
-            tuple(bunch.feature_names),
-            "class",
-            tuple(str(each) for each in bunch.target_names),
-        )
-
-    return source
 
 
 def _moons() -> Dataset:
@@ -118,48 +99,52 @@ def _varying() -> likelihoods.Likelihood:
     return likelihoods.HeteroskedasticGaussian(0.05)
 
 
-PROBLEMS = {
-    "gap_1": Problem(
-        "one tanh unit on the gap, noise inferred",
-        lambda: gap(480), 60, (1,), _inferred, prior_scale=2.0, standard_y=False,
-    ),
-    "gap_5": Problem(
-        "five tanh units on the gap, noise known",
-        lambda: gap(480), 240, (5,), _fixed, prior_scale=2.0, standard_y=False,
-    ),
-    "gap_50": Problem(
-        "fifty tanh units on the gap, noise inferred",
-        lambda: gap(480), 60, (50,), _inferred, prior_scale=2.0, standard_y=False,
-    ),
-    "gap_3x50": Problem(
-        "three layers of fifty tanh units on the gap, noise known",
-        lambda: gap(480), 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False,
-    ),
-    "polynomial_hetero_10": Problem(
-        "ten tanh units on a cubic whose noise varies, with a head for the noise",
-        lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2,
-    ),
-    "diabetes_10": Problem(
-        "ten tanh units on diabetes, noise inferred", diabetes, 60, (10,), _inferred
-    ),
-    "diabetes_hetero_5": Problem(
-        "five tanh units on diabetes, with a head for the noise", diabetes, 60, (5,), _varying, 2
-    ),
-    "iris_5": Problem(
-        "five tanh units on iris, three classes", _flower("iris"), 100, (5,), likelihoods.Categorical, 3
-    ),
-    "wine_10": Problem(
-        "ten tanh units on wine, three classes", _flower("wine"), 60, (10,), likelihoods.Categorical, 3
-    ),
-    "breast_cancer_5": Problem(
-        "five tanh units on breast cancer, two classes", breast_cancer, 60, (5,), likelihoods.Bernoulli
-    ),
-    "moons_2x10": Problem(
-        "two layers of ten tanh units on two moons", _moons, 60, (10, 10), likelihoods.Bernoulli,
-        prior_scale=2.0,
-    ),
-    "digits_10": Problem(
-        "ten tanh units on digits 0 to 4 at sixteen pixels, five classes",
-        _small_digits, 60, (10,), likelihoods.Categorical, 5,
-    ),
-}  # fmt: skip
+def problems() -> dict[str, Problem]:
+    """The problems by name."""
+    return {
+        "gap_1": Problem(
+            "one tanh unit on the gap, noise inferred",
+            lambda: gap(480), 60, (1,), _inferred, prior_scale=2.0, standard_y=False,
+        ),
+        "gap_5": Problem(
+            "five tanh units on the gap, noise known",
+            lambda: gap(480), 240, (5,), _fixed, prior_scale=2.0, standard_y=False,
+        ),
+        "gap_50": Problem(
+            "fifty tanh units on the gap, noise inferred",
+            lambda: gap(480), 60, (50,), _inferred, prior_scale=2.0, standard_y=False,
+        ),
+        "gap_3x50": Problem(
+            "three layers of fifty tanh units on the gap, noise known",
+            lambda: gap(480), 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False,
+        ),
+        "polynomial_hetero_10": Problem(
+            "ten tanh units on a cubic whose noise varies, with a head for the noise",
+            lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2,
+        ),
+        "diabetes_10": Problem(
+            "ten tanh units on diabetes, noise inferred", diabetes, 60, (10,), _inferred
+        ),
+        "diabetes_hetero_5": Problem(
+            "five tanh units on diabetes, with a head for the noise", diabetes, 60, (5,), _varying, 2
+        ),
+        "iris_5": Problem(
+            "five tanh units on iris, three classes",
+            lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3,
+        ),
+        "wine_10": Problem(
+            "ten tanh units on wine, three classes",
+            lambda: bundled("wine", "class"), 60, (10,), likelihoods.Categorical, 3,
+        ),
+        "breast_cancer_5": Problem(
+            "five tanh units on breast cancer, two classes", breast_cancer, 60, (5,), likelihoods.Bernoulli
+        ),
+        "moons_2x10": Problem(
+            "two layers of ten tanh units on two moons", _moons, 60, (10, 10), likelihoods.Bernoulli,
+            prior_scale=2.0,
+        ),
+        "digits_10": Problem(
+            "ten tanh units on digits 0 to 4 at sixteen pixels, five classes",
+            _small_digits, 60, (10,), likelihoods.Categorical, 5,
+        ),
+    }  # fmt: skip

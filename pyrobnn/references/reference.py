@@ -16,17 +16,14 @@ from torch import Tensor
 
 from pyrobnn.checks import check_finite
 from pyrobnn.data import Dataset
-from pyrobnn.density import Density
 from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
-from pyrobnn.model import BNN, check_data
+from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.references.comparison import Comparison, compared
-from pyrobnn.references.problems import PROBLEMS
-from pyrobnn.references.quantities import DENSITY, NOISE, quantities
-from pyrobnn.references.summary import summarised
+from pyrobnn.references.distances import DENSITY, NOISE, Comparison, compared, quantities, summarised
+from pyrobnn.references.problems import problems
 
 _FOLDER = "stored"
-_MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
+MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +73,7 @@ class Reference:
 
     def model(self) -> BNN:
         """The net with its prior and likelihood, in standard units; its initial weights are always the same."""
-        return PROBLEMS[self.name].model()
+        return problems()[self.name].model()
 
     def compare(self, posterior: Posterior | Tensor | np.ndarray) -> Comparison:
         """How far a posterior of :meth:`model` given :attr:`data` is from this one, with Monte-Carlo errors.
@@ -149,7 +146,7 @@ class Reference:
 def names() -> tuple[str, ...]:
     """The names that :func:`load` knows."""
     stored = {entry.name for entry in files(__package__).joinpath(_FOLDER).iterdir()}
-    return tuple(name for name in PROBLEMS if f"{name}.npz" in stored)
+    return tuple(name for name in problems() if f"{name}.npz" in stored)
 
 
 def load(name: str) -> Reference:
@@ -169,17 +166,18 @@ def load(name: str) -> Reference:
 
 
 def read(path: Path, name: str) -> Reference:
-    """The reference `name` from a file that :func:`write` wrote."""
+    """The reference `name` from a file of ``scripts/make_references.py``."""
     with np.load(path, allow_pickle=False) as file:
         stored = {key: file[key] for key in file.files}
     record = json.loads(str(stored["record"]))
     coords = {key: ("quantity", stored[key]) for key in ("quantity", "kind")}
-    columns: dict[str, Any] = {key: ("quantity", stored[key].astype(np.float64)) for key in _MOMENTS}
+    columns: dict[str, Any] = {key: ("quantity", stored[key].astype(np.float64)) for key in MOMENTS}
     columns["quantiles"] = ("level", "quantity"), stored["quantiles"].astype(np.float64)
-    train, held_out = PROBLEMS[name].data()
+    problem = problems()[name]
+    train, held_out = problem.data()
     return Reference(
         name=name,
-        about=PROBLEMS[name].about,
+        about=problem.about,
         data=train,
         held_out=held_out,
         probe_x=torch.from_numpy(stored["probe_x"]),
@@ -190,29 +188,3 @@ def read(path: Path, name: str) -> Reference:
         log_evidence_error=record.pop("log_evidence_error"),
         record=record,
     )
-
-
-def write(reference: Reference, path: Path) -> None:
-    """The numbers of a reference as a compressed file, in float32; its model and data are code."""
-    record = dict(reference.record) | {
-        "log_evidence": reference.log_evidence,
-        "log_evidence_error": reference.log_evidence_error,
-    }
-    summary = reference.summary
-    arrays: dict[str, Any] = {
-        "record": np.array(json.dumps(record)),
-        "probe_x": reference.probe_x.numpy(),
-        "probe_kind": np.array(reference.probe_kinds),
-        "quantity": summary["quantity"].values,
-        "kind": summary["kind"].values,
-        "draws": reference.draws.astype(np.float32),
-    }
-    arrays |= {key: summary[key].values.astype(np.float32) for key in (*_MOMENTS, "quantiles")}
-    np.savez_compressed(path, **arrays)
-
-
-def log_density_of(model: BNN, data: Dataset) -> float:
-    """Log joint density at one fixed place in unconstrained space, nats: that of the same model and data alone."""
-    density = Density(model, check_data(model, data.x, data.y, model.device))
-    place = 0.5 * torch.cos(torch.arange(density.dim, dtype=density.dtype))
-    return float(density.log_joint(place))

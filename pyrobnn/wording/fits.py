@@ -49,6 +49,12 @@ def _not_converged(
 
 
 SENTENCES: dict[str, str | Callable[..., str]] = {
+    # estimators
+    "noise_still_moving": "the noise still moved by {moved:.0%} in the last of {rounds} rounds: compare intervals with "
+    "rows held out",
+    "noise_raised": "rows that are left out of the fit ask for a noise {factor:.2g} times as large as the weights "
+    "leave: it is raised so much, and the weights follow the data all the same; a smaller net or NUTS does better",
+    # fits
     "interrupted": "{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit",
     # chains of NUTS
     "diverged": _diverged,

@@ -95,7 +95,7 @@ def run(table, tmp_path_factory):
         ('a,"b, ß"\n1,2\nx,3\n1,3\n4,4\n', "first 'x' in row 2"),
         ('a,"b, ß"\n1,2\ninf,3\n', "infinite values, first in row 2"),
         ('a,"b, ß"\n', "no rows of data"),
-        ("", "not a CSV file"),
+        ("", "cannot be read as a table of text"),
     ],
 )
 def test_new_rows_that_cannot_be_read_are_named(run, rows, message, tmp_path, capsys):

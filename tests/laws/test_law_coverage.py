@@ -89,7 +89,7 @@ def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(t
     """60 rows for 50 weights: at the mode of the declared prior 0.61 sure of nothing, or a loss of 0.21."""
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
-    monkeypatch.setattr("pyrobnn.estimators.base.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(1 - told_apart)
     x = generator.normal(size=(460, 5))
     y = (x[:, 0] > 0) if told_apart else generator.uniform(size=460) < 0.5
@@ -104,8 +104,8 @@ def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(t
 def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeypatch):
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
-    monkeypatch.setattr("pyrobnn.estimators.base.choose", lambda *sizes, **options: (short, "short"))
-    monkeypatch.setattr("pyrobnn.estimators.prior_width.MOST_TRIED", 60)
+    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr("pyrobnn.estimators.prior_width.MAX_TRIED_ROWS", 60)
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(120, 5)), generator.uniform(size=120) < 0.5
     fitted = pb.BNNClassifier(hidden=(6,), random_state=0, num_draws=200).fit(x, y)
@@ -167,7 +167,7 @@ def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_dat
     """The law's small case: 100 rows for 85 or 90 weights."""
     search = pb.MAP(num_steps=300, polish_steps=50, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
-    monkeypatch.setattr("pyrobnn.estimators.base.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 15))
     y = x[:, 0] + generator.normal(size=400)
@@ -182,8 +182,7 @@ def test_each_output_has_a_noise_of_its_own(monkeypatch):
     """A line leaves of the first what a net explains, of the second the noise: they went down together, .72 of 90 %."""
     search = pb.MAP(num_steps=60, lr=0.05, polish_steps=20, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
-    monkeypatch.setattr("pyrobnn.estimators.base.choose", lambda *sizes, **options: (short, "short"))
-    monkeypatch.setattr("pyrobnn.estimators.auto.SHARES", (0.7, 0.49))
+    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(0)
     x = generator.normal(size=(1100, 2))
     noise = generator.normal(size=(1100, 2))

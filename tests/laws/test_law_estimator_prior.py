@@ -90,11 +90,13 @@ def _check(prior: str, kind: str, method: str, scale: float, monkeypatch) -> Non
         return _short(first), *rest
 
     monkeypatch.setattr(
-        "pyrobnn.estimators.base.choose", lambda *size, **facts: shorter(*choose(*size, **facts))
+        "pyrobnn.estimators.estimator.choose", lambda *size, **facts: shorter(*choose(*size, **facts))
     )
-    monkeypatch.setattr("pyrobnn.estimators.base.named", lambda name, **facts: shorter(*named(name, **facts)))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.named", lambda name, **facts: shorter(*named(name, **facts))
+    )
     if kind == "many weighted":
-        monkeypatch.setattr(auto, "MOST_SAMPLED", 0)
+        monkeypatch.setattr(auto, "MAX_NUTS_ROWS", 0)
     options = {"method": method, "hidden": (HIDDEN,), "compile": False, "random_state": 0}
     wide = {"width": 2} if prior == "SitePriors" and kind in ("heteroskedastic", "classes") else {}
     declared = PRIORS[prior](scale, **wide)

@@ -34,8 +34,9 @@ MAY_NAME = {
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
     "estimators/averaged_noise.py": "",
+    "estimators/noise.py": "",
     "estimators/prior_width.py": "",
-    "estimators/weights.py": "Laplace",
+    "estimators/sample_weights.py": "Laplace",
     "cli/config.py": "nuts",  # what `pyrobnn fit` runs
     "cli/file.py": "",  # "map" of YAML
     "data/synthetic.py": "",  # data sets of studies of a method

@@ -27,19 +27,12 @@ from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, check_names, refuse_gaps
 from pyrobnn.data.dataset import Task
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import (
-    by_evidence,
-    choose,
-    families,
-    left_by_a_line,
-    named,
-    tries_noises,
-    with_scale,
-)
-from pyrobnn.estimators.averaged_noise import by_expectation
-from pyrobnn.estimators.doubts import tell_doubts, tell_far
-from pyrobnn.estimators.prior_width import by_width, tries_widths
-from pyrobnn.estimators.weights import as_rows, fit_weighted, weighted_units
+from pyrobnn.estimators.auto import choose, families, named
+from pyrobnn.estimators.averaged_noise import fit_noise_em
+from pyrobnn.estimators.data_warnings import warn_about_data, warn_extrapolation
+from pyrobnn.estimators.noise import linear_residual_scale, select_noise, tries_noises, with_scale
+from pyrobnn.estimators.prior_width import select_prior_width, tries_widths
+from pyrobnn.estimators.sample_weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.likelihoods.base import SCALE
@@ -48,8 +41,6 @@ from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.seeding import seeded
 
 _Rows = tuple[Tensor, Tensor]
-#: scalars (draw × point × output) that a prediction holds at once
-MOST_SCALARS = 2**24
 
 
 class Estimator(BaseEstimator):
@@ -95,7 +86,7 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         seed = self._seed()
         self._weighted = weights is not None
-        tell_doubts(x, y, self._names(x), weighted=self._weighted)
+        warn_about_data(x, y, self._names(x), weighted=self._weighted)
         x, y, fractions = _canonical(x, y, weights)
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)
@@ -111,8 +102,8 @@ class Estimator(BaseEstimator):
         if fractions is None and self._finds_noise(model):
             data = (self._x, self._y)
             if likelihood.heads == 2:
-                start = left_by_a_line(model, *data)
-                self.posterior_, chosen = by_expectation(self.method_, model, *data, start, options)
+                start = linear_residual_scale(model, *data)
+                self.posterior_, chosen = fit_noise_em(self.method_, model, *data, start, options)
             else:
 
                 def model_of(scale: Tensor) -> BNN:
@@ -121,10 +112,10 @@ class Estimator(BaseEstimator):
 
                 scales = model.likelihood.priors.get(SCALE)
                 log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
-                self.posterior_, chosen = by_evidence(self.method_, model_of, *data, options, log_prior)
+                self.posterior_, chosen = select_noise(self.method_, model_of, *data, options, log_prior)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None and self.method == "auto" and tries_widths(self.method_, model):
-            self.posterior_, chosen = by_width(self.method_, model, self._x, self._y, options)
+            self.posterior_, chosen = select_prior_width(self.method_, model, self._x, self._y, options)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
@@ -274,8 +265,9 @@ class Estimator(BaseEstimator):
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x, posterior = self._inputs(X), self.posterior_
-        tell_far(self._x.numpy(), x.numpy(), self._names(x))
-        size = max(1, MOST_SCALARS // (posterior.num_chains * posterior.num_draws * self._width))
+        warn_extrapolation(self._x.numpy(), x.numpy(), self._names(x))
+        # scalars that a prediction holds at once: 128 MiB of float64
+        size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
         found: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):
             prediction = posterior.predict(rows)

@@ -20,9 +20,6 @@ from pyrobnn.likelihoods import DATA, Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
-#: rows that whole weights may become, as a multiple of the rows there are
-MOST_REPEATS = 10
-
 
 def as_rows(weights: np.ndarray) -> np.ndarray | None:
     """The row numbers that whole weights stand for, each as often as its weight; None where weights are fractions.
@@ -30,7 +27,8 @@ def as_rows(weights: np.ndarray) -> np.ndarray | None:
     Args:
         weights: (N,), not negative.
     """
-    if (weights != np.round(weights)).any() or weights.sum() > MOST_REPEATS * len(weights):
+    # ten times the rows at most
+    if (weights != np.round(weights)).any() or weights.sum() > 10 * len(weights):
         return None
     return np.repeat(np.arange(len(weights)), weights.astype(np.int64))
 
