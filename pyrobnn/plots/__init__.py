@@ -10,19 +10,18 @@ lacks what a figure needs gets a panel that says so, never an error.
 
 from __future__ import annotations
 
-from pyrobnn.plots.chains import energy, loss, rank, trace, training, weight_norms
-from pyrobnn.plots.checks import posterior_predictive, prior_and_posterior, residuals
-from pyrobnn.plots.classes import entropy_split, most_uncertain, reliability
-from pyrobnn.plots.functions import functions
-from pyrobnn.plots.importance import khat, loo_pit
-from pyrobnn.plots.predictive import (
+from pyrobnn.plots.classification import entropy_split, most_uncertain, reliability
+from pyrobnn.plots.data_checks import posterior_predictive, prior_and_posterior, residuals
+from pyrobnn.plots.predictive import predicted_vs_observed, predictive_bands
+from pyrobnn.plots.sampling import energy, loss, rank, trace, training
+from pyrobnn.plots.uncertainty import (
     calibration,
     error_vs_uncertainty,
-    predicted_vs_observed,
-    predictive_bands,
+    khat,
+    loo_pit,
     uncertainty_decomposition,
 )
-from pyrobnn.plots.weights import covariance
+from pyrobnn.plots.weight_figures import covariance, weight_norms
 
 __all__ = [
     "calibration",
@@ -30,7 +29,6 @@ __all__ = [
     "energy",
     "entropy_split",
     "error_vs_uncertainty",
-    "functions",
     "khat",
     "loo_pit",
     "loss",

@@ -6,9 +6,9 @@ of uncertainty: sand for aleatoric (noise that stays) and blue for epistemic (do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -16,6 +16,10 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
+
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+
+Found = TypeVar("Found")
 
 NORMAL_95 = 1.96
 #: width of a page in inches
@@ -29,44 +33,6 @@ ALERT = "#d55e00"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6bb1")
 #: of lines that stand for a fit each: the colours of an alert and of the two kinds of uncertainty come last
 FITS = tuple(PALETTE[index] for index in (2, 3, 5, 7, 6, 1, 0, 4))
-
-_RC = {
-    "figure.facecolor": "white",
-    "figure.dpi": 110,
-    "font.size": 9.0,
-    "axes.facecolor": "white",
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 9.0,
-    "axes.titlesize": 10.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": cycler(color=PALETTE),
-    "grid.color": RULE,
-    "grid.linewidth": 0.5,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "text.color": INK,
-    # a label is the user's text: a dollar sign in it is no formula
-    "text.parse_math": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "lines.linewidth": 1.4,
-    "lines.solid_capstyle": "round",
-    "savefig.facecolor": "white",
-}
 
 
 @contextmanager
@@ -84,7 +50,44 @@ def style() -> Iterator[None]:
         >>> matplotlib.rcParams["axes.grid"] == before
         True
     """
-    with matplotlib.rc_context(_RC):
+    settings = {
+        "figure.facecolor": "white",
+        "figure.dpi": 110,
+        "font.size": 9.0,
+        "axes.facecolor": "white",
+        "axes.edgecolor": MUTED,
+        "axes.linewidth": 0.7,
+        "axes.labelcolor": INK,
+        "axes.labelsize": 9.0,
+        "axes.titlesize": 10.0,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlecolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.prop_cycle": cycler(color=PALETTE),
+        "grid.color": RULE,
+        "grid.linewidth": 0.5,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "xtick.labelsize": 8.0,
+        "ytick.labelsize": 8.0,
+        "xtick.major.width": 0.7,
+        "ytick.major.width": 0.7,
+        "text.color": INK,
+        # a label is the user's text: a dollar sign in it is no formula
+        "text.parse_math": False,
+        "legend.frameon": False,
+        "legend.fontsize": 8.0,
+        "lines.linewidth": 1.4,
+        "lines.solid_capstyle": "round",
+        "savefig.facecolor": "white",
+    }
+    with matplotlib.rc_context(settings):
         yield
 
 
@@ -169,3 +172,65 @@ def empty_panel(axes: Axes, message: str) -> None:
     """Say in the panel itself why there is nothing to draw: a missing group is news, not an error."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, message, ha="center", va="center", color=MUTED, transform=axes.transAxes, wrap=True)
+
+
+def one_each(
+    trees: Trees,
+    read: Callable[[Evidence], Found | None],
+    draw: Callable[[Axes, Evidence, Found], None],
+    missing: str,
+    **options: Any,
+) -> Figure:
+    """A figure with one panel per tree: what ``read`` finds, drawn, or in words that it is ``missing``.
+
+    Args:
+        trees: one tree or several by label.
+        read: what a panel shows; None where the tree does not hold it.
+        draw: fills an axes.
+        missing: what an empty panel says.
+        options: of :func:`panels`.
+    """
+    evidences = gather(trees)
+    with style():
+        figure, axes = panels(len(evidences), **options)
+        for (label, evidence), (ax,) in zip(evidences.items(), axes, strict=True):
+            ax.set_title(label)
+            found = read(evidence)
+            if found is None:
+                empty_panel(ax, missing)
+            else:
+                draw(ax, evidence, found)
+        return figure
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most `most` evenly spaced indices of `count`: figures stay light, tables use every point."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def reference_line(axes: Axes, level: float | None = None) -> None:
+    """The dashed line of what is right: a level, else the diagonal."""
+    look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}
+    if level is None:
+        axes.axline((0, 0), slope=1, **look)
+    else:
+        axes.axhline(level, **look)
+
+
+def interval_row(axes: Axes, at: float, values: np.ndarray, colour: str) -> None:
+    """A row of a figure of intervals: median, middle half and middle 90 % of the finite values."""
+    values = values[np.isfinite(values)]
+    if values.size:
+        p5, p25, p50, p75, p95 = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
+        axes.hlines(at, p5, p95, color=colour, lw=1.0)
+        axes.hlines(at, p25, p75, color=colour, lw=3.2)
+        axes.plot(p50, at, "o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.8)
+
+
+def name_rows(figure: Figure, axes: Axes, names: list[str]) -> None:
+    """Finish a figure of :func:`interval_row`: names at the left, the legend above."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set(ylim=(len(names) - 0.5, -0.5))
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper right", ncols=4)

@@ -18,7 +18,7 @@ from pyrobnn.diagnostics.points import class_points, regression_points, replicat
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
-from pyrobnn.plots.checks import expected, num_inputs
+from pyrobnn.plots.data_checks import expected, num_inputs
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, PALETTE
 from pyrobnn.report.svg import inline_panels, inline_svg
 

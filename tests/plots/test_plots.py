@@ -256,19 +256,6 @@ def test_the_covariance_of_laplace_is_that_of_its_draws(structure: str) -> None:
     assert float(error.abs().max()) < 6 / 4000**0.5 * 2**0.5
 
 
-def test_draws_of_the_function_stand_apart() -> None:
-    tree = KINDS["regression_1d"]
-    figure = plots.functions(tree, num_functions=2)
-    first, second, together = figure.axes
-    stored = tree["grid"]["f_draws"].values[..., 0]
-    shown = [
-        next(line for line in ax.lines if len(line.get_ydata()) == stored.shape[1]) for ax in (first, second)
-    ]
-    np.testing.assert_array_equal(shown[0].get_ydata(), stored[0])
-    np.testing.assert_array_equal(shown[1].get_ydata(), stored[-1])
-    assert sum(len(line.get_ydata()) == stored.shape[1] for line in together.lines) >= len(stored)
-
-
 def test_training_puts_every_fit_into_one_axes() -> None:
     steps = np.arange(100.0)
     trees = {

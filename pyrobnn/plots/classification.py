@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pyrobnn.diagnostics.evidence import Trees, gather
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.names import class_names
 from pyrobnn.diagnostics.points import ClassPoints, class_points
 from pyrobnn.diagnostics.scores import expected_calibration_error
-from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, PALETTE, empty_panel, panels, style
-
-#: nats that the axis of an entropy has at least: that of a point estimate is zero but for rounding
-_LEAST_NATS = 1e-2
+from pyrobnn.plots.style import (
+    ALEATORIC,
+    ALERT,
+    EPISTEMIC,
+    INK,
+    MUTED,
+    PALETTE,
+    empty_panel,
+    one_each,
+    panels,
+    reference_line,
+    style,
+)
 
 
 def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
@@ -38,35 +49,25 @@ def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
     """
     if num_bins < 2:
         raise ValueError(f"'num_bins' is {num_bins}; expected at least 2, e.g. 10.")
-    trees = gather(trees)
-    with style():
-        figure, axes = panels(len(trees), size=(3.0, 3.0), sharex=True, sharey=True)
-        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
-            ax.set_title(label)
-            points = class_points(evidence)
-            if points is None:
-                empty_panel(ax, "no class probabilities with known labels")
-                continue
-            confidence = points.probs.max(1)
-            ece, table = expected_calibration_error(confidence, points.correct, num_bins=num_bins)
-            claimed, accuracy, count = table.T
-            # the standard error of a calibrated bin, so that a bin without errors does not claim certainty
-            error = 2 * np.sqrt(claimed * (1 - claimed) / count)
-            ax.hist(
-                confidence,
-                bins=np.linspace(0, 1, 21),
-                weights=np.full(len(confidence), 1 / len(confidence)),
-                color=MUTED,
-                alpha=0.25,
-            )
-            ax.plot([0, 1], [0, 1], color=INK, lw=0.9, ls=(0, (4, 2)))
-            ax.errorbar(claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2)
-            ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
-            ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
-        return figure
+
+    def draw(ax: Axes, evidence: Evidence, points: ClassPoints) -> None:
+        confidence = points.probs.max(1)
+        ece, table = expected_calibration_error(confidence, points.correct, num_bins=num_bins)
+        claimed, accuracy, count = table.T
+        # the standard error of a calibrated bin, so that a bin without errors does not claim certainty
+        error = 2 * np.sqrt(claimed * (1 - claimed) / count)
+        shares = np.full(len(confidence), 1 / len(confidence))
+        ax.hist(confidence, bins=np.linspace(0, 1, 21).tolist(), weights=shares, color=MUTED, alpha=0.25)
+        reference_line(ax)
+        ax.errorbar(claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2)
+        ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
+        ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
+
+    missing = "no class probabilities with known labels"
+    return one_each(trees, class_points, draw, missing, size=(3.0, 3.0), sharex=True, sharey=True)
 
 
-def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
+def entropy_split(trees: Trees) -> Figure:
     r"""Histograms of aleatoric and epistemic entropy, right and wrong predictions apart.
 
     .. math:: \mathbb H[\mathbb E_s p_s] = \mathbb E_s \mathbb H[p_s] + \mathbb I[y; \theta]
@@ -76,7 +77,6 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with the entropies of a classification.
-        num_bins: number of bins.
 
     Returns:
         A figure with one panel per tree, aleatoric above epistemic, in nats.
@@ -91,32 +91,22 @@ def entropy_split(trees: Trees, *, num_bins: int = 24) -> Figure:
                 empty_panel(pair[0], "no entropies in this tree")
                 pair[1].set_axis_off()
                 continue
-            for ax, name, values, colour in zip(
-                pair,
-                ("aleatoric", "epistemic"),
-                (points.aleatoric, points.epistemic),
-                (ALEATORIC, EPISTEMIC),
-                strict=True,
-            ):
-                edges = np.linspace(0, max(float(values.max()), _LEAST_NATS) * 1.02, num_bins + 1)
-                for chosen, shade, fill, note in (
-                    (points.correct, colour, True, "right"),
-                    (~points.correct, ALERT, False, "wrong"),
-                ):
-                    if chosen.any():
-                        ax.hist(
-                            values[chosen],
-                            bins=edges,
-                            density=True,
-                            histtype="stepfilled" if fill else "step",
-                            color=shade,
-                            alpha=0.45 if fill else 1.0,
-                            linewidth=0 if fill else 1.3,
-                            label=f"{note} ({int(chosen.sum())})",
-                        )
-                ax.set_yticks([])
-                ax.set_ylabel(name)
-                ax.set_ylim(top=1.45 * ax.get_ylim()[1])  # the legend lies above the bars
+            kinds = (("aleatoric", points.aleatoric, ALEATORIC), ("epistemic", points.epistemic, EPISTEMIC))
+            for ax, (name, values, colour) in zip(pair, kinds, strict=True):
+                # a hundredth of a nat at least: the epistemic entropy of a point is zero but for rounding
+                edges = np.linspace(0, max(float(values.max()), 1e-2) * 1.02, 25)
+                right, wrong = values[points.correct], values[~points.correct]
+                if right.size:
+                    filled: dict[str, Any] = {
+                        "color": colour,
+                        "alpha": 0.45,
+                        "label": f"right ({right.size})",
+                    }
+                    ax.hist(right, bins=edges, density=True, histtype="stepfilled", **filled)
+                if wrong.size:
+                    outlined: dict[str, Any] = {"color": ALERT, "lw": 1.3, "label": f"wrong ({wrong.size})"}
+                    ax.hist(wrong, bins=edges, density=True, histtype="step", **outlined)
+                ax.set(yticks=[], ylabel=name, ylim=(0, 1.45 * ax.get_ylim()[1]))  # the legend lies above
                 ax.legend(loc="upper right")
             pair[1].set_xlabel("entropy (nats)")
         return figure

@@ -1,4 +1,4 @@
-"""Covariances of weights as pictures: of a guide, a Laplace approximation, or of draws."""
+"""What is known of the weights: their covariance as a picture, and the norm of each layer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyrobnn.checks import check_choice
-from pyrobnn.diagnostics.evidence import Evidence, gather
-from pyrobnn.groups import POSTERIOR
-from pyrobnn.plots.style import INK, empty_panel, panels, style
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.groups import FUNCTION, POSTERIOR
+from pyrobnn.plots.style import FITS, INK, empty_panel, interval_row, name_rows, panels, style
 from pyrobnn.posterior import Posterior
 
 Source = Posterior | xr.DataTree | Evidence
 Matrix = Literal["correlation", "covariance", "precision"]
-MAX_WEIGHTS = 1000
-#: most names that fit beside a picture
-MAX_NAMES = 12
+#: weights whose matrix can be seen, and names that fit beside it
+MAX_WEIGHTS, MAX_NAMES = 1000, 12
 
 
 class _Picture(NamedTuple):
@@ -155,3 +154,40 @@ def _transformed(cov: np.ndarray, matrix: Matrix) -> np.ndarray:
     elif varies.any():
         values[both] = np.linalg.pinv(cov[both], hermitian=True)
     return values
+
+
+def weight_norms(trees: Trees) -> Figure:
+    """Posterior of each layer's weight norm: median, middle half and middle 90 %, one row per layer and method.
+
+    Norms are invariant under permutations of hidden units and so, unlike single weights, comparable between
+    chains and methods. A norm that stays at its prior in one method only hints at units that were switched
+    off.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree with ``function.layer_norm``.
+
+    Returns:
+        A figure with one axes; a legend names the methods.
+    """
+    stored = {label: evidence.variable(FUNCTION, "layer_norm") for label, evidence in gather(trees).items()}
+    found = {label: norms for label, norms in stored.items() if norms is not None and norms.size}
+    with style():
+        if not found:
+            figure, axes = panels(1, size=(4.6, 1.4))
+            empty_panel(axes[0, 0], "no layer norms in these trees")
+            return figure
+        widest = max(found.values(), key=lambda norms: norms.sizes["layer"])
+        layers = widest.sizes["layer"]
+        figure, axes = panels(1, size=(4.2, 0.8 + 0.22 * layers * (len(found) + 1)))
+        ax = axes[0, 0]
+        for index, (label, norms) in enumerate(found.items()):
+            colour = FITS[index % len(FITS)]
+            values = norms.transpose(..., "layer").values.astype(np.float64)
+            for layer in range(values.shape[-1]):
+                interval_row(ax, layer + 0.7 * ((index + 0.5) / len(found) - 0.5), values[..., layer], colour)
+            dropped = int(np.sum(~np.isfinite(values)))
+            ax.plot([], [], color=colour, lw=3, label=f"{label} ({dropped} not finite)" if dropped else label)
+        names = map(str, widest["layer"].values if "layer" in widest.coords else range(layers))
+        ax.set_xlabel("norm of the layer's weights")
+        name_rows(figure, ax, [f"layer {name}" if name.isdigit() else name for name in names])
+        return figure

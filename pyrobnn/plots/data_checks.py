@@ -25,13 +25,21 @@ from pyrobnn.groups import (
     PREDICTIONS,
     PRIOR_PREDICTIVE,
 )
-from pyrobnn.plots.style import EPISTEMIC, INK, MUTED, empty_panel, fit_line, panels, style
+from pyrobnn.plots.style import (
+    EPISTEMIC,
+    INK,
+    MUTED,
+    empty_panel,
+    evenly,
+    fit_line,
+    one_each,
+    panels,
+    reference_line,
+    style,
+)
 
-MAX_DATA = 2000
-MAX_PLACES = 60
-MAX_INPUTS = 12
-MAX_CLASSES, MAX_COUNTS = 100, 25
-NUM_BINS = 8
+#: rows of a density, places of a row of intervals, panels of inputs, values of a figure of shares: what can be seen
+MAX_DATA, MAX_PLACES, MAX_INPUTS, MAX_CLASSES, MAX_COUNTS = 2000, 60, 12, 100, 25
 
 
 def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int = 12) -> Figure:
@@ -49,30 +57,29 @@ def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int =
     Returns:
         A figure with one panel per tree.
     """
-    trees = gather(trees)
-    with style():
-        figure, axes = panels(len(trees), size=(3.0, 2.2), sharex=True)
-        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
-            ax.set_title(label)
-            found = replicates(evidence, whole=True)
-            if found is None:
-                empty_panel(ax, "no replicates of the training data")
-                continue
-            draws, y = (each[..., output] for each in found)
-            ax.set_xlabel(output_names(evidence, found[1].shape[1])[output])
-            if _frequencies(ax, draws, y, evidence):
-                continue
-            keep = np.unique(np.linspace(0, len(y) - 1, min(len(y), MAX_DATA)).astype(int))
-            chosen = np.unique(np.linspace(0, len(draws) - 1, min(len(draws), num_replicates)).astype(int))
-            for replicate in draws[np.ix_(chosen, keep)]:
-                _density(ax, replicate, color=EPISTEMIC, lw=0.6, alpha=0.45)
-            _density(ax, y[keep], color=INK, lw=1.6)
-            low, high = np.quantile(draws[:, keep], (0.005, 0.995))
-            reach = 0.1 * (high - low)
-            ax.set_xlim(min(low, y.min()) - reach, max(high, y.max()) + reach)
-            ax.set_yticks([])
-            ax.set_ylim(bottom=0)
-        return figure
+
+    def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
+        draws, y = (each[..., output] for each in found)
+        ax.set_xlabel(output_names(evidence, found[1].shape[1])[output])
+        if _frequencies(ax, draws, y, evidence):
+            return
+        keep = evenly(len(y), MAX_DATA)
+        for replicate in draws[np.ix_(evenly(len(draws), num_replicates), keep)]:
+            _density(ax, replicate, color=EPISTEMIC, lw=0.6, alpha=0.45)
+        _density(ax, y[keep], color=INK, lw=1.6)
+        low, high = np.quantile(draws[:, keep], (0.005, 0.995))
+        margin = 0.1 * (high - low)
+        ax.set(xlim=(min(low, y.min()) - margin, max(high, y.max()) + margin), yticks=[])
+        ax.set_ylim(bottom=0)
+
+    return one_each(
+        trees,
+        lambda evidence: replicates(evidence, whole=True),
+        draw,
+        "no replicates of the training data",
+        size=(3.0, 2.2),
+        sharex=True,
+    )
 
 
 def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence) -> bool:
@@ -135,7 +142,7 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
         x, first = next(iter(found.values()))
         same = {label: z for label, (inputs, z) in found.items() if np.array_equal(inputs, x)}
         names = feature_names(trees[next(iter(found))], x.shape[1])
-        count = min(NUM_BINS, max(2, len(first) // 8))
+        count = min(8, max(2, len(first) // 8))
         bins = [_bins(column, count) for column in x.T]
         spread = [max(np.ptp([z[b].mean() for b in parts]) for z in same.values()) for parts in bins]
         chosen = sorted(np.argsort(spread)[::-1][:MAX_INPUTS])
@@ -145,8 +152,8 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
             at = [x[b, feature].mean() for b in parts]
             half = 2 / np.sqrt([len(b) for b in parts])
             ax.fill_between(at, -half, half, color=MUTED, alpha=0.15, lw=0)
-            ax.axhline(0, color=INK, lw=0.9, ls=(0, (4, 2)))
-            keep = np.unique(np.linspace(0, len(first) - 1, min(len(first), 300)).astype(int))
+            reference_line(ax, 0.0)
+            keep = evenly(len(first), 300)
             ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
             for label, z in same.items():
                 means, look = [z[b].mean() for b in parts], fit_line(list(trees).index(label))
@@ -201,42 +208,37 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one panel per tree.
     """
-    trees = gather(trees)
-    with style():
-        figure, axes = panels(len(trees), size=(3.4, 2.6), sharey=True)
-        for (label, evidence), (ax,) in zip(trees.items(), axes, strict=True):
-            ax.set_title(label)
-            found = expected(evidence)
-            if found is None:
-                empty_panel(ax, "no functions of the prior in this tree")
-                continue
-            if not (found[0].size and found[1].size):
-                empty_panel(ax, "no draws in this tree")
-                continue
-            classes = has_classes(evidence)
-            drawn = [_confidence(each) if classes else each[..., output] for each in found]
-            order = np.argsort(np.median(drawn[1], axis=0))
-            for draws, colour, shift in ((drawn[0], MUTED, -0.15), (drawn[1], EPISTEMIC, 0.15)):
-                p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
-                at = np.arange(len(order)) + shift
-                ax.vlines(at, p5, p95, color=colour, lw=0.9)
-                ax.vlines(at, p25, p75, color=colour, lw=2.6)
-            y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
-            if classes:
-                ax.set_ylim(top=1.02)
-            elif y is not None and y.size:
-                column = y.reshape(len(y), -1)[:, output]
-                if evidence.likelihood in (*COUNTS, "weibull"):  # means are exponentials of the output
-                    ax.set_yscale("symlog", linthresh=float(np.median(column)) or 1.0)
-                    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # a page has no mathtext
-                for edge in (column.min(), column.max()):
-                    ax.axhline(edge, color=INK, lw=0.8, ls=(0, (4, 2)))
-            ax.set_xticks([])
-            at_data = evidence.variable(PRIOR_PREDICTIVE, "f") is None
-            ax.set_xlabel(f"{'data' if at_data else 'probes'}, ordered by the posterior")
-            name = output_names(evidence, num_outputs(evidence))[output]
-            ax.set_ylabel("P(likeliest class)" if classes else name)
-        return figure
+
+    def read(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+        found = expected(evidence)
+        return found if found is not None and found[0].size and found[1].size else None
+
+    def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
+        classes = has_classes(evidence)
+        prior, posterior = (_confidence(each) if classes else each[..., output] for each in found)
+        order = np.argsort(np.median(posterior, axis=0))
+        for draws, colour, shift in ((prior, MUTED, -0.15), (posterior, EPISTEMIC, 0.15)):
+            p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
+            at = np.arange(len(order)) + shift
+            ax.vlines(at, p5, p95, color=colour, lw=0.9)
+            ax.vlines(at, p25, p75, color=colour, lw=2.6)
+        y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
+        if classes:
+            ax.set_ylim(top=1.02)
+        elif y is not None and y.size:
+            column = y.reshape(len(y), -1)[:, output]
+            if evidence.likelihood in (*COUNTS, "weibull"):  # means are exponentials of the output
+                ax.set_yscale("symlog", linthresh=float(np.median(column)) or 1.0)
+                ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # a page has no mathtext
+            for edge in (column.min(), column.max()):
+                reference_line(ax, edge)
+        at_data = evidence.variable(PRIOR_PREDICTIVE, "f") is None
+        name = output_names(evidence, num_outputs(evidence))[output]
+        ax.set(xticks=[], xlabel=f"{'data' if at_data else 'probes'}, ordered by the posterior")
+        ax.set_ylabel("P(likeliest class)" if classes else name)
+
+    missing = "no functions of the prior in this tree"
+    return one_each(trees, read, draw, missing, size=(3.4, 2.6), sharey=True)
 
 
 def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -248,14 +250,12 @@ def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     else:
         made = [replicates(evidence, whole=True, group=g) for g in (PRIOR_PREDICTIVE, POSTERIOR_PREDICTIVE)]
-        prior, posterior = (None if each is None else each[0][:, _even(each[0].shape[1])] for each in made)
+        prior, posterior = (
+            None if each is None else each[0][:, evenly(each[0].shape[1], MAX_PLACES)] for each in made
+        )
     if prior is None or posterior is None or prior.shape[1:] != posterior.shape[1:]:
         return None
     return prior, posterior
-
-
-def _even(count: int) -> np.ndarray:
-    return np.unique(np.linspace(0, count - 1, min(count, MAX_PLACES)).astype(int))
 
 
 def _confidence(f: np.ndarray) -> np.ndarray:

@@ -1,0 +1,256 @@
+"""Whether stated uncertainty is honest: coverage, errors beside their predicted size, its two kinds, leave-one-out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from pyrobnn.diagnostics import leave_one_out as left_out
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.diagnostics.points import Points, class_points, regression_points
+from pyrobnn.diagnostics.thresholds import good_k
+from pyrobnn.plots.predictive import MAX_POINTS, outcome_label
+from pyrobnn.plots.style import (
+    ALEATORIC,
+    ALERT,
+    EPISTEMIC,
+    MUTED,
+    empty_panel,
+    evenly,
+    fit_line,
+    interval_row,
+    legend_below,
+    name_rows,
+    one_each,
+    panels,
+    reference_line,
+    style,
+)
+
+
+def calibration(trees: Trees, *, output: int = 0) -> Figure:
+    r"""Share of outcomes inside central predictive intervals against the level that the intervals claim.
+
+    .. math:: \hat c(\alpha) = \tfrac1n \#\{i : |\mathrm{PIT}_i - \tfrac12| \le \alpha/2\}
+
+    Below the diagonal: overconfident. The grey band is the pointwise 95 % binomial range of a calibrated
+    model with as many points. A curve on the diagonal does not prove calibration everywhere in x: errors of
+    opposite sign in two regions can cancel.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with predictive draws of y.
+        output: which output to judge.
+
+    Returns:
+        A figure with one line per tree.
+    """
+    trees = gather(trees)
+    levels = np.linspace(0.0, 1.0, 41)
+    with style():
+        figure, axes = panels(1, size=(4.2, 3.6))
+        ax = axes[0, 0]
+        fewest = None
+        for index, (label, evidence) in enumerate(trees.items()):
+            points = regression_points(evidence, output)
+            pit = None if points is None else points.pit
+            if pit is None:
+                continue
+            covered = (np.abs(pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
+            ax.plot(levels, covered, label=label, **fit_line(index))
+            fewest = len(pit) if fewest is None else min(fewest, len(pit))
+        if fewest is None:
+            empty_panel(ax, "no predictive draws with known outcomes")
+            return figure
+        low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
+        ax.fill_between(
+            levels, low, high, color=MUTED, alpha=0.15, lw=0, label="calibrated, 95 % range", zorder=0
+        )
+        reference_line(ax)
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
+        ax.text(
+            0.97, 0.04, "below: overconfident", transform=ax.transAxes, ha="right", color=MUTED, fontsize=8
+        )
+        legend_below(figure, ax)
+        return figure
+
+
+def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) -> Figure:
+    """Absolute error against predicted sd: does the model know where it is wrong?
+
+    Grey points are single errors; the line joins the root mean squared error in bins of equal count, with
+    the range of ±2 standard errors. On the dashed diagonal the claimed sd is the sd of the error; a flat
+    line means that the predicted sd says nothing about where the errors are.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with predictions at points with known
+            outcomes.
+        output: which output to judge.
+        num_bins: how many bins of equal count, at least 2.
+
+    Returns:
+        A figure with one panel per tree; both axes in the outcome's units.
+
+    Raises:
+        ValueError: if ``num_bins`` is below 2.
+    """
+    if num_bins < 2:
+        raise ValueError(f"'num_bins' is {num_bins}; expected at least 2: a single bin shows no relation.")
+    shown = []
+
+    def draw(ax: Axes, evidence: Evidence, points: Points) -> None:
+        error, sd = np.abs(points.y - points.mean), points.total_sd
+        shown.append(np.stack([sd, error], axis=1))
+        keep = evenly(len(error), MAX_POINTS)
+        ax.plot(sd[keep], error[keep], ".", color=MUTED, markersize=3, alpha=0.45)
+        bins = [b for b in np.array_split(np.argsort(sd), min(num_bins, max(2, len(sd) // 8))) if len(b) > 1]
+        squared = [error[b] ** 2 for b in bins]
+        rmse = np.sqrt([s.mean() for s in squared])
+        # delta method: se(√m) = se(m) / (2√m)
+        half = np.array([s.std() / np.sqrt(len(s)) for s in squared]) / np.maximum(rmse, 1e-300)
+        look: dict[str, Any] = {"color": EPISTEMIC, "marker": "o", "markersize": 3.5, "capsize": 2}
+        ax.errorbar([sd[b].mean() for b in bins], rmse, yerr=np.minimum(half, rmse), **look)
+        reference_line(ax)
+        ranks = stats.spearmanr(sd, error).statistic if len(error) > 20 and np.ptp(sd) > 0 else np.nan
+        said = f" (rank correlation {ranks:.2f})".replace("-", "−") if np.isfinite(ranks) else ""
+        ax.set(xlabel=f"predicted sd{said}", ylabel="|error|")
+
+    figure = one_each(
+        trees,
+        lambda evidence: regression_points(evidence, output),
+        draw,
+        "no predictions with known outcomes",
+        size=(3.1, 2.9),
+        sharex=True,
+        sharey=True,
+    )
+    if shown and np.ptp(reach := np.concatenate(shown), axis=0)[0] > 0:
+        # a few far points would squeeze the rest; they stay in the rank correlation
+        (low, _), (right, top) = reach.min(0), np.quantile(reach, 0.99, axis=0)
+        margin = 0.06 * (right - low)
+        figure.axes[0].set(xlim=(low - margin, right + margin), ylim=(0, 1.2 * top))
+    return figure
+
+
+def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
+    """How much of each method's uncertainty is noise that stays (aleatoric) and how much is doubt
+    (epistemic).
+
+    One row per method and kind: the dot is the median over the held-out points, the thick line their middle
+    half, the thin line their middle 90 %. Regression shows standard deviations in the outcome's units;
+    classification shows entropies in nats (expected entropy, and mutual information of label and weights).
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree.
+        output: which output to show in a regression.
+
+    Returns:
+        A figure with one axes.
+    """
+    trees = gather(trees)
+    rows, classes = {}, False
+    for label, evidence in trees.items():
+        labelled, points = class_points(evidence), regression_points(evidence, output)
+        if labelled is not None:
+            classes, rows[label] = True, (labelled.aleatoric, labelled.epistemic)
+        elif points is not None:
+            rows[label] = points.aleatoric_sd, points.epistemic_sd
+    rows = {label: pair for label, pair in rows.items() if any(each is not None for each in pair)}
+    with style():
+        figure, axes = panels(1, size=(4.2, 1.0 + 0.5 * max(2, len(rows))))
+        ax = axes[0, 0]
+        if not rows:
+            empty_panel(ax, "no decomposed uncertainty in these trees")
+            return figure
+        for row, pair in enumerate(rows.values()):
+            for shift, values, colour in zip((-0.14, 0.14), pair, (ALEATORIC, EPISTEMIC), strict=True):
+                if values is not None:
+                    interval_row(ax, row + shift, values, colour)
+        ax.plot([], [], color=ALEATORIC, lw=3, label="aleatoric")
+        ax.plot([], [], color=EPISTEMIC, lw=3, label="epistemic")
+        of = outcome_label(next(iter(trees.values())), output)
+        ax.set_xlabel("entropy (nats)" if classes else f"sd of {of} at the held-out points")
+        name_rows(figure, ax, list(rows))
+        return figure
+
+
+def khat(trees: Trees) -> Figure:
+    """Pareto k-hat of leaving out each datum, with the threshold above which that estimate cannot be trusted.
+
+    For an approximation (SVI, Laplace, SWAG) the ratios include p/q, so a poor approximation lifts all
+    points at once; for MCMC a few high points are influential data, to be refitted without.
+    Vehtari et al., Pareto Smoothed Importance Sampling (2024), https://jmlr.org/papers/v25/19-556.html
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``log_likelihood``.
+
+    Returns:
+        A figure with one panel per tree.
+    """
+    tails = []
+
+    def draw(ax: Axes, evidence: Evidence, fit: left_out.LeaveOneOut) -> None:
+        limit = good_k(evidence.num_draws)
+        keep = evenly(len(fit.k), MAX_POINTS)
+        # a tail that underflows has an infinite k-hat: it is drawn at the top
+        index, tail, bad = fit.points[keep], np.clip(fit.k[keep], -1.0, 2.0), fit.k[keep] > limit
+        tails.append(tail)
+        reference_line(ax, limit)
+        ax.plot(index[~bad], tail[~bad], ".", color=EPISTEMIC, markersize=3)
+        ax.plot(index[bad], tail[bad], "x", color=ALERT, markersize=4, markeredgewidth=1.1)
+        note = f"{int((fit.k > limit).sum())} of {len(fit.k)} above {limit:.2f}"
+        ax.text(0.02, 0.97, note, transform=ax.transAxes, va="top", fontsize=8)
+        ax.set(xlabel="datum", ylabel="k-hat")
+
+    missing = "no log-likelihood per datum, or too few draws"
+    figure = one_each(trees, left_out.leave_one_out, draw, missing, size=(3.1, 2.1), sharey=True)
+    if tails:
+        # the note stands in the upper tenth, and no mark does
+        low, high = (
+            min(-0.2, *(tail.min() - 0.05 for tail in tails)),
+            max(1.0, *(tail.max() for tail in tails)),
+        )
+        figure.axes[0].set_ylim(low, high + 0.25 * (high - low))
+    return figure
+
+
+def loo_pit(trees: Trees) -> Figure:
+    r"""Leave-one-out PIT: the ECDF of :math:`P(\tilde y_i \le y_i \mid y_{-i})` minus the diagonal.
+
+    A calibrated model stays in the grey band, which is simultaneous at 99 % (Dvoretzky, Kiefer, Wolfowitz;
+    Massart 1990). An S shape, up then down, means too narrow; down then up, too wide; all on one side,
+    biased. It inherits any error of the leave-one-out weights: read it with the k-hat figure. Where those are
+    unreliable for more than a tenth of the data there is no line.
+    Gabry et al., Visualization in Bayesian Workflow (2019), https://doi.org/10.1111/rssa.12378
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``log_likelihood``,
+            ``posterior_predictive`` and ``observed_data``.
+
+    Returns:
+        A figure with one line per tree that allows it.
+    """
+    trees = gather(trees)
+    found = {label: left_out.loo_pit(evidence) for label, evidence in trees.items()}
+    lines = {label: np.sort(pit[1][:, 0]) for label, pit in found.items() if pit is not None}
+    with style():
+        figure, axes = panels(1, size=(4.2, 3.6))
+        ax = axes[0, 0]
+        if not lines:
+            empty_panel(ax, "needs a reliable leave-one-out and replicates of a regression")
+            return figure
+        labels = list(trees)
+        fewest = min(len(pit) for pit in lines.values())
+        half = np.sqrt(np.log(2 / 0.01) / (2 * fewest))
+        ax.axhspan(-half, half, color=MUTED, alpha=0.15, lw=0, label="calibrated, 99 % range")
+        reference_line(ax, 0.0)
+        at = np.linspace(0, 1, 201)
+        for label, pit in lines.items():
+            difference = np.searchsorted(pit, at, side="right") / len(pit) - at
+            ax.plot(at, difference, label=label, **fit_line(labels.index(label)))
+        ax.set(xlim=(0, 1), xlabel="LOO-PIT", ylabel="ECDF − uniform")
+        legend_below(figure, ax)
+        return figure
