@@ -8,9 +8,9 @@ from torch.distributions import Normal
 
 from pyrobnn.inference.curvature.prior import elementwise
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import METHODS
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model import BNN, NET
 

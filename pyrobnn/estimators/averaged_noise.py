@@ -16,7 +16,7 @@ from torch import Tensor
 from pyrobnn.findings import Finding, as_json
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.map import MAP
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.likelihoods.numbers import Response
 from pyrobnn.model import BNN

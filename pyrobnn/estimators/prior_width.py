@@ -14,7 +14,7 @@ from pyrobnn.estimators.noise import MAX_TRIED_ROWS
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.map import MAP
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 

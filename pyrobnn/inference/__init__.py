@@ -1,10 +1,10 @@
-"""The methods, a file each; the parts they share lie in folders by family.
+"""The methods, a file each or a family; the parts they share lie in folders by family.
 
 =============== ================================================ =========================
 method          file                                             parts
 =============== ================================================ =========================
-MLE, MAP        ``mle``, ``map``                                 ``optim``
-DeepEnsemble    ``ensemble``                                     ``optim``
+MLE, MAP        ``point_methods``                                ``optim``
+DeepEnsemble    ``point_methods``                                ``optim``
 SVI             ``svi``                                          ``vi``, ``optim``
 NUTS            ``nuts``                                         ``hmc``
 SMC             ``smc``                                          ``tempering``, ``hmc``
@@ -21,13 +21,11 @@ What all begin and end with is in ``fitting``; what a method is says ``method``.
 from __future__ import annotations
 
 from pyrobnn.inference import distributed
-from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.laplace_mixture import LaplaceMixture
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.mc_dropout import MCDropout
-from pyrobnn.inference.mle import MLE
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.point_methods import MAP, MLE, DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI

@@ -36,9 +36,9 @@ from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.unfinished import STOPPED
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import restores

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
@@ -26,8 +27,8 @@ from pyrobnn.inference.nets.dropout_masks import (
     layer_masks,
     masked_weights,
 )
-from pyrobnn.inference.optim.minimize import OptimizerFactory, Result, check_optimizer, minimize
-from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.training import OptimizerFactory, Training
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -102,15 +103,7 @@ class MCDropout(Method):
         if self.p is not None:
             check_number("p", self.p, above=0, below=1)
         check_count("num_steps", self.num_steps, minimum=0)
-        check_optimizer(
-            num_steps=max(self.num_steps, 1),
-            lr=self.lr,
-            optimizer=self.optimizer,
-            lr_schedule=self.lr_schedule,
-            clip_norm=self.clip_norm,
-        )
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
+        Training.of(self, num_steps=max(self.num_steps, 1))  # its checks
         if self.learn_p and self.num_steps == 0:
             raise ValueError("learn_p=True needs training: pass num_steps above 0")
 
@@ -190,16 +183,11 @@ class MCDropout(Method):
             loss,
             theta,
             problem.batches(self.batch_size),
-            num_steps=self.num_steps,
-            lr=self.lr,
-            optimizer=self.optimizer,
-            lr_schedule=self.lr_schedule,
-            clip_norm=self.clip_norm,
+            Training.of(self),
             callbacks=run.callbacks,
             snapshot=present,
             progress=run.progress,
             name="MCDropout",
-            compile=self.compile,
         )
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
 
 from pyrobnn.checks import check_count
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
-from pyrobnn.inference.optim.point import start_values
 from pyrobnn.inference.registry import METHODS, OPTIONAL, Registered, check_use
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
 from pyrobnn.inference.fitting.problem import (
     Problem,
     interruption,
@@ -37,9 +38,8 @@ from pyrobnn.inference.hmc.metric import described, form_of
 from pyrobnn.inference.hmc.precision import PrecisionLoss, inspector
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.hmc.starts import starts
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.point import common_start, shared_starts, start_values
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 

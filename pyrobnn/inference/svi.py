@@ -12,8 +12,7 @@ from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.learning_rate import Schedule
-from pyrobnn.inference.optim.minimize import OptimizerFactory, check_optimizer
+from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, Training
 from pyrobnn.inference.vi.evidence import draws_per_block
 from pyrobnn.inference.vi.guide_fit import fit_guide
 from pyrobnn.kl_schedules import KLSchedule
@@ -129,10 +128,7 @@ class SVI(Method):
     )
 
     def __post_init__(self) -> None:
-        check_optimizer(
-            num_steps=self.num_steps, lr=self.lr, optimizer=self.optimizer, lr_schedule=self.schedule,
-            clip_norm=self.clip_norm, patience=self.patience, min_delta=self.min_delta, log_every=self.log_every,
-        )  # fmt: skip
+        Training.of(self, lr_schedule=self.schedule, average=self.averaged)  # its checks
         if not callable(self.guide):
             check_choice("guide", self.guide, GUIDES)
         if self.guide != "mean_field":  # no guide is advised itself, or a poorer one
@@ -141,13 +137,9 @@ class SVI(Method):
             object.__setattr__(
                 self, "remedy", f"The approximation misses the posterior: {advised} and compare."
             )
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
         check_count("num_particles", self.num_particles)
         check_count("rank", self.rank)
         check_number("mean_field_start", self.mean_field_start, minimum=0, maximum=1)
-        if self.average is not None:
-            check_number("average", self.average, minimum=0, maximum=1)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
         check_choice("init_loc", self.init_loc, ("net", "prior"))
         check_number("init_scale", self.init_scale, above=0)

@@ -17,7 +17,7 @@ from pyrobnn.inference.nets.averaging import (
     prepare_averaging,
 )
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
-from pyrobnn.inference.optim.minimize import OptimizerFactory
+from pyrobnn.inference.optim.training import OptimizerFactory
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation

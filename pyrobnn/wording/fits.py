@@ -110,4 +110,9 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
         "num_particles, raise max_moves and max_leapfrogs"
     ),
+    # fitting and point methods
+    "subsampled_mode": (
+        "the plate {plate!r} draws a subsample, so this point is where noisy steps ended and not the mode of all data "
+        "(gradient norm {norm:.3g} there): leave polish_steps at 200"
+    ),
 }

@@ -16,11 +16,10 @@ from uci.scores import LinearFloor, mixture_scores
 
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.uci_sets import NUM_HIDDEN
-from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.point_methods import MAP, DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.inference.swag import SWAG

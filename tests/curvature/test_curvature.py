@@ -19,7 +19,7 @@ from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian
 from pyrobnn.inference.curvature.blocks import DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
-from pyrobnn.inference.optim.point import polish
+from pyrobnn.inference.optim.descent import polish
 from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
 
 

@@ -15,6 +15,7 @@ from pyrobnn.inference.hmc.draws import Progress
 from pyrobnn.inference.hmc.hooks import Hooks
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.training import Training
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged|Ctrl-C|not a mode|not evaluated|no k-hat|have not arrived)"
@@ -96,8 +97,8 @@ def test_a_bar_that_is_not_full_says_why(name, why, bars):
 
 
 def test_plateaus_and_enough_draws_are_said(bars):
-    options = {"num_steps": 900, "patience": 100, "compile": False, "progress": True}
-    minimize(lambda theta: 0 * theta.sum(), torch.zeros(1), **options)
+    training = Training(900, patience=100, compile=False)
+    minimize(lambda theta: 0 * theta.sum(), torch.zeros(1), None, training, progress=True)
     replace(METHODS["NUTS"], num_chains=8).fit(toy_model(), X, Y, progress=True, num_draws=300, until_ess=10)
     assert [bar.said for bar in bars] == [
         "stopped early: the loss no longer falls",

@@ -9,8 +9,8 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from torch import nn
 
 from pyrobnn.checks import Refused
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.mc_dropout import MCDropout
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.networks import mlp, small_cnn

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.training import Training
 
 CENTER = torch.tensor([1.0, -2.0, 3.0])
 
@@ -17,7 +18,9 @@ def _bowl(theta, center):
 
 def _fit(start=None, **options):
     options = {"num_steps": 300, "lr": 0.1} | options
-    return minimize(_bowl, torch.zeros(3) if start is None else start, itertools.repeat((CENTER,)), **options)
+    watching = {name: options.pop(name) for name in ("callbacks", "snapshot") if name in options}
+    start = torch.zeros(3) if start is None else start
+    return minimize(_bowl, start, itertools.repeat((CENTER,)), Training(**options), **watching)
 
 
 def test_adam_is_torch_adam():
@@ -99,11 +102,10 @@ def test_a_callback_stops_and_sees_the_metrics():
     result = minimize(
         lambda theta: (theta.square().sum(), theta.sum()[None]),
         torch.ones(2),
-        num_steps=100,
-        log_every=10,
+        None,
+        Training(100, log_every=10, compile=False),
         tracked=("total",),
         callbacks=[callback],
-        compile=False,
     )
     assert calls == [(10, ["grad_norm", "loss", "lr", "total"]), (20, ["grad_norm", "loss", "lr", "total"])]
     assert result.stopped == "callback" and result.losses.shape == (20,)
@@ -115,7 +117,7 @@ def test_interrupt_keeps_what_is_trained():
         yield from itertools.repeat((CENTER,), 7)
         raise KeyboardInterrupt
 
-    result = minimize(_bowl, torch.zeros(3), batches(), num_steps=100, compile=False)
+    result = minimize(_bowl, torch.zeros(3), batches(), Training(100, compile=False))
     assert result.stopped == "interrupt" and result.losses.shape == (7,)
 
 
@@ -132,7 +134,7 @@ def test_divergence_names_step_loss_and_remedy(members):
 def test_batches_of_two_shapes():
     batches = itertools.cycle([(torch.ones(4, 3),), (torch.ones(2, 3),)])
     result = minimize(
-        lambda theta, x: (theta - x).square().mean(), torch.zeros(3), batches, num_steps=200, lr=0.1
+        lambda theta, x: (theta - x).square().mean(), torch.zeros(3), batches, Training(200, lr=0.1)
     )
     torch.testing.assert_close(result.params, torch.ones(3), atol=1e-2, rtol=0)
 

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.nets.swag_moments import AutoSWAG, SWAGMoments
 from pyrobnn.inference.optim.sgd_rate import constant_rate
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.swag import SWA, SWAG
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

@@ -17,9 +17,9 @@ import torch
 from helpers import assert_mean_within, seeded
 
 from pyrobnn.inference import distributed
-from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

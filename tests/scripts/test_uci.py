@@ -24,9 +24,8 @@ from uci.scores import LinearFloor, mixture_crps, mixture_scores  # noqa: E402
 from uci.tables import beats_floor, best_published, markdown, published  # noqa: E402
 
 from pyrobnn.data import Dataset, diabetes, uci  # noqa: E402
-from pyrobnn.inference.ensemble import DeepEnsemble  # noqa: E402
-from pyrobnn.inference.map import MAP  # noqa: E402
 from pyrobnn.inference.mc_dropout import MCDropout  # noqa: E402
+from pyrobnn.inference.point_methods import MAP, DeepEnsemble  # noqa: E402
 from pyrobnn.inference.sgmcmc import SGHMC  # noqa: E402
 from pyrobnn.metrics import crps  # noqa: E402
 

@@ -12,10 +12,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyrobnn.inference.ensemble import DeepEnsemble
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.map import MAP
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.point_methods import MAP, DeepEnsemble
 from pyrobnn.inference.svi import SVI
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

@@ -17,7 +17,7 @@ from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_un
 from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.map import MAP
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import NET
 from pyrobnn.seeding import generator
 

@@ -17,12 +17,12 @@ from pyrobnn.density import Density, Site
 from pyrobnn.inference.curvature.head import Split, split
 from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.problem import Callback, Problem, whole
 from pyrobnn.inference.fitting.watch import Retold
-from pyrobnn.inference.map import MAP
-from pyrobnn.inference.optim.descent import descend
-from pyrobnn.inference.optim.point import polish, start_values
+from pyrobnn.inference.optim.descent import descend, polish
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 

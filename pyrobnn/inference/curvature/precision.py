@@ -23,7 +23,7 @@ from pyrobnn.inference.curvature.prior import prior_precision, with_precision
 from pyrobnn.inference.curvature.resolution import check_finite
 from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
 from pyrobnn.inference.fitting.batches import forward_in_parts
-from pyrobnn.inference.map import MAP
+from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
 

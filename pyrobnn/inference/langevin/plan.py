@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.density import Density
-from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.posterior import Posterior
 
 #: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP

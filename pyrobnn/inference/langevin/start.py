@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.langevin.linear_fit import LinearFit
+from pyrobnn.inference.optim.descent import polish
 from pyrobnn.inference.optim.minimize import minimize
-from pyrobnn.inference.optim.point import polish
+from pyrobnn.inference.optim.training import Training
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
 
@@ -61,7 +62,7 @@ def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> T
     free = torch.arange(num_steps + 1, device=start.device) >= switch
     result = minimize(
         losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
-        num_steps=num_steps, lr=config.init_lr, lr_schedule=factor, compile=config.compile,
+        Training(num_steps, lr=config.init_lr, lr_schedule=factor, compile=config.compile),
         name=f"the start of {type(config).__name__}",
     )  # fmt: skip
     if result.stopped == "interrupt":  # before the first draw

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.sizes import Need, Sizes
@@ -21,9 +22,9 @@ from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import Retold
 from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
-from pyrobnn.inference.optim.minimize import Result, check_optimizer, minimize
-from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, TOLERATED_RISE, constant_rate
+from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -150,16 +151,18 @@ class AveragingRun:
             loss,
             theta,
             batches,
-            num_steps=method.num_steps,
-            lr=self.lr,
-            optimizer=method.optimizer or sgd,
-            lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
-            log_every=self.every,
+            Training(
+                method.num_steps,
+                lr=self.lr,
+                optimizer=method.optimizer or sgd,
+                lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
+                log_every=self.every,
+                compile=method.compile,
+            ),
             callbacks=(collect, *(Retold(callback, retold) for callback in callbacks)),
             snapshot=lambda theta: theta,
             progress=progress,
             name=type(method).__name__,
-            compile=method.compile,
         )
         result.timings["fit"] += seconds
         self._check_moments(moments, result)
@@ -196,8 +199,9 @@ class AveragingRun:
         if self.init is not None or not method.init_steps:
             return theta, 0.0
         found = minimize(
-            loss, theta, batches, num_steps=method.init_steps, lr=method.init_lr, lr_schedule="cosine",
-            progress=progress, name=f"the start of {type(method).__name__}", compile=method.compile,
+            loss, theta, batches,
+            Training(method.init_steps, lr=method.init_lr, lr_schedule="cosine", compile=method.compile),
+            progress=progress, name=f"the start of {type(method).__name__}",
         )  # fmt: skip
         if found.interrupted:
             raise KeyboardInterrupt(f"{found.notes(method)[0]}: it had not begun to take iterates")
@@ -280,12 +284,13 @@ def check_averaging(method: Averaging) -> None:
         TypeError, ValueError: naming the option.
     """
     lr = 1.0 if method.lr is None else method.lr
-    check_optimizer(num_steps=method.num_steps, lr=lr, optimizer=method.optimizer or "adam")
+    Training(
+        method.num_steps, lr=lr, optimizer=method.optimizer or "adam", batch_size=method.batch_size
+    )  # its checks
     check_number("init_lr", method.init_lr, above=0)
     check_count("init_steps", method.init_steps, minimum=0)
     check_number("momentum", method.momentum, minimum=0, below=1)
     check_number("burn_in", method.burn_in, minimum=0, below=1)
     check_choice("lr_schedule", method.lr_schedule, ("constant", "cyclical"))
-    for name in ("batch_size", "collect_every"):
-        if getattr(method, name) is not None:
-            check_count(name, getattr(method, name))
+    if method.collect_every is not None:
+        check_count("collect_every", method.collect_every)

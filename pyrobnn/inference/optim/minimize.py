@@ -17,22 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyrobnn.checks import check_count, check_number
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.optim.learning_rate import (
-    Schedule,
-    check_schedule,
-    is_scheduler,
-    learning_rate_factors,
-)
+from pyrobnn.inference.optim.training import Training, is_scheduler, learning_rate_factors
 from pyrobnn.inference.optim.update import (
     BETA1,
     BETA2,
     LEAST_ROWS,
     AdamStep,
-    OptimizerFactory,
     Recorder,
     SharedStep,
     Step,
@@ -78,51 +71,17 @@ class Result:
         return [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
 
 
-def check_optimizer(
-    *, num_steps: Any, lr: Any, optimizer: Any = "adam", lr_schedule: Any = None, clip_norm: Any = None,
-    patience: Any = None, min_delta: Any = 0.0, log_every: Any = 100,
-) -> None:  # fmt: skip
-    """Check the options every trained method shares; call it in ``__post_init__``.
-
-    Raises:
-        TypeError, ValueError: naming the option.
-    """
-    check_count("num_steps", num_steps)
-    check_count("log_every", log_every)
-    check_number("lr", lr, above=0)
-    check_number("min_delta", min_delta, minimum=0)
-    if clip_norm is not None:
-        check_number("clip_norm", clip_norm, above=0)
-    if patience is not None:
-        check_count("patience", patience)
-    if optimizer != "adam" and not callable(optimizer):
-        raise ValueError(
-            "'optimizer' must be 'adam' or a function of the parameter list that returns a torch optimizer, "
-            f"got {optimizer!r}"
-        )
-    check_schedule(lr_schedule)
-
-
 def minimize(
     objective: Objective,
     start: Tensor,
-    batches: Iterable[Sequence[Tensor]] | None = None,
+    batches: Iterable[Sequence[Tensor]] | None,
+    training: Training,
     *,
-    num_steps: int,
-    lr: float = 1e-2,
-    optimizer: str | OptimizerFactory = "adam",
-    lr_schedule: Schedule = None,
-    clip_norm: float | None = None,
-    average: float = 0.0,
     tracked: Sequence[str] = (),
-    patience: int | None = None,
-    min_delta: float = 0.0,
-    log_every: int = 100,
     callbacks: Sequence[Callback] = (),
     snapshot: Callable[[Tensor], Any] | None = None,
     progress: bool = False,
     name: str = "the objective",
-    compile: bool = True,
 ) -> Result:
     r"""Minimise ``objective(theta, *batch)`` over a flat vector, or over several at once.
 
@@ -135,24 +94,12 @@ def minimize(
         start: initial parameters (P,) or (members, P); left as they are.
         batches: endless iterator of tensor tuples, whole data as ``itertools.repeat((x, y))``; None for no arguments.
             Where ranks share the rows (:mod:`pyrobnn.inference.fitting.ranks`) the last two tensors are x and y.
-        num_steps: largest number of updates.
-        lr: peak learning rate.
-        optimizer: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
-            learning rate counts.
-        lr_schedule: None, ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half), ``"one_cycle"``,
-            a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of one.
-        clip_norm: rescale gradients to at most this norm.
-        average: return the mean of the last ``average * num_steps`` iterates (0: the last one); it begins again after a
-            quarter, a half and three quarters of them where the loss was still falling, so that a mean never reaches
-            back to before convergence.
-        patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
-            that of the ``patience`` steps before them (checked every ``log_every`` steps).
-        log_every: how often the host looks at the losses, calls back and checks that they are finite.
+        training: optimiser, steps, rate and when to stop; ``batches`` are made by the caller.
+        tracked: names of the further scalars that the objective returns.
         callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
         snapshot: what ``metrics["snapshot"]()`` makes of the present parameters.
         progress: show a bar.
         name: what is minimised, for messages.
-        compile: trace and compile; False runs eagerly, with the same numbers up to rounding.
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
@@ -164,30 +111,29 @@ def minimize(
     Reference: `Adam (Kingma & Ba, 2015) <https://arxiv.org/abs/1412.6980>`_.
 
     Example:
-        >>> result = minimize(lambda theta: (theta - 3.0).square().sum(), torch.zeros(2), num_steps=500, lr=0.1)
+        >>> result = minimize(lambda theta: (theta - 3).square().sum(), torch.zeros(2), None, Training(500, lr=0.1))
         >>> result.params.round().tolist()
         [3.0, 3.0]
     """
-    check_optimizer(
-        num_steps=num_steps, lr=lr, optimizer=optimizer, lr_schedule=lr_schedule, clip_norm=clip_norm,
-        patience=patience, min_delta=min_delta, log_every=log_every,
-    )  # fmt: skip
-    check_number("average", average, minimum=0, maximum=1)
+    num_steps, lr, lr_schedule = training.num_steps, training.lr, training.lr_schedule
     batches = itertools.repeat(()) if batches is None else iter(batches)
-    table = _coefficients(num_steps, lr, lr_schedule, average, start.device)
+    table = _coefficients(training, start.device)
     recorder = Recorder(start, num_steps, tracked)
-    functional = optimizer == "adam" and not is_scheduler(lr_schedule)
+    functional = training.optimizer == "adam" and not is_scheduler(lr_schedule)
     kind: Callable[..., Step] = AdamStep if functional else TorchStep
+    clip_norm = training.clip_norm
     if (shared := ranks()) is not None:  # the norm that counts is that of the mean of all ranks
         kind, clip_norm = functools.partial(SharedStep, shared, clip_norm), None
     gradient = _gradient(objective, bool(tracked), clip_norm)
-    stepper = kind(gradient, start, table, recorder, optimizer, lr, lr_schedule, compile, name)
-    losses = _Losses(recorder, stepper, snapshot, patience, min_delta, lr, name)
+    stepper = kind(
+        gradient, start, table, recorder, training.optimizer, lr, lr_schedule, training.compile, name
+    )
+    losses = _Losses(recorder, stepper, snapshot, training, name)
     watch = Watch(
-        num_steps, name, callbacks, progress, starting=COMPILING if compile else "", finished="num_steps",
+        num_steps, name, callbacks, progress, starting=COMPILING if training.compile else "", finished="num_steps",
         metrics=("loss",), worth_keeping=losses.worth_keeping,
     )  # fmt: skip
-    return _run(stepper, batches, losses, watch, num_steps, log_every)
+    return _run(stepper, batches, losses, watch, num_steps, training.log_every)
 
 
 def _run(
@@ -244,13 +190,11 @@ class _Losses:
         recorder: Recorder,
         stepper: Step,
         snapshot: Callable[[Tensor], Any] | None,
-        patience: int | None,
-        min_delta: float,
-        lr: float,
+        training: Training,
         name: str,
     ):
         self.recorder, self.stepper, self.snapshot = recorder, stepper, snapshot
-        self.patience, self.min_delta, self.lr, self.name = patience, min_delta, lr, name
+        self.training, self.name = training, name
         self.seen = 0
 
     def worth_keeping(self) -> bool:
@@ -277,17 +221,18 @@ class _Losses:
 
     def flat(self, step: int) -> bool:
         """Whether the plateau rule stops the run after ``step`` updates."""
-        if self.patience is None or step < 2 * self.patience:
+        patience = self.training.patience
+        if patience is None or step < 2 * patience:
             return False
-        losses, _ = self.recorder.read(step, step - 2 * self.patience)
-        before, after = losses.split(self.patience)
-        return bool((after.mean(0) >= before.mean(0) - self.min_delta).all())
+        losses, _ = self.recorder.read(step, step - 2 * patience)
+        before, after = losses.split(patience)
+        return bool((after.mean(0) >= before.mean(0) - self.training.min_delta).all())
 
     def _diverged(self, losses: Tensor) -> None:
         row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()
         whose = f" of member {member[0]}" if member else ""
         before = f" (it was {float(losses[(row - 1, *member)]):.4g} before)" if row else ""
-        remedy = f"use a smaller lr than {self.lr:g}, or clip_norm"
+        remedy = f"use a smaller lr than {self.training.lr:g}, or clip_norm"
         if self.seen + row == 0:  # the loss of the first step is that of the start
             remedy = (
                 "the start itself has no finite density: look for data far outside of the model's units (standardize "
@@ -299,16 +244,15 @@ class _Losses:
         )
 
 
-def _coefficients(
-    num_steps: int, lr: float, lr_schedule: Schedule, average: float, device: torch.device
-) -> Tensor:
+def _coefficients(training: Training, device: torch.device) -> Tensor:
     """Per step, float64 (num_steps, 4): lr / (1 - b1^t), 1 / (1 - b2^t), weight in the running mean, lr factor.
 
     It has some rows at least, for the steps that are made of copies while the update is compiled.
     """
+    num_steps = training.num_steps
     t = torch.arange(1, num_steps + 1, dtype=torch.float64)
-    factor = learning_rate_factors(num_steps, lr_schedule)
-    begin = num_steps - round(average * num_steps)
+    factor = learning_rate_factors(num_steps, training.lr_schedule)
+    begin = num_steps - round(training.average * num_steps)
     weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
-    table = [lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor]
+    table = [training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor]
     return pad(torch.stack(table, 1), (0, 0, 0, max(0, LEAST_ROWS - num_steps))).to(device)

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from pyrobnn.compile import Compiled, compiled
 from pyrobnn.inference.fitting.ranks import Ranks
-from pyrobnn.inference.optim.learning_rate import Schedule, is_scheduler
+from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, is_scheduler
 
-OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
 #: of Adam
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.net import rows_together
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import Continued, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.point import start_values
+from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_notes import elbo_notes
@@ -187,21 +188,12 @@ class GuideFit:
             self._objective,
             self.start,
             self._batches(),
-            num_steps=config.num_steps,
-            lr=config.lr,
-            optimizer=config.optimizer,
-            lr_schedule=config.schedule,
-            clip_norm=config.clip_norm,
-            average=config.averaged,
+            Training.of(config, lr_schedule=config.schedule, average=config.averaged),
             tracked=TRACKED,
-            patience=config.patience,
-            min_delta=config.min_delta,
-            log_every=config.log_every,
             callbacks=callbacks,
             snapshot=self._snapshot,
             progress=progress,
             name=name,
-            compile=config.compile,
         )
 
     def _objective(

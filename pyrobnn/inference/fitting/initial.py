@@ -1,0 +1,62 @@
+"""Where a fit starts: what ``init`` says, or the model's own net."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pyrobnn.model import BNN, NET
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+
+def common_start(init: Posterior | nn.Module | None) -> bool:
+    """Whether chains that start from ``init`` start around one point, or in one mode: then they agree on what is there.
+
+    A net or a point estimate is one point, an approximation has one mode; an ensemble's members and the chains of a run
+    were found apart.
+    """
+    if init is None:
+        return False
+    return not isinstance(init, Posterior) or bool(init.meta.get("common_start", init.num_chains == 1))
+
+
+def shared_starts(init: Posterior | nn.Module | None, num_chains: int) -> list[int] | None:
+    """The chain of ``init`` that each chain starts from, where several start from one; None where that says nothing.
+
+    Draws of one chain, or of one island of particles, descend from each other: chains that start there have not been
+    found apart.
+    """
+    if not isinstance(init, Posterior) or init.meta.get("kind") != "chains":
+        return None
+    if not 1 < init.num_chains < num_chains:
+        return None
+    return [chain % init.num_chains for chain in range(num_chains)]
+
+
+def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
+    """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
+
+    Where the prior's support leaves weights of the own net out, the values are draws from the prior, always the same.
+
+    Raises:
+        TypeError: ``init`` is something else.
+        ValueError: a net whose parameters are not the model's.
+    """
+    if init is None:
+        if not isinstance(model, BNN):
+            return {}
+        with seeded(0, model.device):
+            return model.supported(model.initial_values())
+    if isinstance(init, Posterior):
+        return {name: value[0, 0] for name, value in init.draws.items()}
+    if not isinstance(init, nn.Module):
+        raise TypeError(f"'init' must be a Posterior or a torch.nn.Module, got {type(init).__name__}")
+    values = {NET + name: value.detach().clone() for name, value in init.named_parameters()}
+    own = model.initial_values() if isinstance(model, BNN) else {}
+    if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
+        raise ValueError(
+            "'init' is a net with other parameters than the model's: pass the net the BNN was built from"
+        )
+    return values

@@ -1,0 +1,309 @@
+"""Points found by gradient steps: MLE, MAP and deep ensembles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pyrobnn.checks import check_choice, check_count
+from pyrobnn.density import Density
+from pyrobnn.findings import Finding
+from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.padding import padded_density
+from pyrobnn.inference.fitting.problem import Problem, make_posterior
+from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.fitting.ranks import ranks
+from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.optim.descent import gain_left, polish
+from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.training import OptimizerFactory, Training
+from pyrobnn.inference.optim.unfinished import falling, unfinished
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.seeding import seeded
+
+#: rows of which a fit by mini-batches looks at all together in the end
+_WHOLE = 5000
+#: (density, theta, *batch) → what is maximised
+Target = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained(Method):
+    """The options of a search by gradient steps, and the posterior of the points that it finds."""
+
+    num_steps: int = 2000
+    lr: float = 1e-2
+    optimizer: str | OptimizerFactory = "adam"
+    lr_schedule: str | Callable[..., Any] | None = "cosine"
+    batch_size: int | None = None
+    clip_norm: float | None = None
+    patience: int | None = None
+    compile: bool = True
+
+    claim: ClassVar[Claim] = "none"
+
+    def __post_init__(self) -> None:
+        Training.of(self)  # its checks
+
+    def _search(self, problem: Problem, start: Tensor, target: Target, run: FitRun) -> Result:
+        """Maximise ``target`` from ``start``: one point (dim,), or several together (members, dim).
+
+        A program that subsamples draws a subsample at every call, for every member another. A step that is compiled and
+        sees all data is the same graph for the next number of rows.
+        """
+        in_parts = self.batch_size is not None or ranks() is not None
+        density = problem.density
+        if self.compile and not in_parts:
+            density = padded_density(problem, start.reshape(-1, density.dim))
+        density = density.subsampled()
+        # a constant of one element would be a literal of the compiled code
+        num_rows = torch.full((2,), problem.num_rows, dtype=torch.float64, device=problem.device)
+
+        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+            return -target(density, theta, *batch) / num_rows[0]
+
+        def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
+            randomness = "error" if density.stochastic is None else "different"
+            in_dims = (0, *(None for _ in batch))
+            return torch.func.vmap(loss, in_dims=in_dims, randomness=randomness)(thetas, *batch)
+
+        return minimize(
+            loss if start.dim() == 1 else losses,
+            start,
+            problem.batches(self.batch_size) if in_parts or problem.loader is not None else None,
+            Training.of(self),
+            callbacks=run.callbacks,
+            snapshot=lambda theta: self._posterior(problem, theta, run.seed),
+            progress=run.progress,
+            name=type(self).__name__,
+        )
+
+    def _posterior(
+        self, problem: Problem, theta: Tensor, seed: int, result: Result | None = None, **more: Any
+    ) -> Posterior:
+        """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
+        meta: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
+        draws = problem.density.constrain(theta.reshape(1, -1, problem.density.dim))
+        if result is None:
+            return make_posterior(problem, self, draws, seed=seed, timings={}, meta=meta)
+        meta |= {"num_steps": result.num_steps, "stopped": result.stopped}
+        meta |= falling(result, result.losses, problem.num_rows, problem.density.dim)
+        return make_posterior(
+            problem,
+            self,
+            draws,
+            seed=seed,
+            timings=result.timings,
+            history={"loss": result.losses if result.losses.dim() == 1 else result.losses.mean(1)},
+            meta=meta | more.get("meta", {}),
+            notes=[*result.notes(self), *more.get("notes", ())],
+            interrupted=result.interrupted,
+        )
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's."""
+        return sizes.optimisation()
+
+
+def _log_joint(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+    return density.log_joint(theta, *batch, jacobian=False)
+
+
+def _log_likelihood(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+    return density.log_parts(theta, *batch)[1]
+
+
+@register("mle", quick={"num_steps": 500, "compile": False})
+@dataclass(frozen=True)
+class MLE(_Trained):
+    r"""Maximum likelihood: ordinary training, the prior left out.
+
+    .. math:: \hat\theta = \arg\max_\theta \; \sum_n \log p(y_n \mid x_n, \theta)
+
+    Args: as :class:`pyrobnn.MAP`, without polishing.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: a posterior of one draw, (1, 1, …), whose callbacks are told the loss.
+
+    Caveat: nothing holds it back: with many weights it fits the noise, and with learned noise the density can grow
+    without bound. It is the baseline, not a posterior.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> with torch.random.fork_rng():
+        ...     net = torch.nn.Linear(1, 1)
+        >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(1.0))
+        >>> x = torch.tensor([[-1.0], [1.0]])
+        >>> posterior = pb.MLE(num_steps=500, lr=0.05, compile=False).fit(model, x, 3 * x)
+        >>> round(posterior.draws["net.weight"].item(), 2)
+        3.0
+    """
+
+    kind: ClassVar[Kind] = "point"
+    shares_rows: ClassVar[bool] = True
+    default_draws: ClassVar[int] = 1
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        with seeded(run.seed, problem.device):
+            start = problem.density.initial(start_values(problem.model, run.init), run.seed)
+            result = self._search(problem, start, _log_likelihood, run)
+        return self._posterior(problem, result.params, run.seed, result)
+
+
+@register("map", standard=True, quick={"num_steps": 500, "compile": False})
+@dataclass(frozen=True)
+class MAP(_Trained):
+    r"""Maximum a posteriori: one set of parameters, the mode of the joint density over the constrained sites.
+
+    .. math:: \hat\theta = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
+
+    Args:
+        num_steps: updates of the optimiser.
+        lr: its peak learning rate.
+        optimizer: ``"adam"`` or a function of the parameter list that returns a torch optimizer.
+        lr_schedule: None, ``"cosine"``, ``"hold_cosine"``, ``"one_cycle"``, a function step → factor, or a torch
+            ``LRScheduler`` class.
+        batch_size: mini-batches of this size; None uses all data at once.
+        clip_norm: rescale gradients to at most this norm.
+        patience: stop when the mean loss of this many steps no longer falls.
+        polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (only where a batch holds all of it).
+        compile: compile the update; False gives the same numbers slower.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: a posterior of one draw, (1, 1, …); ``meta["gradient_norm"]`` says how far from the mode it is.
+
+    Caveat: a point has no epistemic uncertainty. The mode depends on the parameterisation, and in many dimensions it
+    is far from where the posterior mass lies.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> with torch.random.fork_rng():
+        ...     net = torch.nn.Linear(1, 1)
+        >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(1.0))
+        >>> x = torch.tensor([[-1.0], [1.0]])
+        >>> posterior = pb.MAP(num_steps=200, compile=False).fit(model, x, 3 * x)
+        >>> round(posterior.draws["net.weight"].item(), 4)  # ridge: 3 · 2 / (2 + 1)
+        2.0
+    """
+
+    polish_steps: int = 200
+
+    kind: ClassVar[Kind] = "point"
+    shares_rows: ClassVar[bool] = True
+    default_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("polish_steps", self.polish_steps, minimum=0)
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        density = problem.density
+        with seeded(run.seed, problem.device):
+            start = density.initial(start_values(problem.model, run.init), run.seed)
+            result = self._search(problem, start, _log_joint, run)
+            theta, meta, notes = result.params, {}, []
+            try:
+                if self._whole(problem.loader is None, problem.num_rows) and not result.interrupted:
+                    theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps)
+                    if density.stochastic is not None and self.polish_steps == 0:
+                        found = {"plate": density.stochastic, "norm": meta["gradient_norm"]}
+                        notes.append(Finding("subsampled_mode", found))
+                if self._sees_all(problem) and not result.interrupted:
+                    meta |= unfinished(gain_left(density.log_joint, theta), density.dim)
+            except KeyboardInterrupt:
+                result = replace(result, stopped="interrupt")
+        return self._posterior(problem, theta, run.seed, result, meta=meta, notes=notes)
+
+    def _sees_all(self, problem: Problem) -> bool:
+        """Whether a few gradients on all of the data are to be had, cheaply and without noise."""
+        few = problem.num_rows <= _WHOLE
+        whole = self._whole(problem.loader is None, problem.num_rows) or (problem.loader is None and few)
+        return whole and problem.density.stochastic is None
+
+    def _whole(self, in_memory: bool, num_rows: int) -> bool:
+        """Whether every step sees all of the data: a batch that holds all rows is one by another name."""
+        return in_memory and (self.batch_size is None or self.batch_size >= num_rows)
+
+
+@register("ensemble", standard=True, quick={"num_steps": 500, "compile": False})
+@dataclass(frozen=True)
+class DeepEnsemble(_Trained):
+    r"""Deep ensemble: the same net trained from several random starts, all members in one batched update.
+
+    .. math:: \hat\theta_m = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
+
+    Args:
+        num_members: number of nets M.
+        objective: ``"map"`` keeps the prior (regularised members), ``"mle"`` drops it.
+
+    The other arguments are those of :class:`pyrobnn.MAP`.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+
+    Returns, by ``fit``: a posterior with one draw a member, (1, num_members, …). ``init`` is refused: every member
+    starts at a net initialised anew.
+
+    Caveat: members are modes, not posterior draws: their spread is useful and has no guarantee; with few members the
+    epistemic variance itself is noisy.
+
+    Reference: `Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles (Lakshminarayanan et al.,
+    2017) <https://arxiv.org/abs/1612.01474>`_.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
+        >>> with torch.random.fork_rng():
+        ...     net = pb.networks.mlp(1, (8,))
+        >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> pb.DeepEnsemble(num_members=3, num_steps=50, compile=False).fit(model, x, x**2)
+        Posterior(DeepEnsemble, 1 chains x 3 draws, 4 sites)
+    """
+
+    num_members: int = 5
+    objective: Literal["map", "mle"] = "map"
+
+    kind: ClassVar[Kind] = "independent"
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("num_members", self.num_members)
+        check_choice("objective", self.objective, ("map", "mle"))
+
+    @property
+    def default_draws(self) -> int:  # type: ignore[override]  # of the instance, not of the class
+        """One draw a member."""
+        return self.num_members
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        if run.num_draws != self.num_members:
+            raise ValueError(
+                f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}: set num_members"
+            )
+        check_batched(problem.density.subsampled(), "DeepEnsemble")
+        start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, run.seed)])
+        with seeded(run.seed, problem.device):
+            target = _log_joint if self.objective == "map" else _log_likelihood
+            result = self._search(problem, start, target, run)
+        return self._posterior(problem, result.params, run.seed, result)
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's, of all members at once."""
+        return sizes.optimisation(self.num_members)
+
+    def _starts(self, problem: Problem, seed: int) -> Iterator[tuple[dict[str, Tensor], int]]:
+        """Values and seed of each member's start: a net initialised anew; prior medians for a plain program."""
+        for member in range(self.num_members):
+            own = seed * self.num_members + member
+            yield (problem.bnn.reinitialized(own).initial_values() if problem.is_bnn else {}), own
