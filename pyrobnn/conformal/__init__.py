@@ -7,7 +7,6 @@ exchangeable, it holds the outcome with probability 1 − α, whatever the model
 
 from __future__ import annotations
 
-from pyrobnn.conformal.intervals import ConformalInterval, conformal_interval
-from pyrobnn.conformal.labels import ConformalSet, conformal_set
+from pyrobnn.conformal.sets import ConformalInterval, ConformalSet, conformal_interval, conformal_set
 
 __all__ = ["ConformalInterval", "ConformalSet", "conformal_interval", "conformal_set"]

@@ -9,8 +9,7 @@ from helpers import seeded
 from models import normal_prior, toy, toy_model, toy_net
 
 import pyrobnn as pb
-from pyrobnn.conformal.conformity import Outputs, Ranking
-from pyrobnn.conformal.weighting import weightings
+from pyrobnn.conformal.conformity import Outputs, Ranking, rankings
 
 
 def conjugate(x, y, noise, num_draws=500, seed=0, **meta):
@@ -50,7 +49,7 @@ def heavy_noise(count):
 def covered(way, posterior, x, y):
     """Whether the sets hold y, by the rank alone."""
     outputs = Outputs.of(posterior, x)
-    return way.ranking.inside(outputs.log_prob(y), outputs.tails(y))
+    return way.inside(outputs.log_prob(y), outputs.tails(y))
 
 
 def test_sets_hold_what_they_promise_where_the_model_is_wrong():
@@ -59,7 +58,7 @@ def test_sets_hold_what_they_promise_where_the_model_is_wrong():
     for seed in range(100):
         x, y = linear_data(29, heavy_noise, seed)
         posterior, *_ = conjugate(x[:19], y[:19], 0.3, seed=seed)
-        (way,) = weightings(posterior, (x[:19], y[:19]), None, 0.1, tails)
+        (way,) = rankings(posterior, (x[:19], y[:19]), None, 0.1, tails)
         held.append(covered(way, posterior, x[19:], y[19:]).double().mean())
         low, high = posterior.predict(x[19:]).quantile(torch.tensor([0.05, 0.95]))
         plain.append(((low <= y[19:]) & (y[19:] <= high)).double().mean())
@@ -72,8 +71,8 @@ def test_weights_that_add_a_row_are_those_of_the_exact_refit():
     x, y = linear_data(20, gaussian_noise)
     posterior, *_ = conjugate(x, y, 0.5, num_draws=50_000)
     new_x, new_y = torch.tensor([[1.0, -1.0]]).double(), torch.tensor([[0.8]]).double()
-    (way,) = weightings(posterior, (x, y), None, 0.1, tails)
-    log_weights = way.ranking.log_weights(Outputs.of(posterior, new_x).log_prob(new_y))[:, 0]
+    (way,) = rankings(posterior, (x, y), None, 0.1, tails)
+    log_weights = way.log_weights(Outputs.of(posterior, new_x).log_prob(new_y))[:, 0]
     _, mean, cov = conjugate(torch.cat([x, new_x]), torch.cat([y, new_y]), 0.5)
     theta = torch.cat([posterior.draws["net.weight"][0, :, 0], posterior.draws["net.bias"][0]], 1)
     weights = log_weights.exp()
@@ -84,7 +83,7 @@ def test_weights_that_add_a_row_are_those_of_the_exact_refit():
     design = torch.cat([x, torch.ones(20, 1).double()], 1)
     scale = ((design @ cov) * design).sum(1).add(0.25).sqrt()
     exact = torch.distributions.Normal(design @ mean, scale).cdf(y[:, 0])
-    below = (log_weights[:, None] + way.ranking.rows[0]).logsumexp(0).exp()
+    below = (log_weights[:, None] + way.rows[0]).logsumexp(0).exp()
     torch.testing.assert_close(below, exact, atol=0.02, rtol=0)
 
 
@@ -92,7 +91,7 @@ def test_ends_are_where_the_rank_changes_and_pieces_hold_what_is_inside():
     x, y = linear_data(59, heavy_noise, num_features=1)
     posterior, *_ = conjugate(x[:49], y[:49], 0.5)
     found = pb.conformal_interval(posterior, x[49:], train=(x[:49], y[:49]), alpha=0.2)
-    (way,) = weightings(posterior, (x[:49], y[:49]), None, 0.2, tails)
+    (way,) = rankings(posterior, (x[:49], y[:49]), None, 0.2, tails)
     inwards = 0.01 * found.width
     for end, inward in ((found.lower, inwards), (found.upper, -inwards)):
         assert bool(covered(way, posterior, x[49:], (end + inward)[:, None]).all())
