@@ -13,7 +13,7 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, Training
-from pyrobnn.inference.vi.evidence import draws_per_block
+from pyrobnn.inference.vi.elbo_value import draws_per_block
 from pyrobnn.inference.vi.guide_fit import fit_guide
 from pyrobnn.kl_schedules import KLSchedule
 from pyrobnn.model import BNN
@@ -31,14 +31,12 @@ class SVI(Method):
     .. math:: \mathrm{ELBO}(q) = E_{q}[\log p(y \mid \theta)] - w \, KL(q(\theta) \,\|\, p(\theta))
 
     The whole update (draw, ELBO, gradient, Adam) is one compiled graph. Point parameters (hidden weights, learned
-    noise) are optimised alongside. Mini-batches are scaled to the whole data set. ``log_evidence`` is the ELBO of
-    weight one on the whole data; ``meta["elbo_error"]`` its standard error together with what the ELBO still gained
-    over the last fifth of the steps.
+    noise) are optimised alongside. Mini-batches are scaled to the whole data set.
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
             couplings), or any Pyro AutoGuide class or function of the program that returns one.
-        num_steps: gradient steps (at most, with ``patience``), after those of ``mean_field_start``.
+        num_steps: gradient steps, after those of ``mean_field_start``.
         lr: peak learning rate of Adam.
         optimizer: ``"adam"`` or a factory ``[tensor] -> torch.optim.Optimizer``.
         lr_schedule: None (constant), ``"cosine"``, ``"hold_cosine"`` (constant for half of the steps, then a cosine),
@@ -67,17 +65,15 @@ class SVI(Method):
         average: largest share of the last steps whose iterates are averaged into the result, which removes gradient
             noise; the average begins anew while the loss still falls. None takes half where the learning rate is
             constant and none where it decays.
-        patience, min_delta: stop when the loss of the last ``patience`` steps is not lower by ``min_delta`` than that
-            of as many steps before.
         log_every: steps between callbacks.
         compile: trace and compile the step.
 
     Raises:
         TypeError, ValueError: naming the option.
 
-    Returns, by ``fit``: independent draws in one chain, ``log_evidence`` the ELBO (weight one, whole data, its standard
-    error in ``meta["elbo_error"]``), ``log_q``, ``guide`` and ``history``. Callbacks are told loss, elbo, kl,
-    log_likelihood, kl_weight, lr and grad_norm.
+    Returns, by ``fit``: independent draws in one chain, ``log_evidence`` the ELBO (weight one, whole data;
+    ``meta["elbo_error"]``: its standard error together with what it still gained over the last fifth of the steps),
+    ``log_q``, ``guide`` and ``history``. Callbacks are told loss, elbo, kl, log_likelihood, kl_weight, lr and grad_norm.
 
     Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
     correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
@@ -114,8 +110,6 @@ class SVI(Method):
     rank: int = 10
     mean_field_start: float = 1.0
     average: float | None = None
-    patience: int | None = None
-    min_delta: float = 0.0
     log_every: int = 100
     compile: bool = True
 

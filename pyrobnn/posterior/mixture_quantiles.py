@@ -10,15 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-#: scalars that one pass works on: what fits in the cache of a core
-_CHUNK_SCALARS = 2**17
-#: error allowed, in standard deviations of the mixture
-_TOLERANCE = 1e-7
+#: components from which a first quantile is found
 _NUM_STARTS = 128
-#: of the probability of the nearer tail
-_EXACT = 1e-9
-#: of a bracket's width, over which a slope is taken
-_SLOPE = 1e-3
+#: of a search, which needs about ten
 _MAX_STEPS = 200
 
 
@@ -29,11 +23,7 @@ class Below(Protocol):
 
 
 def mixture_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
-    r"""The quantile of each mixture, :math:`t` with :math:`\frac1S \sum_s \Phi((t - m_s) / \sigma_s) = q`.
-
-    Halley's method on :math:`\Phi^{-1}(F(t)) = \Phi^{-1}(q)`, which is a straight line for one Gaussian and nearly one
-    for mixtures like it, from quantiles of a sample. The quantiles of the components hold the root between them; a step
-    that leaves what is known of it, or does not shorten it, is a bisection.
+    r"""The quantile of each mixture of normals, :math:`t` with :math:`\frac1S \sum_s \Phi((t - m_s) / \sigma_s) = q`.
 
     Args:
         level: q in (0, 1).
@@ -43,13 +33,24 @@ def mixture_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
         (row,) in float64, to 1e-6 standard deviations of the mixture and better; where F is q on a whole interval (two
         groups of components with nothing between them), a point of it.
     """
-    at_once = max(1, _CHUNK_SCALARS // loc.shape[1])
+    at_once = max(1, 2**17 // loc.shape[1])  # scalars that fit in the cache of a core
     # upper tails are turned over: 1 − F loses its digits where F is near 1
-    sign = 1.0 if level <= 0.5 else -1.0
+    sign, tail = (1.0, level) if level <= 0.5 else (-1.0, 1 - level)
     parts = zip(loc.split(at_once), scale.split(at_once))
-    return sign * torch.cat(
-        [_lower_quantile(min(level, 1 - level), sign * m.double(), s.double()) for m, s in parts]
-    )
+    return sign * torch.cat([_tail_quantile(tail, sign * m.double(), s.double()) for m, s in parts])
+
+
+def _tail_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
+    """In units of each mixture's own mean and standard deviation, in which brackets of width one are near."""
+    mean = loc.mean(1, keepdim=True)
+    sd = (scale.square().mean(1, keepdim=True) + loc.var(1, correction=0, keepdim=True)).sqrt()
+    z, precision = (loc - mean) / sd, math.sqrt(0.5) * sd / scale
+
+    def below(y: Tensor, rows: Tensor, k: int) -> Tensor:
+        return torch.special.erfc((z[rows, ::k] - y) * precision[rows, ::k]).mean(1, keepdim=True) / 2
+
+    found = cdf_quantile(level, below, torch.zeros_like(mean), num=loc.shape[1])
+    return (mean + sd * found)[:, 0]
 
 
 def cdf_quantile(level: float, below: Below, start: Tensor, *, num: int, discrete: bool = False) -> Tensor:
@@ -78,7 +79,7 @@ def cdf_quantile(level: float, below: Below, start: Tensor, *, num: int, discret
         start, width = _search(level, partial(below, k=every), start, reach, discrete)
         if not discrete:
             # what the components that were left out may change of F, over its slope
-            step = _SLOPE * width
+            step = 1e-3 * width
             slope = (below(start + step, rows, every) - below(start - step, rows, every)) / (2 * step)
             wrong = math.sqrt(level * (1 - level) / _NUM_STARTS) / 2
             reach = torch.minimum(wrong / slope.clamp_min(1e-300), width)
@@ -110,9 +111,9 @@ def _search(
         f = (value, torch.where(same, f[1], f[0]), torch.where(same, f[0], f[1]))
         nearer = f[0].abs() < f[1].abs()
         best, left = torch.where(nearer, y[0], y[1]), torch.where(nearer, f[0], f[1]).abs()
-        least = (_TOLERANCE * width[rows] / (y[1] - y[0]).abs()).clamp_max(1.0)
+        least = (1e-7 * width[rows] / (y[1] - y[0]).abs()).clamp_max(1.0)
         found[rows] = best
-        keep = ((left > _EXACT * min(level, 1 - level)) & (least < 1)).flatten(1).any(1)
+        keep = ((left > 1e-9 * min(level, 1 - level)) & (least < 1)).flatten(1).any(1)
         if not bool(keep.any()):
             break
         rows, share = rows[keep], _chandrupatla(y, f).clamp(least / 2, 1 - least / 2)[keep]
@@ -163,65 +164,3 @@ def _bracket(
             low = low.clamp_min(-1.0)  # below every count
         f_low = torch.where(over, below(low, rows) - level, f_low)
     return low, high, f_low, f_high
-
-
-def _lower_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
-    z = torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).item()
-    ends = loc + z * scale
-    low, high = ends.amin(1), ends.amax(1)
-    sd = (scale.square().mean(1) + loc.var(1, correction=0)).sqrt()
-    t = _sample_quantile(level, loc, scale).clamp(low, high)
-    finest = scale.amin(1)
-    inverse = 1 / scale
-    found = t.clone()
-    rows = torch.arange(len(loc), device=loc.device)
-    last = high - low
-    for _ in range(_MAX_STEPS):
-        below, density, slope = _distribution(t, loc, inverse)
-        under = below < level
-        low, high = torch.where(under, t, low), torch.where(under, high, t)
-        newton, bend = _newton(below, density, slope, z)
-        step = newton / (1 + 0.5 * bend * newton).clamp(0.5, 2.0)
-        # not where the step leaves the bracket, is no half of the one before, or is NaN where nothing is near t
-        bisect = ~((t + step > low) & (t + step < high) & (step.abs() < 0.5 * last))
-        step = torch.where(bisect, (low + high) / 2 - t, step)
-        last = step.abs()
-        exact = below == level
-        t = torch.where(exact, t, t + step)
-        # Halley's error is of third order in the step against the length on which F changes its shape
-        error = newton.abs() * (newton * torch.maximum(1 / finest, bend.abs())).square()
-        done = exact | (high - low < _TOLERANCE * sd) | (~bisect & (error < _TOLERANCE * sd))
-        found[rows] = t
-        if bool(done.all()):
-            break
-        keep = ~done
-        rows, t, low, high, last, sd, finest = (v[keep] for v in (rows, t, low, high, last, sd, finest))
-        loc, inverse = loc[keep], inverse[keep]
-    return found
-
-
-def _distribution(t: Tensor, loc: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """F, F' and F'' of each row at its t."""
-    z = (t[:, None] - loc) * inverse
-    below = torch.special.erfc(z * -math.sqrt(0.5)).mean(1) / 2
-    density = (z.square() * -0.5).exp_().mul_(inverse / math.sqrt(2 * math.pi))
-    slope = -(density * z).mul_(inverse).mean(1)
-    return below, density.mean(1), slope
-
-
-def _newton(below: Tensor, density: Tensor, slope: Tensor, z: float) -> tuple[Tensor, Tensor]:
-    """Newton's step for g(t) = Φ⁻¹(F(t)) = z, and g''/g'."""
-    g = torch.special.ndtri(below)
-    first = density / ((g.square() * -0.5).exp() / math.sqrt(2 * math.pi))
-    return (z - g) / first, slope / density + g * first
-
-
-def _sample_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
-    """The quantile of a few components with one stratified draw of noise each."""
-    num = min(_NUM_STARTS, loc.shape[1])
-    pick = torch.linspace(0, loc.shape[1] - 1, num, device=loc.device).round().long()
-    ranks = torch.arange(num, dtype=torch.float64, device=loc.device)
-    # multiples of the golden ratio spread evenly whatever the order of the components is
-    noise = torch.special.ndtri(((ranks * 0.6180339887498949) % 1).clamp(0.5 / num, 1 - 0.5 / num))
-    drawn = (loc[:, pick] + noise * scale[:, pick]).sort(1).values
-    return drawn[:, min(num - 1, int(level * num))]

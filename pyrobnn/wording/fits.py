@@ -54,7 +54,20 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "rows held out",
     "noise_raised": "rows that are left out of the fit ask for a noise {factor:.2g} times as large as the weights "
     "leave: it is raised so much, and the weights follow the data all the same; a smaller net or NUTS does better",
-    # fits
+    # variational inference
+    "elbo_not_finite": (
+        "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, clip_norm, or a "
+        "simpler guide"
+    ),
+    "elbo_below_best": (
+        "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} on the way: the fit has not "
+        "converged. Use a smaller lr, more steps, or lr_schedule='hold_cosine'"
+    ),
+    "guide_below_mean_field": (
+        "the {guide} guide ended below the ELBO of the mean-field fit at which it began ({mean_field:.1f}), which is "
+        "returned instead: raise num_steps or lower lr"
+    ),
+    # all methods
     "interrupted": "{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit",
     # chains of NUTS
     "diverged": _diverged,

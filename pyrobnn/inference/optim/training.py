@@ -34,7 +34,8 @@ class Training:
         clip_norm: rescale gradients to at most this norm.
         patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
             that of the ``patience`` steps before them (checked every ``log_every`` steps).
-        average: return the mean of the last ``average * num_steps`` iterates (0: the last one).
+        average: return the mean of the last ``average * num_steps`` iterates (0: the last one); it begins again after a
+            quarter, a half and three quarters of them where the loss was still falling.
         log_every: how often the host looks at the losses, calls back and checks that they are finite.
         compile: trace and compile; False runs eagerly, with the same numbers up to rounding.
 

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.initial import start_values
@@ -25,8 +26,7 @@ from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
-from pyrobnn.inference.vi.elbo_notes import elbo_notes
-from pyrobnn.inference.vi.evidence import evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.elbo_value import elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
@@ -91,58 +91,48 @@ def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None
     return "local_reparameterization" if local else None
 
 
-def fit_guide(
-    config: SVI,
-    problem: Problem,
-    run: FitRun,
-) -> Posterior:
+def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended."""
-    init, seed, num_draws, callbacks, progress = (
-        run.init, run.seed, run.num_draws, run.callbacks, run.progress,
-    )  # fmt: skip
-    fitted = GuideFit(config, problem, init, seed)
+    callbacks, num_draws = run.callbacks, run.num_draws
+    fitted = GuideFit(config, problem, run.init, run.seed)
     num_steps = round(config.mean_field_start * config.num_steps) if config.has_mean_field else 0
     if not num_steps:
-        result = fitted.train(callbacks, progress)
+        result = fitted.train(callbacks, run.progress)
         return fitted.posterior(result.params, num_draws, result)
-    plain = GuideFit(replace(config, guide="mean_field", num_steps=num_steps), problem, init, seed, config)
+    first = replace(config, guide="mean_field", num_steps=num_steps)
+    plain = GuideFit(first, problem, run.init, run.seed, owner=config)
     try:
         told = [Continued(callback, 0) for callback in callbacks]
-        result = plain.train(told, progress, "SVI, mean-field first")
+        result = plain.train(told, run.progress, "SVI, mean-field first")
         result = replace(result, asked=num_steps + config.num_steps)
         if result.stopped not in ("callback", "interrupt"):
             fitted.begin_at(plain, result)
             told = [Continued(callback, result.num_steps) for callback in callbacks]
             try:
-                end = fitted.train(told, progress)
+                end = fitted.train(told, run.progress)
+                return fitted.posterior(end.params, num_draws, end)
             except KeyboardInterrupt:  # before its first step
                 result = replace(result, stopped="interrupt")
-            else:
-                return fitted.posterior(end.params, num_draws, end)
         return plain.posterior(result.params, num_draws, result)
     finally:
         for callback in callbacks:
             end_of(callback)()
 
 
-class Found(NamedTuple):
-    """A guide's parameters, the approximation that they are over the sites of ``layout``, the point parameters."""
+@dataclass(frozen=True, eq=False)
+class FittedGuide:
+    """A guide at its parameters ``theta``: q over the sites of ``layout``, point parameters, draws.
+
+    Its ELBO ``value`` with its standard ``error`` is NaN before it is evaluated.
+    """
 
     theta: Tensor
     layout: Density
     approximation: Approximation
-    values: dict[str, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Weighed:
-    """A fitted guide with its draws; where it was evaluated, its ELBO ± ``error`` and a note."""
-
-    found: Found
+    points: dict[str, Tensor]
     draws: dict[str, Tensor]
-    value: float | None = None
+    value: float = math.nan
     error: float = math.nan
-    note: str = ""
 
 
 class GuideFit:
@@ -230,105 +220,78 @@ class GuideFit:
 
     def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
         """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
-        problem, found = self.problem, self._found(theta)
-        weighed = Weighed(found, _drawn(found, num_draws))
+        problem, end = self.problem, self._fitted(theta, num_draws)
         if result is None:
             return make_posterior(
-                problem, self.owner, weighed.draws, seed=self.seed, timings={}, approximation=found.approximation,
-                point_values=found.values, meta={"temperature": self._temperature(None)}, importance=False,
+                problem, self.owner, end.draws, seed=self.seed, timings={}, approximation=end.approximation,
+                point_values=end.points, meta={"temperature": self._temperature(None)}, importance=False,
             )  # fmt: skip
         temperature, begun = self._temperature(result.num_steps), time.perf_counter()
+        best, found = end, list[Finding]()
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
-                    weighed = self._weighed(weighed, temperature)
+                    best = self._better_of_start_and(end, temperature)
+                track = None if temperature != 1.0 else result.tracked["elbo"]
+                found = elbo_findings(best.value, best.error, track)
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
         mean_field_steps = 0 if self.owner is self.config else result.num_steps
         if self.before is not None:
             mean_field_steps = self.before[1].num_steps
             result = _joined(self.before[1], result)
+        if best.theta is not end.theta:
+            found = [
+                Finding("guide_below_mean_field", {"guide": self.config.guide, "mean_field": best.value})
+            ]
         meta: dict[str, Any] = {
             "num_steps": result.num_steps, "stopped": result.stopped, "estimator": self.elbo.estimator or "weights",
-            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm),
-            "mean_field_steps": mean_field_steps, "temperature": temperature,
+            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm), "temperature": temperature,
+            "mean_field_steps": mean_field_steps,
         }  # fmt: skip
         # the ELBO is what a tempered fit gives up
         if temperature == 1.0:
             meta |= falling(result, -result.tracked["elbo"], 1.0, problem.density.dim)
-        best = weighed.found
         # of the estimate, and of a search that has not ended
-        error = None if weighed.value is None else math.hypot(weighed.error, meta.get("fall_left", 0.0))
-        meta["elbo_error"] = error
-        timings = result.timings | {"evaluate": time.perf_counter() - begun}
+        evaluated = not result.interrupted
+        meta["elbo_error"] = math.hypot(best.error, meta.get("fall_left", 0.0)) if evaluated else None
         return make_posterior(
-            problem, self.owner, weighed.draws, seed=self.seed, timings=timings,
-            approximation=best.approximation, point_values=best.values, log_evidence=weighed.value,
-            history=_history(result), meta=meta,
-            importance=partial(importance_stats, problem, best.layout, best.approximation, weighed.draws),
-            notes=self._notes(result, weighed, temperature), interrupted=result.interrupted,
+            problem, self.owner, best.draws, seed=self.seed, approximation=best.approximation,
+            timings=result.timings | {"evaluate": time.perf_counter() - begun}, point_values=best.points,
+            log_evidence=best.value if evaluated else None, history=_history(result), meta=meta,
+            interrupted=result.interrupted, notes=[*result.notes(self.config), *found],
+            importance=partial(importance_stats, problem, best.layout, best.approximation, best.draws),
         )  # fmt: skip
 
-    def _found(self, theta: Tensor) -> Found:
-        problem, size = self.problem, self.elbo.family.size
-        values = self._point_values(theta[size:])
-        layout = Density(problem.density.program, problem.density.args, points="held", values=values)
-        return Found(theta, layout, self.elbo.family.approximation(theta[:size], layout), values)
+    def _fitted(self, theta: Tensor, num_draws: int) -> FittedGuide:
+        density, size = self.problem.density, self.elbo.family.size
+        phi, free = theta.split([size, len(theta) - size])
+        values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
+        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        layout = Density(density.program, density.args, points="held", values=points)
+        approximation = self.elbo.family.approximation(phi, layout)
+        draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
+        return FittedGuide(theta, layout, approximation, points, draws)
 
-    def _weighed(self, drawn: Weighed, temperature: float) -> Weighed:
-        """With the ELBO; or the same of the start, where its ELBO is larger."""
-        found, problem = drawn.found, self.problem
-        value, error = math.nan, math.nan
-        # the ELBO is what a tempered fit gives up
-        if self.before is not None and temperature == 1.0:
-            plain, result = self.before
-            start = plain._found(result.params)
-            with kept(problem.device):  # the same random numbers for both
-                value, error = evaluate_elbo(
-                    problem, start.layout, start.approximation, plain.elbo, start.theta
-                )
-        reached, spread = evaluate_elbo(problem, found.layout, found.approximation, self.elbo, found.theta)
-        if not math.isfinite(value) or reached >= value - math.hypot(error, spread):
-            return Weighed(found, drawn.draws, reached, spread)
-        draws = _drawn(start, len(next(iter(drawn.draws.values()))[0]))
-        note = (
-            f"the {self.config.guide} guide ended at an ELBO of {reached:.1f}, where mean-field, at which it began, "
-            f"has {value:.1f}: what you get is mean-field; raise num_steps, or lower lr"
-        )
-        return Weighed(start, draws, value, error, note)
+    def _better_of_start_and(self, end: FittedGuide, temperature: float) -> FittedGuide:
+        """The guide, or the mean-field fit that it began at, where the ELBO of that is larger; with its ELBO."""
+        if self.before is None or temperature != 1.0:  # the ELBO is what a tempered fit gives up
+            return self._evaluated(end)
+        plain, result = self.before
+        start = plain._fitted(result.params, len(next(iter(end.draws.values()))[0]))
+        with kept(self.problem.device):  # the same random numbers for both
+            start = plain._evaluated(start)
+        end = self._evaluated(end)
+        better = end.value >= start.value - math.hypot(start.error, end.error)
+        return end if better or not math.isfinite(start.value) else start
 
-    def _point_values(self, points: Tensor) -> dict[str, Tensor]:
-        """Point parameters by site, from their flat unconstrained vector."""
-        density = self.problem.density
-        offset = density.dim - len(points)
-        return {
-            site.name: site.transform(
-                points[site.start - offset : site.stop - offset].reshape(site.unconstrained_shape)
-            )
-            for site in density.sites
-            if site.kind == "point"
-        }
+    def _evaluated(self, guide: FittedGuide) -> FittedGuide:
+        value, error = evaluate_elbo(self.problem, guide.layout, guide.approximation, self.elbo, guide.theta)
+        return replace(guide, value=value, error=error)
 
     def _temperature(self, num_steps: int | None) -> float:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""
         return effective_temperature(self.kl_weights[:num_steps], self.num_batches)
-
-    def _notes(self, result: Result, weighed: Weighed, temperature: float) -> list[str]:
-        """What the user has to know."""
-        notes, draws = result.notes(self.config), weighed.draws
-        if weighed.value is None:
-            notes.append("its ELBO was not evaluated: there is no log evidence")
-        if weighed.note:
-            notes.append(weighed.note)
-        elif weighed.value is not None:
-            # the ELBO is what a tempered fit gives up: its end is not its best
-            track = result.tracked["elbo"][: 0 if temperature != 1.0 else None]
-            notes += elbo_notes(track, weighed.value, weighed.error, draws)
-        return notes
-
-
-def _drawn(found: Found, num_draws: int) -> dict[str, Tensor]:
-    return {name: value[None] for name, value in found.approximation.sample(num_draws).items()}
 
 
 def _joined(before: Result, result: Result) -> Result:

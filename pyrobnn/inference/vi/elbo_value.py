@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.posterior.approximation import Approximation
+from pyrobnn.seeding import kept
 
 #: the ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
 _ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
@@ -90,5 +92,29 @@ def importance_stats(
 ) -> dict[str, Tensor]:
     """log p and log q of the draws in constrained space, both (1, draw)."""
     z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
-    log_prior, log_likelihood = log_parts(problem, layout, z[0])
+    with kept(problem.device):  # a loader draws its order
+        log_prior, log_likelihood = log_parts(problem, layout, z[0])
     return {"log_p": (log_prior + log_likelihood)[None], "log_q": approximation.log_prob(draws).double()}
+
+
+def elbo_findings(value: float, error: float, track: Tensor | None) -> list[Finding]:
+    """A finding where the ELBO is no number, or lies below what the fit had on the way.
+
+    Args:
+        value, error: the ELBO of the fitted guide with its standard error, in nats.
+        track: the noisy ELBO of every step (step,), None of a tempered fit, whose end is not its best. A twentieth of
+            the steps is a window; what the fit surely had is the best mean of one less five standard errors. The last
+            iterate is one step: it may lie the spread of single steps below, and a nat is no matter.
+    """
+    if not (math.isfinite(value) and math.isfinite(error)):
+        return [Finding("elbo_not_finite", {"elbo": value, "error": error})]
+    width = 0 if track is None else max(20, len(track) // 20)
+    if track is None or len(track) < width:
+        return []
+    windows = track[: len(track) - len(track) % width].double().reshape(-1, width)
+    spreads = windows.std(1)
+    reached = windows.mean(1) - 5.0 * spreads / math.sqrt(width)
+    best = int(reached.argmax())
+    if value + 5.0 * error < float(reached[best] - spreads[best]) - 1.0:
+        return [Finding("elbo_below_best", {"elbo": value, "error": error, "best": float(reached[best])})]
+    return []
