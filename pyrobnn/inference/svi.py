@@ -73,7 +73,7 @@ class SVI(Method):
 
     Returns, by ``fit``: independent draws in one chain, ``log_evidence`` the ELBO (weight one, whole data;
     ``meta["elbo_error"]``: its standard error together with what it still gained over the last fifth of the steps),
-    ``log_q``, ``guide`` and ``history``. Callbacks are told loss, elbo, kl, log_likelihood, kl_weight, lr and grad_norm.
+    ``log_q``, ``guide`` and ``history``. Callbacks get loss, elbo, kl, log_likelihood, kl_weight, lr and grad_norm.
 
     Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
     correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
