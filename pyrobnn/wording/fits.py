@@ -124,6 +124,18 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "num_particles, raise max_moves and max_leapfrogs"
     ),
     # fitting and point methods
+    "no_mini_batches": (
+        "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
+    ),
+    "few_iterates": (
+        "only {planned} iterates will be taken for rank={rank}: the covariance has that rank; raise num_steps or lower "
+        "collect_every"
+    ),
+    "worse_mean": (
+        "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
+        "smaller lr than {lr:g}"
+    ),
+    "unmoved_weights": "{count} weights did not move and got the smallest variance",
     "subsampled_mode": (
         "the plate {plate!r} draws a subsample, so this point is where noisy steps ended and not the mode of all data "
         "(gradient norm {norm:.3g} there): leave polish_steps at 200"

@@ -18,8 +18,8 @@ from pyrobnn.inference.hmc.adaptation import (
     whitening,
     windows,
 )
-from pyrobnn.inference.optim.learning_rate import SCHEDULES, check_schedule, learning_rate_factors
 from pyrobnn.inference.optim.sgd_rate import constant_rate
+from pyrobnn.inference.optim.training import SCHEDULES, Training, learning_rate_factors
 from pyrobnn.inference.vi.flow import CouplingFlow, FlowDistribution, _push
 
 CPU = torch.device("cpu")
@@ -200,7 +200,7 @@ def test_the_schedules_are_what_their_names_say():
     assert learning_rate_factors(5, None).tolist() == [1.0] * 5
     assert learning_rate_factors(3, lambda step: 1 / (1 + step)).tolist() == pytest.approx([1, 1 / 2, 1 / 3])
     with pytest.raises(ValueError, match="'lr_schedule' must be"):
-        check_schedule("linear")
+        Training(10, lr_schedule="linear")
 
 
 def test_torch_agrees_with_the_cosine():
