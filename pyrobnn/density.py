@@ -40,7 +40,7 @@ from pyrobnn.sites.nodes import (
     without_validation,
 )
 from pyrobnn.sites.supply import RADIUS, Supply, all_rows
-from pyrobnn.sites.writes import Writes
+from pyrobnn.sites.writes import OwnTensors, WatchWrites
 
 Program = Callable[..., Any]
 
@@ -117,7 +117,7 @@ class Density:
         self.program, self.args, self.points = program, args, points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
-        self._all_rows, self._writes = True, Writes()
+        self._all_rows, self._writes = True, False
         self.device = device_of({}, leaves_of(args))
         nodes = self._first_trace()
         self.device = device_of(nodes, leaves_of(args))
@@ -220,6 +220,10 @@ class Density:
     def _slice(self, site: Site, z: Tensor) -> Tensor:
         return z[..., site.start : site.stop].reshape(z.shape[:-1] + site.unconstrained_shape)
 
+    def pure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of tensors that runs the program, without its writes into tensors where it has any."""
+        return torch.func.functionalize(function) if self._writes else function
+
     # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
 
     def log_joint(self, z: Tensor, *args: Any, jacobian: bool = True) -> Tensor:
@@ -236,23 +240,29 @@ class Density:
 
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
-        prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self.trace(self.constrain(z), args).values():
-            if node["type"] != "sample" or is_subsample(node):
-                continue
-            if is_observed(node):
-                likelihood = likelihood + log_prob_sum(node)
-            else:
-                prior = prior + log_prob_sum(node)
-        return prior, likelihood
+
+        def parts(z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+            prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
+            for node in self.trace(self.constrain(z), args).values():
+                if node["type"] != "sample" or is_subsample(node):
+                    continue
+                if is_observed(node):
+                    likelihood = likelihood + log_prob_sum(node)
+                else:
+                    prior = prior + log_prob_sum(node)
+            return prior, likelihood
+
+        return self.pure(parts)(z, *args)
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
-        nodes = self.trace(self.constrain(z))
-        total = torch.zeros((), dtype=torch.float64, device=z.device)
-        for name in names:
-            total = total + log_prob_sum(nodes[name]) + self.log_jacobian(z, self.site(name)).double()
-        return total
+
+        def total(z: Tensor) -> Tensor:
+            nodes = self.trace(self.constrain(z))
+            terms = [log_prob_sum(nodes[n]) + self.log_jacobian(z, self.site(n)).double() for n in names]
+            return sum(terms, torch.zeros((), dtype=torch.float64, device=z.device))
+
+        return self.pure(total)(z)
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
         """What each datum contributes to the log joint at ``z`` (dim,), (data,); observed sites are concatenated.
@@ -266,16 +276,22 @@ class Density:
 
     def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
         """As :meth:`log_likelihood`, by the name of the observed site, each (data,)."""
-        nodes = self.trace(self.constrain(z), args)
-        return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
+
+        def terms(z: Tensor, *args: Any) -> dict[str, Tensor]:
+            nodes = self.trace(self.constrain(z), args)
+            return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
+
+        return self.pure(terms)(z, *args)
 
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
-        total = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self.trace(self.constrain(z)).values():
-            if node["type"] == "sample" and not is_subsample(node) and not is_datum(node):
-                total = total + log_prob_sum(node)
-        return total
+
+        def total(z: Tensor) -> Tensor:
+            nodes = self.trace(self.constrain(z)).values()
+            sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)]
+            return sum(map(log_prob_sum, sampled), torch.zeros((), dtype=torch.float64, device=z.device))
+
+        return self.pure(total)(z)
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -328,7 +344,9 @@ class Density:
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
-        block, writes = pyro.poutine.block(), self._writes.handled(values)
+        block = pyro.poutine.block()
+        own = [v for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
+        writes = OwnTensors(own[0]) if own and self._writes else none
         with without_validation(), block, self._supply(values), rows, there, writes, at_many_points():
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
@@ -339,8 +357,10 @@ class Density:
     def _first_trace(self) -> Mapping[str, Node]:
         with seeded(0, *used_devices()), torch.no_grad():  # where it computes is known once it has run
             try:
-                with all_rows(self.plate_sizes):
-                    return self.trace({})
+                with all_rows(self.plate_sizes), WatchWrites() as watch:
+                    nodes = self.trace({})
+                self._writes = watch.found
+                return nodes
             except (RuntimeError, ValueError, IndexError) as error:
                 if not self.plate_sizes:
                     raise

@@ -23,9 +23,9 @@ def raised_by_handlers() -> Iterator[None]:
 
     Python runs handlers in the main thread alone; elsewhere this does nothing.
     """
-    changed: dict[int, tuple[Any, Any]] = {}
+    changed: dict[signal.Signals, tuple[Any, Any]] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in signal.valid_signals():
+        for number in signal.Signals:
             if callable(handler := signal.getsignal(number)):
                 changed[number] = handler, _carrying(handler)
                 signal.signal(number, changed[number][1])

@@ -95,7 +95,7 @@ def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
         return {name: nodes[name]["value"] for name in found}
 
     found = density.derived.deterministic
-    return _at_each(one, _latent(density, draws), sum(found.values())) if found else {}
+    return _at_each(density.pure(one), _latent(density, draws), sum(found.values())) if found else {}
 
 
 def replicates(density: Density, draws: Mapping[str, Tensor], seed: int) -> Values:
@@ -112,7 +112,7 @@ def replicates(density: Density, draws: Mapping[str, Tensor], seed: int) -> Valu
 
     found = density.derived.replicated
     with seeded(seed, density.device):
-        return _at_each(one, _latent(density, draws), sum(found.values())) if found else {}
+        return _at_each(density.pure(one), _latent(density, draws), sum(found.values())) if found else {}
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
 from pyrobnn.density import Density
-from pyrobnn.sites.writes import Writes
+from pyrobnn.sites.writes import OwnTensors, WatchWrites
 
 
 def test_a_matrix_without_a_cholesky_factor_ends_no_run():
@@ -86,13 +86,13 @@ def moves(random, size):
 def test_writes_reads_and_views_are_those_of_torch(seed):
     run = moves(random.Random(seed), 4)
     points = torch.tensor([0.3, -0.7], dtype=torch.float64)
-    writes = Writes()
-    with writes.handled({}):
+    with WatchWrites() as watch:
         run(points[0].clone())
-    assert writes.found
+    assert watch.found
 
+    @torch.func.functionalize
     def handled(s):
-        with writes.handled({"s": s}):
+        with OwnTensors(s):
             return run(s * 1.0)
 
     gradient, value = torch.func.vmap(torch.func.grad_and_value(handled))(points)

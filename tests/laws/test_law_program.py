@@ -649,3 +649,16 @@ def test_a_loop_over_the_rows_of_a_subsample_is_fitted_by_map_and_svi():
     posterior = pb.SVI(num_steps=20, compile=False).fit(row_by_row, X, Y, num_draws=10)
     expected = pyro_log_joint("subsample", posterior.draws["slope"])
     torch.testing.assert_close(posterior.sample_stats["log_p"], expected)
+
+
+@pytest.mark.parametrize("method", ["SVI", "SMC", "NUTS"])
+def test_programs_that_fill_tensors_are_fitted(method):
+    """Autograd refuses the gradient of ``level[t] *= level[t - 1]``; the density is the program's all the same."""
+    config = {"SMC": pb.SMC(num_particles=8, compile=False)}.get(method, ALL[method])
+    posterior = config.fit(recursive, X, Y, num_draws=4, seed=1)
+    density = Density(recursive, (X, Y))
+    flat = density.unconstrain({"slope": posterior.draws["slope"].flatten()})
+    expected = torch.stack([density.log_joint(one) for one in flat])
+    found = posterior.sample_stats.get("lp", posterior.sample_stats.get("log_p"))
+    if found is not None:
+        torch.testing.assert_close(found.flatten().double(), expected, rtol=1e-4, atol=1e-3)

@@ -5,6 +5,7 @@ r"""The path from prior to posterior, :math:`\pi_\beta(z) \propto p(z)\, L(z)^\b
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -67,6 +68,10 @@ def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
 
     The first has no masks and no scales (``poutine.scale`` around a latent site is part of the second).
     """
+    return density.pure(functools.partial(_parts, density))(z)
+
+
+def _parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     base = density.log_jacobian(z).double()
     rest = torch.zeros_like(base)
     for node in density.trace(density.constrain(z)).values():

@@ -9,6 +9,7 @@ cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is th
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -89,8 +90,15 @@ class Elbo:
         phi, points = theta[: self.family.size], theta[self.family.size :]
         draw = self.family.draw(phi, noise)
         z = torch.cat([draw.z, points])
+        log_likelihood, cross = self.density.pure(functools.partial(self._terms, noise))(z, draw.moments, *args)
+        exact = draw.moments if self.exact_entropy else None
+        entropy = -_path_log_q(draw) if exact is None else exact.entropy
+        return log_likelihood, cross - entropy
+
+    def _terms(self, noise: Noise, z: Tensor, given: Moments | None, *args: Any) -> tuple[Tensor, Tensor]:
+        """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
         values = self.density.constrain(z)
-        moments = self._site_moments(draw.moments)
+        moments = self._site_moments(given)
         with self._local_noise(values, moments, noise):
             nodes = self.density.trace(values, args)
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
@@ -104,9 +112,7 @@ class Elbo:
             else:
                 jacobian = self.density.log_jacobian(z, self.density.site(name))
                 cross = cross - log_prob_sum(node) - jacobian
-        exact = draw.moments if self.exact_entropy else None
-        entropy = -_path_log_q(draw) if exact is None else exact.entropy
-        return log_likelihood, cross - entropy
+        return log_likelihood, cross
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
         """Location and scale of every latent site in unconstrained space, where the guide has them."""
