@@ -23,7 +23,6 @@ from torch.distributions.transforms import Transform
 
 from pyrobnn.checks import Refused
 from pyrobnn.compile.trees import leaves_of
-from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded, used_devices
 from pyrobnn.sites import dependent
 from pyrobnn.sites.derived import Derived
@@ -134,11 +133,11 @@ class Density:
         self.dependent = dependent.names(self, nodes)
 
     @functools.cached_property
-    def owner(self) -> BNN | None:
-        """The BNN whose program this is; None for a plain program."""
+    def owner(self) -> Any:
+        """The model that holds the program's point parameters itself, as a BNN does; None for a plain program."""
         program = self.program.func if isinstance(self.program, functools.partial) else self.program
         found = getattr(program, "__self__", program)
-        return found if isinstance(found, BNN) else None
+        return found if getattr(found, "holds_points", False) else None
 
     @property
     def stochastic(self) -> str | None:

@@ -71,6 +71,9 @@ class BNN:
         torch.Size([50, 1])
     """
 
+    #: a density takes the values of point parameters from the model, whatever Pyro's store holds under their names
+    holds_points = True
+
     def __init__(
         self,
         net: nn.Module,

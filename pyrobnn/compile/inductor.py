@@ -1,7 +1,7 @@
-"""The hand-over of a function to inductor, after our own graph passes.
+"""The hand-over of a function to inductor.
 
-The passes and the allocation on the stack rest on unwritten laws of inductor, and run only on the versions of torch
-that they were tested on.
+Small products as arithmetic and the allocation on the stack rest on unwritten laws of inductor, and are used only on
+the versions of torch that they were tested on.
 """
 
 from __future__ import annotations
@@ -22,17 +22,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pyrobnn.compile import private
-from pyrobnn.compile.folding import fold_constants, hoist_invariants, materialize_broadcasts
-from pyrobnn.compile.products import (
-    DECOMPOSITIONS,
-    Overload,
-    lay_out_data_innermost,
-    library_calls,
-    returns_nothing,
-    size,
-)
+from pyrobnn.compile.products import DECOMPOSITIONS, Overload, library_calls, returns_nothing, size
 
-#: versions of torch on which the tests of our own graph passes and of the allocation on the stack have passed
+#: versions of torch on which the tests of small products and of the allocation on the stack have passed
 TESTED = ("2.13",)
 _log = logging.getLogger(__name__)
 #: what keeps a function from being traced, in a user's words
@@ -70,7 +62,7 @@ class NoCompiler(RuntimeError):
 
 
 def tested() -> bool:
-    """Whether our own graph passes were tested on this torch."""
+    """Whether small products and the allocation on the stack were tested on this torch."""
     return ".".join(torch.__version__.split(".")[:2]) in TESTED
 
 
@@ -89,8 +81,8 @@ class Code(NamedTuple):
 def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
 
-    First with our own graph passes, if they were tested on this torch; then without; then by ``torch.compile``, the
-    public way, whose guards cost time at every call.
+    First with small products and the stack, if they were tested on this torch; then without; then by
+    ``torch.compile``, the public way, whose guards cost time at every call.
 
     Raises:
         Untraceable, private.Gone: if the function cannot be traced.
@@ -104,7 +96,7 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     failures: list[Exception] = []
     if tested():
         try:
-            return _with_passes(fn, inputs)
+            return _fused(fn, inputs)
         except Exception as error:  # inductor wraps compiler failures in many types
             failures.append(tolerable(error))
     else:
@@ -157,7 +149,7 @@ def first_line(error: Exception) -> str:
 @functools.cache
 def _say_untested() -> None:
     _log.warning(
-        "pyrobnn's own graph passes were tested on torch %s, not on %s: functions are compiled without them, "
+        "pyrobnn's small products were tested on torch %s, not on %s: functions are compiled without them, "
         "right but slower",
         ", ".join(TESTED),
         torch.__version__,
@@ -168,18 +160,12 @@ def _device(inputs: list[Tensor]) -> torch.device:
     return next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
 
 
-def _with_passes(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
-    """Compiled after our own graph passes."""
-    graph, device = private.trace(fn, inputs, DECOMPOSITIONS), _device(inputs)
+def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
+    """Compiled with small products as arithmetic and, where that is possible, with intermediates on the stack."""
+    graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
-    on_stack = False
-    if device.type == "cpu":
-        hoist_invariants(graph)
-    fold_constants(graph, device)
-    if device.type == "cpu":
-        lay_out_data_innermost(graph)
-        materialize_broadcasts(graph)
-        on_stack = sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
+    on_cpu = _device(inputs).type == "cpu" and sys.platform == "linux"
+    on_stack = on_cpu and returns_nothing(graph) and not library_calls(graph)
     with private.intermediates_on_stack() if on_stack else contextlib.nullcontext():
         return Code(_directly(graph, inputs), lambda: untouched, _identity(untouched, inputs))
 

@@ -1,11 +1,10 @@
-"""Small matrix products as arithmetic, and the memory layout of activations: graph passes before inductor.
+"""Small matrix products as arithmetic that fuses with what is before and after it.
 
 No result changes by more than the rounding of a sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,17 +21,6 @@ _FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17
 _TINY, _TINY_FEATURES = 2**15, 16
 #: what leaves the fused loops for a library
 LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
-#: whose outputs lie along the data where that pays
-ACTIVATIONS = {
-    _ATEN.tanh,
-    _ATEN.relu,
-    _ATEN.sigmoid,
-    _ATEN.silu,
-    _ATEN.gelu,
-    _ATEN.softplus,
-    _ATEN.elu,
-    _ATEN.leaky_relu,
-}
 
 
 def operator(node: Node) -> Any:
@@ -42,13 +30,8 @@ def operator(node: Node) -> Any:
 
 def size(node: Node) -> int:
     """Elements of the tensor that a node computes; 0 where it is none."""
-    shape = shape_of(node)
+    shape = getattr(node.meta.get("tensor_meta"), "shape", None)
     return 0 if shape is None else shape.numel()
-
-
-def shape_or_scalar(node: Node) -> torch.Size:
-    """The shape of the tensor that a node computes, () where it is none."""
-    return shape_of(node) or torch.Size()
 
 
 def library_calls(graph: GraphModule) -> list[Node]:
@@ -71,22 +54,6 @@ def materialize(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu":
         return torch.as_strided(tensor, tensor.shape, tensor.stride())
     return private.in_this_order(tensor, tensor.stride())
-
-
-def shape_of(node: Node) -> torch.Size | None:
-    """The shape of the tensor that a node computes; None where it is none, or new in the graph."""
-    return getattr(node.meta.get("tensor_meta"), "shape", None)
-
-
-def materialize_node(graph: GraphModule, node: Node, shape: list[int]) -> Node:
-    """:func:`materialize` as nodes of the graph, contiguous."""
-    call, strides = graph.graph.call_function, list(torch.empty(shape, device="meta").stride())
-    new = call(_ATEN.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    stored = private.order_operator()
-    return new if stored is None else call(stored, (new, strides))
-
-
-# -- products ----------------------------------------------------------------------------------------------------------
 
 
 def _small_bmm(left: Tensor, right: Tensor) -> Tensor:
@@ -140,49 +107,3 @@ DECOMPOSITIONS = {
     _ATEN.mm.default: _small_mm,
     _ATEN.addmm.default: _small_addmm,
 }
-
-
-# -- layout ------------------------------------------------------------------------------------------------------------
-
-
-def lay_out_data_innermost(graph: GraphModule) -> None:
-    """Store the activations (..., N, units) of a layer of one input feature with the data along memory.
-
-    The loops over hidden units then add whole vectors, where 50 units would leave 14 lanes of the fourth vector of 16
-    empty and every datum would end in a sum across lanes: a gradient takes a quarter less time.
-    """
-    for node in list(graph.graph.nodes):
-        if operator(node) not in ACTIVATIONS or not _is_outer(node):
-            continue
-        with graph.graph.inserting_before(node):
-            call = graph.graph.call_function
-            turned = call(_ATEN.transpose.int, (node.args[0], -2, -1))
-            new = call(node.target, (turned, *node.args[1:]), node.kwargs)
-            *batch, rows, columns = shape_or_scalar(node)
-            new = materialize_node(graph, new, [*batch, columns, rows])  # in this very order
-            new = call(_ATEN.transpose.int, (new, -2, -1))
-        node.replace_all_uses_with(new)
-        graph.graph.erase_node(node)
-    graph.recompile()
-
-
-def _is_outer(node: Node) -> bool:
-    """Whether a tall matrix comes from smaller tensors and ends in sums: then nobody else prescribes its layout."""
-    shape = shape_of(node)
-    if shape is None or len(shape) < 2 or shape[-1] >= shape[-2]:
-        return False
-    return _fused(node, lambda other: other.all_input_nodes) and _fused(node, lambda other: other.users)
-
-
-def _fused(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> bool:
-    """Whether no argument, result or library call of the graph is reached through tensors of the node's size."""
-    pending, seen = [node], {node}
-    while pending:
-        for other in neighbours(pending.pop()):
-            library = operator(other) in LIBRARY
-            if library or (operator(other) is None and size(other) >= size(node)) or other.op == "output":
-                return False
-            if size(other) >= size(node) and other not in seen:
-                seen.add(other)
-                pending.append(other)
-    return True

@@ -9,14 +9,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyrobnn.compile import CudaGraph, compiled
-from pyrobnn.compile.folding import fold_constants, hoist_invariants, materialize_broadcasts
-from pyrobnn.compile.products import (
-    DECOMPOSITIONS,
-    lay_out_data_innermost,
-    library_calls,
-    materialize,
-    operator,
-)
+from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize
 
 SLOW = pytest.mark.slow
 
@@ -56,26 +49,6 @@ def test_small_batched_products(rows, inner, columns):
     torch.testing.assert_close(compiled(torch.addmm, c, a[0], b[0])(c, a[0], b[0]), c + a[0] @ b[0])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "deep", "turned"), [(1, False, True), (3, False, False), (1, True, False)], ids=str
-)
-def test_activations_of_one_feature_lie_along_the_data(inputs, deep, turned):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, inputs, generator=generator)
-    w, v = torch.randn(2, inputs, 12, generator=generator), torch.randn(12, 12, generator=generator)
-
-    def loss(w):
-        hidden = torch.tanh(x @ w)
-        return (torch.tanh(hidden @ v) if deep else hidden * v[0]).sum(-1).cos().sum()
-
-    fn = vmap(grad_and_value(loss))
-    graph = make_fx(fn, decomposition_table=DECOMPOSITIONS)(w)
-    lay_out_data_innermost(graph)
-    assert ("force_stride_order" in graph.code) == turned
-    torch.testing.assert_close(graph(w), fn(w))
-    torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("units", [10, pytest.param(16, marks=SLOW)])
 def test_tiny_products_read_what_was_stored(units):
     """One point, two layers of few units: inductor stored the activations in another order than they were read in."""
@@ -101,91 +74,6 @@ def test_a_linear_predictor_of_few_features_needs_no_library(chains):
     fn = vmap(grad_and_value(lambda w: (x @ w).cos().sum()))
     assert not library_calls(make_fx(fn, decomposition_table=DECOMPOSITIONS)(w))
     torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
-
-
-def _calls(graph, name):
-    return sum(operator(node) is getattr(torch.ops.aten, name) for node in graph.graph.nodes)
-
-
-def test_constants_are_folded_and_share_one_argument():
-    x, scale, state = torch.arange(18.0).reshape(6, 3) / 9, torch.tensor(2.0), torch.zeros(3)
-
-    def fn(w, out):
-        noise = torch.randn_like(x)
-        state.add_(1.0)
-        out.copy_(w * scale.log() + state.exp().sum())
-        return x[:, 0].exp() * w + 0.0 * noise[:, 0], scale.sqrt()
-
-    w, out = torch.ones(6), torch.zeros(6)
-    with torch.random.fork_rng(devices=[]):
-        graph = make_fx(fn)(w, out)
-    before = state.clone()
-    fold_constants(graph)
-    assert _calls(graph, "log") == 0, "computed once"
-    assert _calls(graph, "exp") == 1, "what is written into changes from call to call"
-    assert _calls(graph, "sqrt") == 1, "a result is the caller's"
-    assert _calls(graph, "randn_like") == 1
-    assert [name for name, _ in graph.named_buffers() if "packed" in name] == ["_packed_0"]
-    assert len(list(graph.named_buffers())) == 2, "beside what is written into"
-    with torch.random.fork_rng(devices=[]):
-        torch.testing.assert_close(graph(w, out)[0], x[:, 0].exp())
-    assert torch.equal(state, before + 1)
-    torch.testing.assert_close(out, (scale.log() + state.exp().sum()).expand(6))
-
-
-def test_what_repeats_along_the_data_is_computed_once():
-    y = torch.linspace(-1.0, 1.0, 300)
-
-    def log_density(z):
-        scale = z[0].exp().expand(300)
-        return (-((y - z[1]) ** 2) / (2 * scale**2) - scale.log()).sum()
-
-    fn, z = vmap(grad_and_value(log_density)), torch.tensor([[0.1, 0.2], [0.3, 0.4]])
-    graph = make_fx(fn)(z)
-    exact = graph(z)
-    hoist_invariants(graph)
-    graph.graph.eliminate_dead_code()
-    sizes = []
-
-    class Watch(torch.fx.Interpreter):
-        def run_node(self, node):
-            result = super().run_node(node)
-            if operator(node) is torch.ops.aten.log:
-                sizes.append(result.numel())
-            return result
-
-    again = Watch(graph).run(z)
-    assert sizes == [2], "one logarithm per chain"
-    assert all(torch.equal(a, b) for a, b in zip(again, exact, strict=True))
-    torch.testing.assert_close(compiled(fn, z)(z), fn(z), atol=1e-4, rtol=1e-5)
-
-
-def test_what_repeats_is_computed_before_its_argument_is_written_into():
-    def fn(z, y):
-        scale = z.expand(300).exp()
-        z.add_(1.0)
-        return y * scale
-
-    y = torch.linspace(-1.0, 1.0, 300)
-    graph = make_fx(fn)(torch.zeros(1), y)
-    hoist_invariants(graph)
-    assert torch.equal(graph(torch.zeros(1), y), y)
-    assert torch.equal(compiled(fn, torch.zeros(1), y)(torch.zeros(1), y), y)
-
-
-def test_the_residual_of_a_datum_is_written_to_memory_before_every_unit_reads_it():
-    def fn(y, f, h):
-        return (((y - f) * 2.0 / 3.0).neg().unsqueeze(1) * h).sum(0)
-
-    generator = torch.Generator().manual_seed(0)
-    y, f, h = (torch.randn(shape, generator=generator) for shape in ((40,), (40,), (40, 50)))
-    graph = make_fx(fn)(y, f, h)
-    materialize_broadcasts(graph)
-    assert _calls(graph, "as_strided") == 1
-    assert torch.equal(graph(y, f, h), fn(y, f, h))
-    narrow = make_fx(fn)(y, f, h[:, :2])
-    materialize_broadcasts(narrow)
-    assert _calls(narrow, "as_strided") == 0
 
 
 def test_results_are_the_callers_and_in_place_functions_agree():

@@ -1,7 +1,7 @@
 """The traced steps hold what CUDA takes: constants are no arguments, so that no call would show where they lie.
 
-A fit on the stand-in device hands its steps to ``compiled``. Each is traced there as for inductor, goes through our own
-passes, and runs once more on fake CUDA tensors, as inductor runs it to learn shapes.
+A fit on the stand-in device hands its steps to ``compiled``. Each is traced there as for inductor, and runs once more
+on fake CUDA tensors, as inductor runs it to learn shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyrobnn.compile import Compiled
-from pyrobnn.compile.folding import fold_constants
 from pyrobnn.compile.products import DECOMPOSITIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
@@ -92,7 +91,8 @@ def traced(fn, *example) -> GraphModule:
         graph = make_fx(
             lambda *flat: fn(*pytree.tree_unflatten(list(flat), spec)), decomposition_table=DECOMPOSITIONS
         )(*inputs)
-        fold_constants(graph, inputs[0].device)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     return graph
 
 

@@ -90,7 +90,9 @@ class Elbo:
         phi, points = theta[: self.family.size], theta[self.family.size :]
         draw = self.family.draw(phi, noise)
         z = torch.cat([draw.z, points])
-        log_likelihood, cross = self.density.pure(functools.partial(self._terms, noise))(z, draw.moments, *args)
+        log_likelihood, cross = self.density.pure(functools.partial(self._terms, noise))(
+            z, draw.moments, *args
+        )
         exact = draw.moments if self.exact_entropy else None
         entropy = -_path_log_q(draw) if exact is None else exact.entropy
         return log_likelihood, cross - entropy
