@@ -29,6 +29,15 @@ class Finding:
         return sentence(self.code, self.values)
 
 
+def of_meta(meta: Mapping[str, Any]) -> list[Finding | str]:
+    """What a fit has kept in its ``meta``: its findings, and the sentences that have no code."""
+    found = [
+        Finding(each["code"], {k: v for k, v in each.items() if k != "code"}) for each in meta["findings"]
+    ]
+    known = set(map(str, found))
+    return [*found, *(text for text in meta["warnings"] if text not in known)]
+
+
 def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:
     """Findings as they stand in ``meta["findings"]``: the code beside its numbers."""
     return [{"code": each.code, **each.values} for each in found if isinstance(each, Finding)]

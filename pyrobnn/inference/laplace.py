@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding
 from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
 from pyrobnn.inference.curvature.head import Split
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -28,16 +29,20 @@ from pyrobnn.inference.curvature.mode import (
     precision_bytes,
     subset_sites,
 )
-from pyrobnn.inference.curvature.precision import Precision, ggn_precision, hessian_precision
+from pyrobnn.inference.curvature.precision import (
+    Precision,
+    ggn_precision,
+    hessian_precision,
+    record,
+    report_frozen,
+)
 from pyrobnn.inference.curvature.prior import check_elementwise, check_normal
-from pyrobnn.inference.curvature.remarks import record, report_frozen
 from pyrobnn.inference.fitting.batches import in_parts, survey
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.unfinished import STOPPED
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
@@ -176,7 +181,11 @@ class Laplace(Method):
                 callbacks=run.callbacks, progress=run.progress,
             )  # fmt: skip
             found = time.perf_counter()
-            remarks = [note for note in centre.notes if not (exact and note.startswith(STOPPED))]
+            remarks = [
+                note
+                for note in centre.notes
+                if not (exact and isinstance(note, Finding) and note.code == "search_unfinished")
+            ]
             make = ggn_precision if self.curvature == "ggn" else hessian_precision
             precision = make(self, search, centre, init is not None, seed, remarks)
             loc = centre.mode

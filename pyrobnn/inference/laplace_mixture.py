@@ -17,6 +17,7 @@ from torch.distributions import constraints
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding, of_meta
 from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -118,7 +119,7 @@ class LaplaceMixture(Method):
                 "learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), a fixed value, or use Laplace"
             )
         started = time.perf_counter()
-        notes: list[str] = []
+        notes: list[Finding | str] = []
         found = []
         for start in range(self.num_modes):
             told = [Continued(callback, start * self.num_steps) for callback in run.callbacks]
@@ -154,7 +155,7 @@ class LaplaceMixture(Method):
                 "log_evidence_kind": "laplace",
                 "layer_products": modes[0].meta["layer_products"],
             },
-            notes=list(dict.fromkeys(notes)),
+            notes=notes,
             importance=self.importance,
             network=network,
             moments=None if network is None else network.moments,
@@ -166,7 +167,7 @@ class LaplaceMixture(Method):
         x: Any,
         y: Any,
         seed: int,
-        notes: list[str],
+        notes: list[Finding | str],
         device: str | torch.device | None,
         callbacks: Sequence[Callback],
         progress: bool,
@@ -178,7 +179,7 @@ class LaplaceMixture(Method):
                 model.reinitialized(seed), x, y, num_draws=1, seed=seed, device=device, callbacks=callbacks,
                 progress=progress,
             )  # fmt: skip
-        notes += [note for note in found.meta["warnings"] if note not in notes]
+        notes += [note for note in of_meta(found.meta) if note not in notes]
         return found
 
     def _laplace(self) -> Laplace:

@@ -48,6 +48,34 @@ def _not_converged(
     )
 
 
+def _search_unfinished(
+    steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
+) -> str:
+    more = "raise num_steps (or the learning rate)"
+    if gain is None and fall is None:
+        return (
+            f"the search was stopped after {steps} steps, too few to show that it found its optimum; {more}"
+        )
+    seen = (
+        f"its loss fell by {fall:.3g} nats over the last fifth"
+        if gain is None
+        else f"ten more steps on all data gain {gain:.3g} nats"
+    )
+    return (
+        f"the search was stopped far from its optimum: {seen}, where up to {limit:.3g} are no matter; {more}"
+    )
+
+
+def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
+    remedy = "train longer (num_steps): neither the search nor L-BFGS on all of the data reached it"
+    if given:
+        remedy = "train longer, or leave out 'init': what is given is not moved"
+    return (
+        f"the centre is not a mode: gradient norm {gradient_norm:.3g}, {distance:.3g} posterior standard deviations "
+        f"from it: {remedy}"
+    )
+
+
 SENTENCES: dict[str, str | Callable[..., str]] = {
     # estimators
     "noise_still_moving": "the noise still moved by {moved:.0%} in the last of {rounds} rounds: compare intervals with "
@@ -69,6 +97,45 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     # all methods
     "interrupted": "{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit",
+    # searches
+    "search_unfinished": _search_unfinished,
+    # Laplace
+    "not_a_mode": _not_a_mode,
+    "prior_raised": (
+        "the log prior of {sites} is flat or convex at the mode: its precision was raised by up to {raised:.3g}"
+    ),
+    "prior_averaged": "the prior precision varies over a layer's outputs: Kronecker factors use its average",
+    "tuning_at_bound": "tuning ended at its bound: the data set no limit to this prior precision or noise",
+    "cross_validation_at_edge": (
+        "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data set no limit to "
+        "this prior precision. There is no log_evidence: the mode is that of the declared prior, not of one so far "
+        "from it"
+    ),
+    "cross_validation_blind": (
+        "the model's own net, from which the search starts, fits the held-out data as well as the mode found without "
+        "them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
+    ),
+    "curvature_unresolved": (
+        "the curvature of the likelihood reaches {top:.2g} prior precisions, and float64 does not tell less than "
+        "{cut:.2g} of them from none: {count} of its directions keep the prior's width, and log_evidence may be too "
+        "high by up to {error:.2g} nats: use a larger noise or a tighter prior"
+    ),
+    "widths_unresolved": (
+        "the curvature of the likelihood reaches {top:.2g} prior precisions, more than {dtype} resolves: the narrowest "
+        "widths are rounding. Use a larger noise, a tighter prior or a float64 net (net.double())"
+    ),
+    "hessian_indefinite": (
+        "the Hessian is not positive definite (lowest curvature {lowest:.3g}): damped by {added:.3g}; its widths are "
+        "then not those of the posterior: find a better mode, or use curvature='ggn'"
+    ),
+    "hessian_unresolved": (
+        "the Hessian spans from {norm:.2g} to less than {least:.2g}, more than {dtype} resolves: its widest widths are "
+        "rounding. Use curvature='ggn', a larger noise or a float64 net (net.double())"
+    ),
+    "draws_unresolved": (
+        "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior around "
+        "them. Use a larger noise, or a float64 net (net.double())"
+    ),
     # chains of NUTS
     "diverged": _diverged,
     "stuck_chains": _stuck_chains,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyrobnn.findings import Finding
 from pyrobnn.inference.curvature.ggn import ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -48,7 +49,9 @@ class HeldOut:
         return self.factor in (float(_GRID[0]), float(_GRID[-1]))
 
 
-def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int, notes: list[str]) -> HeldOut:
+def hold_out(
+    method: Any, search: MAP, centre: Centre, given: bool, seed: int, notes: list[Finding | str]
+) -> HeldOut:
     """Search for a mode on four fifths of the data, and judge widths around it by the fifth that it has not seen.
 
     One fifth after another, until 500 rows have been judged: of a few residuals that happen to be small, the best
@@ -79,16 +82,8 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int, n
         scores.append(torch.stack(both))
         knows.append(not given and _knows(found, problem.x[fold], problem.y[fold]))
     chosen = _choose(torch.cat(scores, 1))
-    if chosen.factor == 1.0 and chosen.best != 1.0:
-        notes.append(
-            f"cross-validation leaves the prior as declared: a factor of {chosen.best:.3g} on its precision is better "
-            f"by {chosen.gain:.2g} +/- {chosen.error:.2g} nats per held-out point, no more than its error"
-        )
     if all(knows):
-        notes.append(
-            "the model's own net, from which the search starts, fits the held-out data as well as the mode found "
-            "without them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
-        )
+        notes.append(Finding("cross_validation_blind"))
     return chosen
 
 

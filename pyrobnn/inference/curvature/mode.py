@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density, Site
+from pyrobnn.findings import Finding, of_meta
 from pyrobnn.inference.curvature.head import Split, split
 from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
@@ -48,7 +49,7 @@ class Centre:
     points: dict[str, Tensor]
     names: tuple[str, ...]
     gradient: Tensor
-    notes: Sequence[str] = ()
+    notes: Sequence[Finding | str] = ()
     split: Split | None = None
 
 
@@ -151,13 +152,13 @@ def find_centre(
     density = problem.density
     values = start_values(problem.model, init)
     moving = torch.ones(density.dim, dtype=torch.bool, device=problem.device)
-    notes: Sequence[str] = ()
+    notes: Sequence[Finding | str] = ()
     if init is None:
         model, x, y = source
         told = [Retold(callback, partial(_in_units, problem)) for callback in callbacks]
         fit = partial(search.fit, seed=seed, device=problem.device, callbacks=told, progress=progress)
         mode = whole(lambda: fit(model, x, y), "Laplace")
-        values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, mode.meta["warnings"]
+        values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, of_meta(mode.meta)
     elif problem.is_bnn:
         for site in density.sites:
             given = site.name in values and (site.kind == "point" or site.name.startswith(NET))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding
 from pyrobnn.inference.curvature.blocks import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import DiagCurvature, KronCurvature, ggn
 from pyrobnn.inference.curvature.held_out import hold_out
@@ -20,12 +23,17 @@ from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.mode import Centre
 from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import prior_precision, with_precision
-from pyrobnn.inference.curvature.resolution import check_finite
+from pyrobnn.inference.curvature.resolution import check_finite, name_of
 from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
+
+#: the mode counts as found when Newton's step is shorter than this many posterior standard deviations per √dimension
+_NEWTON_LIMIT = 0.2
+#: of the noise's variance that the last step to the mode of a linear model may take off the residuals
+_NOISE_SHARE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +54,7 @@ class Precision:
 
 
 def hessian_precision(
-    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[str]
+    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[Finding | str]
 ) -> Precision:
     """Exact Hessian, full or its diagonal."""
     index = _coordinates(centre, centre.names)
@@ -57,7 +65,7 @@ def hessian_precision(
 
 
 def ggn_precision(
-    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[str]
+    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[Finding | str]
 ) -> Precision:
     """Gauss-Newton matrix of the weights and, beside it, the exact Hessian of the noise.
 
@@ -73,16 +81,14 @@ def ggn_precision(
     prior = prior_precision(jacobian)
     damping = max(method.damping, prior.raised)
     if prior.raised:
-        remarks.append(
-            f"the log prior of {', '.join(prior.raised_sites)} is flat or convex at the mode: "
-            f"its precision was raised by up to {prior.raised:.3g}"
-        )
+        sites = ", ".join(prior.raised_sites)
+        remarks.append(Finding("prior_raised", {"sites": sites, "raised": prior.raised}))
     likelihood = centre.problem.bnn.likelihood
     parameters = centre.density.constrain(centre.mode) | centre.points
     root = DataRoot(likelihood, parameters, centre.problem.y)
     curvature = ggn(jacobian, centre.problem.x, root, method.structure, prior.prec + method.damping)
     if isinstance(curvature, KronCurvature) and curvature.averaged:
-        remarks.append("the prior precision varies over a layer's outputs: Kronecker factors use its average")
+        remarks.append(Finding("prior_averaged"))
     tuned, held_out = Tuned(torch.ones(1, dtype=torch.float64), 1.0), None
     if method.tune is not None:
         if method.tune == "cross_validation":
@@ -93,21 +99,14 @@ def ggn_precision(
             deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
             tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
         if held_out is not None and tuned.at_bound:
-            remarks.append(
-                f"cross-validation ended at the edge of the factors it tries, {held_out.factor:g}: the held-out data "
-                "set no limit to this prior precision. There is no log_evidence: the mode is that of the declared "
-                "prior, not of one so far from it"
-            )
+            remarks.append(Finding("cross_validation_at_edge", {"factor": held_out.factor}))
         elif tuned.at_bound:
-            remarks.append(
-                "tuning ended at its bound: the data set no limit to this prior precision or noise"
-            )
+            remarks.append(Finding("tuning_at_bound"))
     blocks = curvature.blocks(tuned.tau.to(prior.prec.device), tuned.c)
     for block in blocks:
         check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype
     if not isinstance(curvature, DiagCurvature):
-        note = curvature.resolution().note(tuned.c / float(tuned.tau.min()))
-        remarks.extend([note] if note else [])
+        remarks += curvature.resolution().findings(tuned.c / float(tuned.tau.min()))
     report = None
     if method.tune is not None:
         names = curvature.group_names if len(tuned.tau) > 1 else ["all"]
@@ -143,7 +142,7 @@ def _coordinates(centre: Centre, names: Any) -> Tensor:
 
 
 def _hessian_block(
-    centre: Centre, index: Tensor, structure: str, damping: float, remarks: list[str]
+    centre: Centre, index: Tensor, structure: str, damping: float, remarks: list[Finding | str]
 ) -> tuple[Block, float]:
     """Exact Hessian, damped by as much as it takes; the amount, and a remark if it had to be."""
     if structure == "diag":
@@ -163,25 +162,19 @@ def _hessian_block(
             matrix.diagonal().add_(added)
             factor = torch.linalg.cholesky(matrix)
         else:
-            remarks.extend(_rounding(matrix, factor, centre.density.dtype))
+            remarks += _rounding(matrix, factor, centre.density.dtype)
         block = DenseBlock(index, factor)
     if added:
-        remarks.append(
-            f"the Hessian is not positive definite (lowest curvature {lowest:.3g}): damped by {added:.3g}; "
-            "its widths are then not those of the posterior: find a better mode, or use curvature='ggn'"
-        )
+        remarks.append(Finding("hessian_indefinite", {"lowest": lowest, "added": added}))
     return block, damping + added
 
 
-def _rounding(matrix: Tensor, factor: Tensor, dtype: torch.dtype) -> list[str]:
-    """A remark where the factor's least pivot, a bound on the lowest curvature, is within the rounding of the rest."""
+def _rounding(matrix: Tensor, factor: Tensor, dtype: torch.dtype) -> list[Finding]:
+    """Whether the factor's least pivot, a bound on the lowest curvature, is within the rounding of the rest."""
     least, norm = float(factor.diagonal().min()) ** 2, float(torch.linalg.matrix_norm(matrix))
     if least > torch.finfo(dtype).eps * norm:
         return []
-    return [
-        f"the Hessian spans from {norm:.2g} to less than {least:.2g}, more than {str(dtype).removeprefix('torch.')} "
-        "resolves: its widest widths are rounding. Use curvature='ggn', a larger noise or a float64 net (net.double())"
-    ]
+    return [Finding("hessian_unresolved", {"norm": norm, "least": least, "dtype": name_of(dtype)})]
 
 
 def _needed(lowest: float, highest: float) -> float:
@@ -224,3 +217,39 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     held = Density(density.program, density.args, points="held", values=points)
     # the gradient says whether the mode was found for the model it was searched in
     return replace(centre, problem=tuned_problem, density=held, points=points)
+
+
+def record(precision: Precision, remarks: list[Finding | str], given: bool, exact: bool) -> dict[str, Any]:
+    """What the fit says about itself; adds to the remarks that the centre (``given`` by the user?) is not a mode.
+
+    Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
+    sum of squares the last step lowers by its squared length, in noise variances.
+    """
+    gradient = precision.centre.gradient
+    blocks = precision.blocks
+    norm = float(gradient[torch.cat([block.index for block in blocks])].double().norm())
+    parts = [block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks]
+    distance = float(torch.stack(parts).sum().sqrt())
+    size = sum(len(block.index) for block in blocks)
+    small = exact and distance**2 <= _NOISE_SHARE * len(precision.centre.problem.x)
+    if not small and not distance <= _NEWTON_LIMIT * math.sqrt(size):
+        far = {"gradient_norm": norm, "distance": distance, "given": given}
+        remarks.append(Finding("not_a_mode", far))
+    return {
+        "gradient_norm": norm,
+        "newton_distance": distance,
+        "damping": precision.damping,
+        "tuned": precision.tuned,
+        "log_evidence_kind": "laplace",
+        "head": "" if precision.centre.split is None else precision.centre.split.path,
+        "layer_products": precision.jacobian is not None and bool(precision.jacobian.layers),
+    }
+
+
+def report_frozen(draws: Mapping[str, Tensor], remarks: list[Finding | str]) -> None:
+    """Adds to the remarks that widths are lost where they are added to the mode."""
+    moved = torch.cat([(value != value[:, :1]).any(1).flatten() for value in draws.values()])
+    some = next(iter(draws.values()))
+    if some.shape[1] > 1 and not bool(moved.all()):
+        lost = {"count": int((~moved).sum()), "total": len(moved), "dtype": name_of(some.dtype)}
+        remarks.append(Finding("draws_unresolved", lost))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import Refused
+from pyrobnn.findings import Finding
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -45,21 +46,18 @@ class Resolution:
     count: int
     dtype: torch.dtype
 
-    def note(self, ratio: float) -> str | None:
-        """What to say where the likelihood's curvature counts ``ratio`` times as much against the prior."""
-        if self.count and self.cut * ratio > 1:
-            directions = "1 direction keeps" if self.count == 1 else f"{self.count} directions keep"
-            error = 0.5 * self.count * math.log1p(self.cut * ratio)
-            return (
-                f"the curvature of the likelihood reaches {self.top * ratio:.2g} prior precisions, and float64 does "
-                f"not tell less than {self.cut * ratio:.2g} of them from none: {directions} the "
-                f"prior's width, and log_evidence may be too high by up to {error:.2g} nats: use a larger noise or a "
-                "tighter prior"
-            )
-        if self.top * ratio * torch.finfo(self.dtype).eps ** 2 > 1:
-            return (
-                f"the curvature of the likelihood reaches {self.top * ratio:.2g} prior precisions, more than "
-                f"{str(self.dtype).removeprefix('torch.')} resolves: the narrowest widths are rounding. Use a larger "
-                "noise, a tighter prior or a float64 net (net.double())"
-            )
-        return None
+    def findings(self, ratio: float) -> list[Finding]:
+        """What to report where the likelihood's curvature counts ``ratio`` times as much against the prior."""
+        top, cut = self.top * ratio, self.cut * ratio
+        if self.count and cut > 1:
+            error = 0.5 * self.count * math.log1p(cut)
+            seen = {"top": top, "cut": cut, "count": self.count, "error": error}
+            return [Finding("curvature_unresolved", seen)]
+        if top * torch.finfo(self.dtype).eps ** 2 > 1:
+            return [Finding("widths_unresolved", {"top": top, "dtype": name_of(self.dtype)})]
+        return []
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """float32, say."""
+    return str(dtype).removeprefix("torch.")

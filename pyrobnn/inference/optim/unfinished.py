@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyrobnn.findings import Finding
+
 #: steps below which the losses show nothing
 _SHORT = 20
 #: share of the run whose fall is measured, and the standard errors of it that are not believed
@@ -17,8 +19,6 @@ _PART, _SIGMAS = 0.2, 3.0
 _PER_PARAMETER, _LEAST = 0.05, 1.0
 #: times the limit that the losses of a run must let expect before its fit says so: they tell less than further steps
 _ROUGH = 10.0
-#: how the notes of it begin
-STOPPED = "the search was stopped"
 
 
 def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[str, float]:
@@ -26,22 +26,19 @@ def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[st
     return {name: nats, "gain_limit": max(_LEAST, _PER_PARAMETER * num_params)}
 
 
-def stopped_short(meta: Mapping[str, Any]) -> list[str]:
+def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
     """What the user has to know of a search that ran out of steps, from what ``meta`` keeps of it."""
     if meta.get("stopped") != "num_steps":
         return []
     gain, fall, limit = meta.get("gain_left"), meta.get("fall_left"), meta.get("gain_limit", math.inf)
     steps = meta.get("num_steps", _SHORT)
-    more = "raise num_steps (or the learning rate)"
     if gain is not None:
-        seen = f"ten more steps on all data gain {gain:.3g} nats, where up to {limit:.3g} are no matter"
-        return [f"{STOPPED} far from its optimum: {seen}; {more}"] if gain > limit else []
-    if fall is not None:
-        seen = f"its loss fell by {fall:.3g} nats over the last fifth, where up to {limit:.3g} are no matter"
-        return [f"{STOPPED} far from its optimum: {seen}; {more}"] if fall > _ROUGH * limit else []
-    if steps < _SHORT:
-        return [f"{STOPPED} after {steps} steps, too few to show that it found its optimum; {more}"]
-    return []
+        seen = {"gain": gain, "limit": limit} if gain > limit else {}
+    elif fall is not None:
+        seen = {"fall": fall, "limit": limit} if fall > _ROUGH * limit else {}
+    else:
+        seen = {"steps": steps} if steps < _SHORT else {}
+    return [Finding("search_unfinished", seen)] if seen else []
 
 
 def falling(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
