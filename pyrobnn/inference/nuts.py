@@ -26,16 +26,16 @@ from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.chain_findings import run_findings
+from pyrobnn.inference.hmc.chain_gradient import chains_per_call, gradient_of
 from pyrobnn.inference.hmc.checkpoint import run_fingerprint
 from pyrobnn.inference.hmc.converged import check_until, until_converged
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, named_stats
-from pyrobnn.inference.hmc.gradient import chains_per_call, gradient_of
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.memory_needed import check_memory, needed_bytes, num_slots
 from pyrobnn.inference.hmc.metric import described, form_of
-from pyrobnn.inference.hmc.precision import PrecisionLoss, inspector
+from pyrobnn.inference.hmc.precision_loss import PrecisionLoss, inspector
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register

@@ -29,7 +29,7 @@ from pyrobnn.inference.fitting.problem import (
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.gradient import chains_per_call
+from pyrobnn.inference.hmc.chain_gradient import chains_per_call
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering.path import Evaluate, evaluator, prior_draws, refuse_without_prior
 from pyrobnn.inference.tempering.population import Population, Rung

@@ -19,8 +19,8 @@ from pyrobnn.checks import divergences_by_chance
 from pyrobnn.diagnostics import diagnose, thresholds
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.chain_findings import MIN_BFMI, run_findings
+from pyrobnn.inference.hmc.delayed_interrupt import delayed_interrupt
 from pyrobnn.inference.hmc.draws import Draws
-from pyrobnn.inference.hmc.interrupts import delayed_interrupt
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.nuts import NUTS
 

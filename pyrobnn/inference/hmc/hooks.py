@@ -20,7 +20,7 @@ from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.converged import check_convergence
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress
-from pyrobnn.inference.hmc.precision import in_program_dtype
+from pyrobnn.inference.hmc.precision_loss import in_program_dtype
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

@@ -17,11 +17,11 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.hmc import checkpoint, metric
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.capture import Replayed
+from pyrobnn.inference.hmc.delayed_interrupt import delayed_interrupt
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress, progress
-from pyrobnn.inference.hmc.interrupts import delayed_interrupt
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
-from pyrobnn.inference.hmc.precision import PrecisionLoss
+from pyrobnn.inference.hmc.precision_loss import PrecisionLoss
 from pyrobnn.inference.hmc.warmup import (
     Phase,
     acceptance_off_target,
