@@ -245,3 +245,22 @@ def test_the_interval_of_the_evidence_covers_what_it_says(num_islands):
         low, high = student_interval(islands)
         covered += low <= 0.0 <= high
     assert covered / runs == pytest.approx(0.95, abs=4 * (0.95 * 0.05 / runs) ** 0.5)
+
+
+def uneven_modes(x, y):
+    """Four fifths of the mass near zero, one fifth near twenty: no chain goes from one to the other."""
+    modes = dist.Normal(torch.tensor([0.0, 20.0]), torch.tensor([1.0, 0.5]))
+    where = pyro.sample("where", dist.Normal(10.0, 20.0))
+    mass = torch.tensor([0.8, 0.2]) / dist.Normal(10.0, 20.0).log_prob(modes.mean).exp()
+    pyro.factor("modes", dist.MixtureSameFamily(dist.Categorical(mass), modes).log_prob(where))
+
+
+@pytest.mark.filterwarnings("ignore:.*(have not mixed|warm-up was not finished)")
+def test_particles_weight_the_modes_that_chains_cannot_leave():
+    """What is advised where chains disagree. Chains that start at particles would agree on the greater mode alone."""
+    chains = pb.NUTS(num_warmup=30, trajectory=3, compile=False).fit(uneven_modes, num_draws=150, seed=1)
+    assert "chains_disagree" in [each["code"] for each in chains.meta["findings"]]
+    config = pb.SMC(num_particles=800, max_leapfrogs=8, max_moves=4, compile=False)
+    share = (config.fit(uneven_modes).draws["where"] > 10.0).double().mean(1)
+    error = float(share.std()) / len(share) ** 0.5
+    assert abs(float(share.mean()) - 0.2) < 4 * error + 0.01 and error < 0.05
