@@ -24,7 +24,7 @@ from pyrobnn.posterior.datatree import log_densities
 Rows = tuple[Tensor, Tensor]
 Kind = Literal["add-one-in", "split"]
 #: scalars of the largest intermediate, about 32 MiB of float64
-CHUNK_SCALARS = 2**22
+CHUNK_SCALARS = 4_194_304
 
 
 @dataclass(frozen=True, eq=False)

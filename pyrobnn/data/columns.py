@@ -17,8 +17,6 @@ Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]
 #: categories that get an input each, the most frequent
 MAX_CATEGORIES = 50
-#: days of the cycles of a date; a year of the Gregorian calendar
-CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
 _TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 _COMMAS = r"[+-]?\d+(,\d+)+(\.\d+)?([eE][+-]?\d+)?"
@@ -61,7 +59,7 @@ class Column:
             found = [(values == category).to_numpy() for category in self.categories]
         else:
             filled = values.fillna(self.fill).to_numpy()
-            turns = [2 * np.pi * filled / CYCLES[cycle] for cycle in self.cycles]
+            turns = [2 * np.pi * filled / _cycles()[cycle] for cycle in self.cycles]
             found = [filled, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
         gap = values.isna() | (values == "")
         return [*found, gap.to_numpy()] if self.indicator else found
@@ -368,10 +366,17 @@ def _dates(name: str, values: np.ndarray, day_first: bool | None, indicator: boo
     known = values[~np.isnan(values)]
     steps = np.diff(np.unique(known))
     span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
-    cycles = tuple(cycle for cycle, length in CYCLES.items() if 2 * finest <= length <= (span + finest) / 2)
+    cycles = tuple(
+        cycle for cycle, length in _cycles().items() if 2 * finest <= length <= (span + finest) / 2
+    )
     return Column(
         name, "date", fill=float(np.median(known)), indicator=indicator, day_first=day_first, cycles=cycles
     )
+
+
+def _cycles() -> dict[str, float]:
+    """Days of the cycles of a date, a year of the Gregorian calendar."""
+    return {"day": 1.0, "week": 7.0, "year": 365.2425}
 
 
 def _day_first(where: str, name: str, text: pd.Series) -> bool | None:

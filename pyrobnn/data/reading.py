@@ -92,14 +92,22 @@ def _text(path: Path) -> pd.DataFrame:
         raise _Refusal(
             f"the first line of {path.name} holds numbers only, {', '.join(given[:3])} …: begin with a line of names"
         )
-    longer = f"{path.name}: rows have more cells than its first line has names, {', '.join(map(repr, names[:3]))} …: "
+    listed = ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
             # without index_col such cells would shift all names by one
             frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, **options)
-    except (pd.errors.ParserWarning, pd.errors.ParserError) as error:
-        raise _Refusal(f"{longer}begin with the line of names, and name every column") from error
+    except pd.errors.ParserWarning as error:
+        raise _Refusal(
+            f"{path.name}: rows have more cells than its first line has names, {listed}: name every column, and "
+            "delete what stands before the line of names"
+        ) from error
+    except pd.errors.ParserError as error:
+        reason = str(error).strip().rpartition("error: ")[2]
+        raise _Refusal(
+            f"{path.name}: below its first line, {listed}: {reason}: begin with the line of names"
+        ) from error
     frame.columns = pd.Index(names)
     return frame if separator == "," else _decimal_commas(path.name, frame)
 

@@ -10,7 +10,6 @@ https://arxiv.org/abs/1502.05336
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,8 @@ from pyrobnn.data.dataset import Dataset
 __all__ = ["uci", "uci_all", "uci_num_hidden", "uci_splits"]
 
 VARIABLE = "PYROBNN_DATA"
-#: hidden units of a set whose folder does not say how many
+#: hidden units of a set whose folder does not say how many (Hernández-Lobato & Adams, 2015)
 NUM_HIDDEN = 50
-
-
 #: sets that :func:`pyrobnn.data.load` knows by name
 UCI = ("bostonHousing", "concrete", "energy", "yacht")
 
@@ -46,16 +43,8 @@ def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset,
     """
     folder = _folder(name, root)
     full = _read(folder)
-    parts = []
-    for part in ("train", "test"):
-        path = folder / f"index_{part}_{split}.txt"
-        if not path.is_file():
-            raise ValueError(f"{name} has no split {split}: there is no file {path.name} in {folder}")
-        rows = _integers(path)
-        if rows.min() < 0 or rows.max() >= full.num_data:
-            raise ValueError(f"{path} holds rows outside 0 … {full.num_data - 1}: indices count from 0")
-        parts.append(full.subset(rows))
-    return parts[0], parts[1]
+    parts = [_integers(folder, f"index_{part}_{split}.txt", full.num_data) for part in ("train", "test")]
+    return full.subset(parts[0]), full.subset(parts[1])
 
 
 def uci_splits(name: str, root: str | Path | None = None) -> int:
@@ -66,13 +55,11 @@ def uci_splits(name: str, root: str | Path | None = None) -> int:
     """
     folder = _folder(name, root)
     found = {path.name for path in folder.glob("index_t*_*.txt")}
-    numbers = [int(n) for file in found if (n := file.removesuffix(".txt").rpartition("_")[2]).isdigit()]
-    count = max(numbers, default=-1) + 1
+    numbers = [n for file in found if (n := file.removesuffix(".txt").rpartition("_")[2]).isdigit()]
+    count = max(map(int, numbers), default=0) + 1
     files = [f"index_{part}_{split}.txt" for split in range(count) for part in ("train", "test")]
     if missing := [file for file in files if file not in found]:
         raise ValueError(f"{folder} lacks {', '.join(missing[:4])}{' and more' * (len(missing) > 4)}")
-    if not count:
-        raise ValueError(f"{folder} has no splits: index_train_0.txt and index_test_0.txt are the first")
     return count
 
 
@@ -88,13 +75,9 @@ def uci_num_hidden(name: str, root: str | Path | None = None) -> int:
     if not path.is_file():
         return NUM_HIDDEN
     text = path.read_text(encoding="utf-8").strip()
-    try:
-        value = float(text)  # some of the published files write integers as floats
-    except ValueError:
-        value = 0.0
-    if value < 1 or not value.is_integer():
+    if not text.removesuffix(".0").isdecimal() or float(text) < 1:
         raise ValueError(f"{path} must hold one positive whole number, the hidden units, got {text[:40]!r}")
-    return int(value)
+    return int(float(text))
 
 
 def uci_all(name: str, root: str | Path | None = None) -> Dataset:
@@ -118,37 +101,31 @@ def _folder(name: str, root: str | Path | None) -> Path:
 
 def _read(folder: Path) -> Dataset:
     table = np.loadtxt(folder / "data.txt", ndmin=2)
-    features = _integers(folder / "index_features.txt")
-    target = _integers(folder / "index_target.txt")
-    for path, columns in (("index_features.txt", features), ("index_target.txt", target)):
-        if columns.min() < 0 or columns.max() >= table.shape[1]:
-            raise ValueError(
-                f"{folder / path} holds columns outside 0 … {table.shape[1] - 1}: they count from 0"
-            )
+    features = _integers(folder, "index_features.txt", table.shape[1])
+    target = int(_integers(folder, "index_target.txt", table.shape[1])[0])
     return Dataset(
         x=_tensor(table[:, features]),
-        y=_tensor(table[:, target[0]]).unsqueeze(-1),
+        y=_tensor(table[:, [target]]),
         name=folder.name,
         task="regression",
         feature_names=tuple(f"feature_{column}" for column in features),
-        target_name=f"column_{target[0]}",
+        target_name=f"column_{target}",
     )
 
 
-def _integers(path: Path) -> np.ndarray:
-    if not path.is_file():
-        raise ValueError(f"{path.name} is missing in {path.parent}: the folder is not in the UCI layout")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "input contained no data": answered below
-        values = np.loadtxt(path, ndmin=1)
-    if values.size == 0:
-        raise ValueError(f"{path} is empty")
-    return values.astype(int)  # some of the published files write the integers as floats
+def _integers(folder: Path, file: str, below: int) -> np.ndarray:
+    if not (folder / file).is_file():
+        raise ValueError(f"there is no file {file} in {folder}")
+    values = np.array((folder / file).read_text().split(), dtype=float).astype(
+        int
+    )  # some are written as floats
+    if not values.size or values.min() < 0 or values.max() >= below:
+        raise ValueError(f"{folder / file} must hold numbers of 0 … {below - 1}: they count from 0")
+    return values
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:
     """In float32, or in float64 where float32 would merge distinct values of a column."""
     narrow = values.astype(np.float32)
-    columns = zip(values.reshape(len(values), -1).T, narrow.reshape(len(values), -1).T)
-    merged = any(len(np.unique(few)) < len(np.unique(many)) for many, few in columns)
+    merged = any(len(np.unique(few)) < len(np.unique(many)) for many, few in zip(values.T, narrow.T))
     return torch.tensor(values if merged else narrow)

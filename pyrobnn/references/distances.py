@@ -16,8 +16,6 @@ from pyrobnn.signs import shown
 
 #: kinds beside those of the probes
 NOISE, DENSITY = "noise", "density"
-#: levels of the quantiles, in the middle of a hundred parts of equal weight
-LEVELS = (np.arange(100) + 0.5) / 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +60,11 @@ def quantities(posterior: Posterior, data: Dataset, probe_x: Tensor, probe_kinds
     return Quantities((*names, "log-likelihood", "log prior"), tuple(kinds), np.concatenate(columns, 2))
 
 
+def levels() -> np.ndarray:
+    """Of the quantiles: in the middle of a hundred parts of equal weight."""
+    return (np.arange(100) + 0.5) / 100
+
+
 def summarised(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
     """Moments of draws with their Monte-Carlo errors.
 
@@ -93,7 +96,7 @@ def summarised(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
         "ess_tail": ess(columns, "tail") if judged else total,
         "rhat": rhat(columns) if judged and len(draws) > 1 else np.full(draws.shape[2], np.nan),
     }
-    quantiles = ("level", "quantity"), np.quantile(flat, LEVELS, axis=0)
+    quantiles = ("level", "quantity"), np.quantile(flat, levels(), axis=0)
     return xr.Dataset({name: ("quantity", value) for name, value in found.items()} | {"quantiles": quantiles})
 
 
@@ -168,9 +171,9 @@ def compared(
     apart = np.abs(ours["quantiles"].values - theirs["quantiles"].values).mean(0) / scale
     each_error = np.hypot(ours["mean_error"].values, theirs["mean_error"].values) / scale
     # expected between effective draws of one distribution: by the errors of its quantiles
-    slope = np.gradient(theirs["quantiles"].values, LEVELS, axis=0)
+    slope = np.gradient(theirs["quantiles"].values, levels(), axis=0)
     variance = 1.0 / ours["ess_bulk"].values + 1.0 / theirs["ess_bulk"].values
-    errors = np.sqrt(LEVELS * (1.0 - LEVELS))[:, None] * slope * np.sqrt(variance)
+    errors = np.sqrt(levels() * (1.0 - levels()))[:, None] * slope * np.sqrt(variance)
     floor = np.sqrt(2.0 / np.pi) * errors.mean(0)
     columns = {
         "mean_difference": (ours["mean"].values - theirs["mean"].values) / scale,

@@ -229,7 +229,7 @@ class TestUci:
         assert data.uci_all("tiny").num_data == 3
 
     def test_what_is_missing_is_named(self, uci_root, monkeypatch):
-        with pytest.raises(ValueError, match="has no split 7"):
+        with pytest.raises(ValueError, match="no file index_train_7.txt"):
             data.uci("tiny", 7, uci_root)
         with pytest.raises(ValueError, match="found tiny"):
             data.uci("huge", 0, uci_root)
@@ -239,7 +239,7 @@ class TestUci:
 
     def test_rows_outside_the_table(self, uci_root):
         (uci_root / "uci/tiny/index_test_0.txt").write_text("3\n")
-        with pytest.raises(ValueError, match="rows outside 0 … 2"):
+        with pytest.raises(ValueError, match="numbers of 0 … 2"):
             data.uci("tiny", 0, uci_root)
 
     @pytest.mark.parametrize("name", uci_sets.UCI)
