@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyrobnn.conformal import conformal_set as conformal_set
     from pyrobnn.density import Density as Density
     from pyrobnn.diagnostics import Verdict as Verdict
+    from pyrobnn.diagnostics import audit as audit
     from pyrobnn.diagnostics import diagnose as diagnose
     from pyrobnn.estimators import BNNClassifier as BNNClassifier
     from pyrobnn.estimators import BNNRegressor as BNNRegressor
@@ -51,6 +52,7 @@ else:
             "Prediction": "pyrobnn.posterior.prediction",
             "Refused": "pyrobnn.checks",
             "Verdict": "pyrobnn.diagnostics",
+            "audit": "pyrobnn.diagnostics",
             "callbacks": "pyrobnn.callbacks",
             "conformal": "pyrobnn.conformal",
             "conformal_interval": "pyrobnn.conformal",

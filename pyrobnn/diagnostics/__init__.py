@@ -7,16 +7,16 @@ DataTrees: `convergence`, `importance` and `corrected_moments`, `loo`, `compare`
 
 from __future__ import annotations
 
+from pyrobnn.diagnostics.audit import audit
 from pyrobnn.diagnostics.calibration import pit
 from pyrobnn.diagnostics.convergence import Convergence, convergence
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, cost_per_draw, fidelity
 from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance
 from pyrobnn.diagnostics.judge import diagnose
-from pyrobnn.diagnostics.leave_one_out import loo_pit
-from pyrobnn.diagnostics.loo import compare, loo, refit_points
-from pyrobnn.diagnostics.model_checks import power_scaling
+from pyrobnn.diagnostics.leave_one_out import compare, loo, loo_pit, refit_points
 from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
+from pyrobnn.diagnostics.sensitivity import power_scaling
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Score",
     "Scores",
     "Verdict",
+    "audit",
     "compare",
     "convergence",
     "corrected_moments",

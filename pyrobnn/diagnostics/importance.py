@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from math import log10
 
 import numpy as np
 import xarray as xr
 from arviz_stats.base import array_stats
 from scipy.special import logsumexp
 
-from pyrobnn.diagnostics import thresholds
+from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.verdict import Check, Status, grade, worse
-from pyrobnn.groups import FUNCTION, MOVED, SAMPLE_STATS
+from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
+from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
 _MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
+#: k-hat above which no number of draws makes the weights reliable (Vehtari et al., 2024, section 3.2)
+PARETO_K = 0.7
+
+
+def good_k(num_draws: int) -> float:
+    """Largest Pareto k-hat at which `num_draws` importance draws still give a reliable estimate.
+
+    min(1 − 1/log10 S, 0.7), equation 13 of Vehtari et al. (2024).
+
+    >>> round(good_k(4000), 2), round(good_k(200), 2)
+    (0.7, 0.57)
+    """
+    return max(0.0, min(1.0 - 1.0 / log10(num_draws), PARETO_K)) if num_draws > 10 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +145,7 @@ def importance(evidence: Evidence, *, space: str = "full") -> Importance | None:
         return None
     log_weights, k = pareto_smooth(log_ratio)
     ess = 1.0 / float((np.exp(log_weights) ** 2).sum())
-    return Importance(float(k), log_weights, thresholds.good_k(log_p.size), ess, space)
+    return Importance(float(k), log_weights, good_k(log_p.size), ess, space)
 
 
 @statistic
@@ -147,193 +161,90 @@ def corrected_moments(evidence: Evidence, *, group: str = FUNCTION) -> xr.Datase
         ``sd_corrected``, in the units of f; None where k-hat (in full, else in the subspace) exceeds its limit
         or nothing can be computed.
     """
-    found = importance(evidence)
-    if found is None or found.k > found.good_k:
-        found = importance(evidence, space="subspace")
-    if found is None or found.k > found.good_k:
+    found = reliable(evidence)
+    if found is None:
         return None
     f = evidence.f if group == FUNCTION else evidence.draws(group, "f")
     if f is None:
         return None
     f = f.reshape(*f.shape[:3], -1)
-    weights = np.exp(found.log_weights)[:, :, None, None]
-    mean, corrected = f.mean(axis=(0, 1)), (weights * f).sum(axis=(0, 1))
-    variance = (weights * (f - corrected) ** 2).sum(axis=(0, 1))
+    mean, sd, corrected, sd_corrected = _moments(f, found)
     dims = ("point", "output")
     return xr.Dataset(
         {
             "mean": (dims, mean),
-            "sd": (dims, f.std(axis=(0, 1))),
+            "sd": (dims, sd),
             "mean_corrected": (dims, corrected),
-            "sd_corrected": (dims, np.sqrt(variance)),
+            "sd_corrected": (dims, sd_corrected),
         }
     )
 
 
-def check_count(evidence: Evidence) -> Check | None:
-    """Whether there are enough independent draws."""
-    if evidence.variable(SAMPLE_STATS, "log_q") is None:
-        return None
-    count = evidence.num_draws
-    status: Status = (
-        "pass" if count >= thresholds.ESS_PASS else "fail" if count < thresholds.ESS_FAIL else "warn"
-    )
-    return Check(
-        "num_draws",
-        status,
-        float(count),
-        f"≥ {thresholds.ESS_PASS:.0f}, < {thresholds.ESS_FAIL:.0f} fails",
-        thresholds.PARETO_SOURCE,
-        f"There are {count} independent draws.",
-        "" if status == "pass" else "Raise num_draws to 1000: draws from an approximation cost little.",
-    )
+def reliable(evidence: Evidence) -> Importance | None:
+    """The weights over all of the parameters, else over the random part of them, if their k-hat is within its limit."""
+    for space in ("full", "subspace"):
+        found = importance(evidence, space=space)
+        if found is not None and found.k <= found.good_k:
+            return found
+    return None
 
 
-def check_khat(evidence: Evidence) -> Check | None:
-    """k-hat of p/q over all weights; it decides where there is none of a subspace."""
-    full, part = importance(evidence), importance(evidence, space="subspace")
-    if full is None:
-        return None if part is not None else _unjudged(evidence)
-    # the weights of a net with hidden units are many and not what is predicted with: see `importance`
-    decides = part is None and not evidence.has_hidden_units
-    return _k_check(full, evidence.remedy, decides=decides)
+def _moments(values: np.ndarray, found: Importance) -> tuple[np.ndarray, ...]:
+    """Mean and sd of values (chain, draw, …), as they are and weighted."""
+    weights = np.exp(found.log_weights).reshape(*values.shape[:2], *[1] * (values.ndim - 2))
+    corrected = (weights * values).sum(axis=(0, 1))
+    weighted_sd = np.sqrt((weights * (values - corrected) ** 2).sum(axis=(0, 1)))
+    return values.mean(axis=(0, 1)), values.std(axis=(0, 1)), corrected, weighted_sd
 
 
-def check_khat_subspace(evidence: Evidence) -> Check | None:
-    """k-hat of p/q over the part of the weights that the approximation treats as random."""
-    part = importance(evidence, space="subspace")
-    return None if part is None else _k_check(part, evidence.remedy, decides=True)
+def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether importance weights leave the function as it is, or the named quantities of a program; else their k-hat.
 
-
-def check_correction(evidence: Evidence) -> Check | None:
-    """Whether importance weights leave the function as it is, where they are reliable; else they cannot say.
-
-    In many weights they hardly ever are: `check_moves` needs none.
+    The weights of a net with hidden units are many and not what is predicted with: of them k-hat decides nothing.
     """
-    moments = corrected_moments(evidence)
-    if moments is None:
-        return _uncorrected(evidence)
-    found = importance(evidence)
-    if found is None or found.k > found.good_k:
-        found = importance(evidence, space="subspace")
-    error = 2.0 / np.sqrt(found.ess) if found is not None else 0.0
-    sd = np.maximum(moments["sd_corrected"].values, np.finfo(float).tiny)
-    shift = np.abs((moments["mean_corrected"] - moments["mean"]).values) / sd
-    gap = np.abs(np.log(np.maximum(moments["sd"].values, np.finfo(float).tiny) / sd))
-    status = worse(
-        grade(float(np.median(shift)) - error, thresholds.WASSERSTEIN_PASS, thresholds.WASSERSTEIN_FAIL),
-        grade(float(np.median(gap)) - error, *-np.log([thresholds.SD_RATIO_PASS, thresholds.SD_RATIO_FAIL])),
-    )
-    ratio = float(min(np.median(sd / np.maximum(moments["sd"].values, np.finfo(float).tiny)), 1e6))
-    return Check(
-        "psis_correction",
-        status,
-        float(min(shift.max(), 1e6)),
-        f"median shift ≤ {thresholds.WASSERSTEIN_PASS} sd and sd ratio within [{thresholds.SD_RATIO_PASS}, "
-        f"{1 / thresholds.SD_RATIO_PASS:.2f}], beyond the error",
-        thresholds.PARETO_SOURCE,
-        f"Importance weighting moves the mean of f by at most {min(float(shift.max()), 1e6):.2f} sd and multiplies its "
-        f"sd by {ratio:.2f} in the median.",
-        "" if status == "pass" else evidence.remedy,
-    )
-
-
-def _uncorrected(evidence: Evidence) -> Check | None:
-    """That importance weights cannot say how the function is off, where nothing else has been tried."""
-    found = importance(evidence)
-    if found is None or MOVED in evidence.tree.children or evidence.f is None:
+    log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
+    if (log_p is None or log_q is None) and importance(evidence, space="subspace") is None:
         return None
-    return Check(
-        "psis_correction",
-        "info",
-        None,
-        "",
-        thresholds.PARETO_SOURCE,
-        "How far the function is from the posterior's cannot be said: weighted, the draws are worth "
-        f"{found.ess:.0f} of {found.log_weights.size}.",
-    )
+    bad = 0 if log_p is None or log_q is None else int((~np.isfinite(log_p - log_q)).sum())
+    if bad:
+        return Found("fail", None, "density_not_finite", {"count": bad})
+    count = float(evidence.num_draws)
+    few = grade(count, *limits[4:], higher=True)
+    found, part = reliable(evidence), importance(evidence, space="subspace")
+    if found is None:
+        found = part or importance(evidence)
+        if found is None:
+            return Found(few, count, "few_draws", limit=limits[4])
+        return _unreliable(found, evidence, decides=part is not None or not evidence.has_hidden_units)
+    status, numbers = _corrected(evidence, found, limits)
+    if few != "pass" and status == "pass":
+        return Found(few, count, "few_draws", limit=limits[4])
+    numbers |= {"khat": float(found.k), "remedy": evidence.remedy}
+    return Found(status, numbers["ratio"], "" if status == "pass" else "importance_far", numbers, limits[2])
 
 
-def _k_check(found: Importance, remedy: str, *, decides: bool) -> Check:
-    where = "all weights" if found.space == "full" else "the last layer or subspace alone"
-    finite = bool(np.isfinite(found.k))
-    status: Status = (
-        "pass" if found.k <= found.good_k else "fail" if found.k > thresholds.PARETO_K else "warn"
-    )
-    seen = (
-        f"Pareto k-hat of p/q over {where} is {found.k:.2f}"
-        if finite
-        else f"Over {where} one draw carries all the importance weight (k-hat is infinite)"
-    )
+def _corrected(
+    evidence: Evidence, found: Importance, limits: tuple[float, ...]
+) -> tuple[Status, dict[str, float | str]]:
+    """How far weighting moves means and sds, in the median, beyond the error of the weights."""
+    f = evidence.f
+    values = f if f is not None else np.stack([*quantities(evidence).values()], axis=-1)
+    mean, sd, corrected, sd_corrected = _moments(values, found)
+    use = (sd_corrected > 0.0) & (sd > 0.0)
+    if not use.any():
+        return "pass", {"shift": 0.0, "ratio": 1.0}
+    error = 2.0 / np.sqrt(found.ess)
+    shift = float(np.median(np.abs(corrected - mean)[use] / sd_corrected[use]))
+    gaps = np.log(sd[use] / sd_corrected[use])
+    gap = float(np.median(np.abs(gaps)))
+    status = worse(grade(shift - error, *limits[:2]), grade(gap - error, *-np.log(limits[2:4])))
+    return status, {"shift": min(shift, 1e6), "ratio": float(min(np.exp(-np.median(gaps)), 1e6))}
+
+
+def _unreliable(found: Importance, evidence: Evidence, *, decides: bool) -> Found:
+    numbers = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
+    value = float(found.k) if np.isfinite(found.k) else None
     if not decides:
-        return Check(
-            "khat",
-            "info" if status != "pass" else "pass",
-            found.k if finite else None,
-            f"≤ {found.good_k:.2f} (not decided over all weights)",
-            thresholds.APPROXIMATION_SOURCE,
-            f"{seen}; that says something of the weights of a net, not of its function, and decides nothing.",
-        )
-    action = ""
-    if status == "warn":
-        action = "Raise num_draws: k-hat is in the range where more draws make importance weights reliable."
-    elif status == "fail":
-        action = remedy
-    return Check(
-        "khat" if found.space == "full" else "khat_subspace",
-        status,
-        found.k if finite else None,
-        f"≤ {found.good_k:.2f} to pass, > {thresholds.PARETO_K} to fail",
-        thresholds.APPROXIMATION_SOURCE,
-        f"{seen}; weighted, the draws are worth {found.ess:.0f} of {found.log_weights.size}.",
-        action,
-    )
-
-
-def _unjudged(evidence: Evidence) -> Check:
-    method = evidence.method
-    log_p = evidence.draws(SAMPLE_STATS, "log_p")
-    log_q = evidence.draws(SAMPLE_STATS, "log_q")
-    if log_p is not None and log_q is not None and not np.isfinite(log_p - log_q).all():
-        return Check(
-            "khat",
-            "fail",
-            None,
-            "finite log p and log q",
-            thresholds.APPROXIMATION_SOURCE,
-            f"log p or log q is not finite for {int((~np.isfinite(log_p - log_q)).sum())} draws.",
-            "Fit again with a smaller step size or more damping: some draws lie where the model has no density.",
-        )
-    if log_p is not None and log_q is not None:
-        return Check(
-            "khat",
-            "info",
-            None,
-            "",
-            thresholds.APPROXIMATION_SOURCE,
-            f"{log_p.size} draws are too few for Pareto k-hat, which needs {_MIN_DRAWS}.",
-            "Raise num_draws.",
-        )
-    # it was fitted by its density: where that is missing, the fit was cut short or the tree is another's
-    if evidence.claim == "approximate":
-        return Check(
-            "khat",
-            "warn",
-            None,
-            "log_p and log_q of the draws",
-            thresholds.APPROXIMATION_SOURCE,
-            f"log p and log q of the draws of {method} were not computed, so no importance weight can tell how far off "
-            "they are.",
-            "Fit it to its end; until then judge it by held-out scores and calibration.",
-        )
-    name = "This method" if method == "unknown" else method
-    return Check(
-        "posterior_claim",
-        "warn",
-        None,
-        "log_p and log_q of the draws",
-        thresholds.POSTERIOR_CLAIM_SOURCE,
-        f"{name} has no density q, so its draws are not this prior's posterior and no importance weight can "
-        "tell how far off they are.",
-        "Judge it by held-out scores and calibration, or compare it with a NUTS run as reference.",
-    )
+        return Found("info", value, "khat_undecided", numbers, found.good_k)
+    status: Status = "fail" if found.k > PARETO_K else "warn"
+    return Found(status, value, "khat" if value is not None else "khat_infinite", numbers, found.good_k)

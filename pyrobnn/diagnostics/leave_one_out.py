@@ -1,27 +1,35 @@
-"""The smoothed importance weights of leaving each datum out, and what follows from them: elpd, k-hat and LOO-PIT."""
+"""Leave-one-out for every method: the smoothed weights of leaving each datum out, and elpd, k-hat and PIT from them."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import arviz_stats
 import numpy as np
+import pandas as pd
 import xarray as xr
+from arviz_stats.utils import ELPDData
+from scipy import stats
 from scipy.special import logsumexp
 
 from pyrobnn.chains import ess
-from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, statistic
-from pyrobnn.diagnostics.importance import log_target, pareto_smooth
+from pyrobnn.diagnostics.importance import good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
-from pyrobnn.groups import POSTERIOR, SAMPLE_STATS
+from pyrobnn.diagnostics.verdict import Found
+from pyrobnn.groups import LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 _MIN_DRAWS = 25
-_MAX_PIT = 2000
-#: log-likelihood values that are smoothed at once
-_BLOCK = 4_000_000
-# above so many log-likelihood values LOO is subsampled: smoothing takes about a millisecond per datum
-_MAX_ELEMENTS = 40_000_000
+_MAX_PIT = 2000  # data whose PIT is computed
+_BLOCK = 4_000_000  # log-likelihood values that are smoothed at once
+#: log-likelihood values, and data, above which leave-one-out takes a subsample: a datum takes about a millisecond
+_MAX_ELEMENTS, _SUBSAMPLE_FROM, _SUBSAMPLE_SIZE = 40_000_000, 50_000, 1_000
 _MAX_ELEMENTS_ESS = 200
+#: share of the data whose k-hat may be too large before their PIT says nothing
+UNRELIABLE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +121,7 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
     if pointwise is None or found is None or found.pit is None:
         return None
     k = found.k[np.isin(found.points, found.pit_points)]
-    good_k = thresholds.good_k(pointwise[:, :, 0].size)
-    if (k > good_k).mean() > thresholds.LOO_PIT_UNRELIABLE:
+    if (k > good_k(pointwise[:, :, 0].size)).mean() > UNRELIABLE:
         return None
     return found.pit_points, found.pit
 
@@ -143,15 +150,14 @@ def usable(evidence: Evidence) -> np.ndarray | None:
         return None
     if evidence.is_point or not np.isfinite(pointwise).all():
         return None
-    still = pointwise.max((0, 1)) == pointwise.min((0, 1))
-    if still.any():  # there is no tail to smooth
+    if np.ptp(pointwise, axis=(0, 1)).max() == 0.0:  # there is no tail to smooth
         return None
     return None if evidence.is_iid and densities(evidence) is None else pointwise
 
 
 def is_large(pointwise: np.ndarray) -> bool:
     """Whether a log likelihood (chain, draw, datum) is so large that LOO takes a subsample of the data."""
-    return pointwise.shape[2] >= thresholds.LOO_SUBSAMPLE_FROM or pointwise.size > _MAX_ELEMENTS
+    return pointwise.shape[2] >= _SUBSAMPLE_FROM or pointwise.size > _MAX_ELEMENTS
 
 
 @statistic
@@ -166,3 +172,171 @@ def relative_efficiency(evidence: Evidence) -> float:
     each = ess(np.moveaxis(draws, 2, 0), "mean")
     each = each[np.isfinite(each)]
     return float(each.mean() / evidence.num_draws) if each.size else 1.0
+
+
+def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed: int = 0) -> ELPDData | None:
+    """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
+
+    The weights are smoothed by ArviZ, for approximations with their log_p and log_q. From 50 000 data on (or 40 million
+    log-likelihood values), ``arviz_stats.loo_subsample`` with the difference estimator.
+
+    Args:
+        tree: A DataTree with a ``log_likelihood`` group.
+        num_subsample: Number of data to subsample; None decides by size.
+        seed: Seed of the subsample.
+
+    Returns:
+        ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
+        computed: no log-likelihood, or one of a single datum, fewer than 25 draws, no datum that more than one draw
+        and its copies decide, or an approximation without log_q (an ensemble's draws are no posterior draws).
+
+    Raises:
+        ValueError: If `num_subsample` is not positive.
+
+    References:
+        Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)
+        https://doi.org/10.1007/s11222-016-9696-4 Bayesian leave-one-out cross-validation for large data
+        (Magnusson et al., 2019) https://arxiv.org/abs/1904.10679
+    """
+    if num_subsample is not None and num_subsample < 1:
+        raise ValueError(f"'num_subsample' is {num_subsample}; expected a positive number of data, or None.")
+    evidence = Evidence.of(tree)
+    pointwise = usable(evidence)
+    if pointwise is None:
+        return None
+    if num_subsample is None and is_large(pointwise):
+        num_subsample = _SUBSAMPLE_SIZE
+    if num_subsample is not None and num_subsample < pointwise.shape[2]:
+        return _subsampled(evidence, num_subsample=num_subsample, seed=seed)
+    return _full(evidence)
+
+
+def elpd_data(**fields: Any) -> ELPDData:
+    """Expected log predictive densities as ArviZ compares them, from the fields of its ``ELPDData``."""
+    # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
+    one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
+    return ELPDData(kind="loo", **fields) if one is None else one(**fields)
+
+
+@statistic
+def _full(evidence: Evidence) -> ELPDData | None:
+    pointwise = evidence.log_likelihood
+    found = None if pointwise is None else leave_one_out(evidence, every=is_large(pointwise))
+    if (
+        pointwise is None
+        or found is None
+        or not np.isfinite(found.elpd.sum())
+        or not np.isfinite(found.k).any()
+    ):
+        return None
+    num_data, num_draws = len(found.points), pointwise[:, :, 0].size
+    coords = {"obs": found.points}
+    return elpd_data(
+        elpd=float(found.elpd.sum()),
+        se=float(np.sqrt(num_data * found.elpd.var())),
+        p=float((found.lppd - found.elpd).sum()),
+        n_samples=num_draws,
+        n_data_points=num_data,
+        scale="log",
+        warning=bool((found.k > good_k(num_draws)).any()),
+        good_k=good_k(num_draws),
+        elpd_i=xr.DataArray(found.elpd, dims="obs", coords=coords),
+        pareto_k=xr.DataArray(found.k, dims="obs", coords=coords),
+        approx_posterior=densities(evidence) is not None,
+    )
+
+
+@statistic
+def _subsampled(evidence: Evidence, *, num_subsample: int, seed: int) -> ELPDData | None:
+    pointwise, pair = evidence.log_likelihood, densities(evidence)
+    if pointwise is None:
+        return None
+    sizes = (*SAMPLE_DIMS, "obs")
+    coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
+    # a tree of the log-likelihood alone, so that ArviZ reads nothing else
+    data = xr.DataTree.from_dict({LOG_LIKELIHOOD: xr.Dataset({"y": (sizes, pointwise)}, coords=coords)})
+    del coords["obs"]
+    log_p, log_q = (
+        (None, None)
+        if pair is None
+        else (xr.DataArray(each, dims=SAMPLE_DIMS, coords=coords) for each in pair)
+    )
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found = arviz_stats.loo_subsample(
+                data,
+                observations=num_subsample,
+                pointwise=True,
+                reff=relative_efficiency(evidence),
+                log_p=log_p,
+                log_q=log_q,
+                seed=seed,
+            )
+    except ValueError as error:
+        if "tail values are the same" not in str(error):
+            raise
+        return None
+    hopeless = not np.isfinite(found.elpd) or not np.isfinite(found.pareto_k).any()
+    return None if hopeless else found
+
+
+def compare(trees: Mapping[str, xr.DataTree | Evidence]) -> pd.DataFrame:
+    """Methods ranked by elpd with standard errors of the differences and stacking weights (``arviz_stats.compare``).
+
+    Args:
+        trees: Label → DataTree; all fitted to the same data.
+
+    Returns:
+        One row per method for which `loo` exists, best first; columns as in ``arviz_stats.compare``.
+
+    Raises:
+        ValueError: If fewer than two trees allow LOO, or their numbers of data differ.
+    """
+    found = {label: loo(tree) for label, tree in trees.items()}
+    usable = {label: elpd for label, elpd in found.items() if elpd is not None}
+    if len(usable) < 2:
+        raise ValueError(
+            f"comparing needs two trees with LOO, got {sorted(usable)}; the others lack a log_likelihood "
+            "group or log_q."
+        )
+    counts = {label: int(elpd.n_data_points) for label, elpd in usable.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the trees were fitted to different numbers of data: {counts}.")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return arviz_stats.compare(usable)
+
+
+def refit_points(elpd: ELPDData) -> list[int]:
+    """Data whose leave-one-out is unreliable (Pareto k above ``good_k``), worst first: refit without them."""
+    k = np.asarray(elpd.pareto_k).ravel()
+    k = np.where(np.isnan(k), -np.inf, k)
+    bad = np.flatnonzero(k > elpd.good_k)
+    return [int(index) for index in bad[np.argsort(-k[bad])]]
+
+
+def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """How many data decide the fit by themselves: those at which leave-one-out is unreliable beyond chance."""
+    elpd = loo(evidence)
+    if elpd is None:
+        return None
+    k = np.asarray(elpd.pareto_k).ravel()
+    k, points = k[~np.isnan(k)], refit_points(elpd)
+    # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
+    own = evidence.is_iid and len(points) > 0.5 * k.size
+    certain = bool((k > _certain_k(evidence, elpd, k.size, limits[0])).any()) and not own
+    finite = k[np.isfinite(k)]
+    numbers = {"count": len(points), "total": k.size, "rows": points[:8]}
+    return Found(
+        "warn" if certain else "info" if points else "pass", float(finite.max()), "", numbers, elpd.good_k
+    )
+
+
+def _certain_k(evidence: Evidence, elpd: ELPDData, num_data: int, rate: float) -> float:
+    """The k-hat that none of the data has by chance while its k is within the limit.
+
+    The estimate from a tail of M draws has standard error (1 + k)/√M.
+    """
+    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
+    return elpd.good_k + stats.norm.isf(rate / num_data) * (1.0 + elpd.good_k) / np.sqrt(tail)

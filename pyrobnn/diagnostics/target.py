@@ -1,78 +1,67 @@
-"""Whether draws are of the model's posterior at all: Stein's identities, which need no reference."""
+"""Whether draws are of the model's posterior at all: Stein's identities, and what Hamiltonian moves change of them.
+
+Both need the model's gradient and no reference: draws of the posterior fulfil the identities, and stay draws of it
+wherever they are moved.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from scipy import stats
+from scipy.special import ndtri, owens_t
 
 from pyrobnn.chains import ess
-from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.verdict import Check, Status, grade_tested
-from pyrobnn.groups import STEIN
+from pyrobnn.diagnostics.fidelity import MOST, by_kind
+from pyrobnn.diagnostics.verdict import Found, Status, grade, grade_tested, worse
+from pyrobnn.groups import MOVED, STEIN
 
+#: rates at which right draws may warn, and fail: this library's convention
+RATES = 1e-3, 1e-5
+#: standard errors beyond which a change of the log density warns, and fails: this library's convention
+_SIGMAS = 3.5, 5.0
+#: acceptance below which the draws have hardly moved
+_LEAST_ACCEPTED = 0.2
 _FEWEST_EFFECTIVE = 4.0
 #: below which a ratio is so far off that its error needs no care
 _LEAST_RATIO = 0.25
 
 
-def check_virial(evidence: Evidence) -> Check | None:
+def virial(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the draws spread as the density falls: −E[(z − z̄)·∇log p] is their dimension."""
-    virial, size = evidence.draws(STEIN, "virial"), evidence.values(STEIN, "size")
-    if virial is None or size is None or not np.isfinite(virial).all():
+    values, size = evidence.draws(STEIN, "virial"), evidence.values(STEIN, "size")
+    if values is None or size is None or not np.isfinite(values).all():
         return None
     names = [*_sites(evidence), "all weights"]
-    ratio = np.concatenate([virial / size, virial.sum(-1, keepdims=True) / size.sum()], axis=-1)
+    ratio = np.concatenate([values / size, values.sum(-1, keepdims=True) / size.sum()], axis=-1)
     mean, p = _tested(ratio, 1.0, positive=True)
     gap = np.abs(np.log(np.maximum(mean, 1e-6)))
-    worst = _worst(p, gap, thresholds.VIRIAL_WARN)
-    status = _status(evidence, p[worst], gap[worst], thresholds.VIRIAL_WARN, thresholds.VIRIAL_FAIL)
+    worst = _worst(p, gap, limits[0])
     value = float(mean[worst])
-    if (
-        status == "info" and value < 1.0 and ratio[..., worst].any()
-    ):  # held sites have none; no optimum is this narrow
-        status = "warn"
-    side = "narrower" if value < 1.0 else "wider"
-    return Check(
-        "virial",
-        status,
-        value,
-        f"1; off by more than {np.expm1(thresholds.VIRIAL_WARN):.0%} and its Monte-Carlo error warns, more than "
-        f"{np.expm1(thresholds.VIRIAL_FAIL):.0%} fails",
-        thresholds.STEIN_SOURCE,
-        f"The variance of the draws of {names[worst]} is {value:.2f} times what the model's density implies"
-        + ("." if status == "pass" else f": they are {side} than its posterior."),
-        _remedy(evidence) if status in ("warn", "fail") else "",
-    )
+    status = _status(evidence, grade_tested(p[worst], gap[worst], RATES, limits))
+    if status == "info" and value < 1.0 and ratio[..., worst].any():
+        status = "warn"  # held sites have none; no optimum is this narrow
+    numbers = {"where": names[worst], "p": float(p[worst]), "remedy": _remedy(evidence)}
+    return Found(status, value, "", numbers, 1.0)
 
 
-def check_score(evidence: Evidence) -> Check | None:
+def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the draws lie where the density does: E[∇log p] = 0."""
-    score, size = evidence.draws(STEIN, "score"), evidence.values(STEIN, "size")
-    if score is None or size is None or not np.isfinite(score).all():
+    values, size = evidence.draws(STEIN, "score"), evidence.values(STEIN, "size")
+    if values is None or size is None or not np.isfinite(values).all():
         return None
-    sites, directions = score.shape[2:]
-    columns = score.reshape(*score.shape[:2], -1)
+    columns = values.reshape(*values.shape[:2], -1)
     scale = columns.std(axis=(0, 1))
     columns = columns[:, :, scale > 0.0] / scale[scale > 0.0]
-    names = np.repeat(_sites(evidence), directions)[scale > 0.0]
+    names = np.repeat(_sites(evidence), values.shape[3])[scale > 0.0]
     if columns.shape[2] == 0:
         return None
     mean, p = _tested(columns, 0.0, chosen_of=int(size.sum()))
     gap = np.abs(mean)
-    worst = _worst(p, gap, thresholds.SCORE_WARN)
-    status = _status(evidence, p[worst], gap[worst], thresholds.SCORE_WARN, thresholds.SCORE_FAIL)
-    return Check(
-        "score",
-        status,
-        float(gap[worst]),
-        f"0; more than {thresholds.SCORE_WARN} sd and its Monte-Carlo error warns, more than "
-        f"{thresholds.SCORE_FAIL} sd fails",
-        thresholds.STEIN_SOURCE,
-        f"The mean gradient of the log density is at most {gap[worst]:.2f} of its sd from zero, for {names[worst]}"
-        + ("." if status == "pass" else ": the draws lie beside the model's posterior."),
-        _remedy(evidence) if status in ("warn", "fail") else "",
-    )
+    worst = _worst(p, gap, limits[0])
+    status = _status(evidence, grade_tested(p[worst], gap[worst], RATES, limits))
+    numbers = {"where": str(names[worst]), "p": float(p[worst]), "remedy": _remedy(evidence)}
+    return Found(status, float(gap[worst]), "", numbers)
 
 
 def _tested(
@@ -97,26 +86,27 @@ def _tested(
 
 def _worst(p: np.ndarray, gap: np.ndarray, least: float) -> int:
     """The largest effect among those that are no chance, else the largest of all."""
-    sure = (p < thresholds.STEIN_RATE_WARN) & (gap > least)
+    sure = (p < RATES[0]) & (gap > least)
     return int(np.argmax(np.where(sure, 1e6 + gap, gap)))
 
 
-def _status(evidence: Evidence, p: float, gap: float, warns: float, fails: float) -> Status:
-    status = grade_tested(p, gap, thresholds.STEIN_RATES, (warns, fails))
+def _status(evidence: Evidence, status: Status) -> Status:
+    """Of a density made to be near the posterior of a net: it misses it in single weights, rightly for its functions.
+
+    A variational one fulfils the identities at its optimum, and one that claims nothing is told all the same.
+    """
     if status == "pass" or not (evidence.is_iid and evidence.has_hidden_units):
         return status
-    # a density made to be near the posterior of a net misses it in single weights, rightly for all that its functions
-    # show; a variational one fulfils the identities at its optimum, and one that claims nothing is told all the same
     fulfils = evidence.text("log_evidence_kind") == "elbo" or evidence.claim == "none"
     return "warn" if fulfils else "info"
 
 
 def _remedy(evidence: Evidence) -> str:
     if evidence.is_iid:
-        return evidence.text("remedy") or "Fit for longer, or run NUTS and compare."
+        return evidence.remedy
     return (
-        "Check that data, prior and likelihood are those of the model (no datum counted twice, no temperature), then "
-        "fit again with a smaller step size or a longer warm-up."
+        "Check that data, prior and likelihood are those that the chains were run on, then fit again with a longer "
+        "warm-up."
     )
 
 
@@ -128,3 +118,176 @@ def _sites(evidence: Evidence) -> list[str]:
         if virial is not None and "site" in virial.coords
         else ([f"site {index}" for index in range(size)])
     )
+
+
+# moves
+
+
+def _moved(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """The function of all draws (chain, draw, probe, output) and of the moved ones, and their acceptance rate."""
+    after, acceptance = evidence.draws(MOVED, "after"), evidence.values(MOVED, "acceptance")
+    before = evidence.f
+    if after is None or acceptance is None or before is None or after.shape[2:] != before.shape[2:]:
+        return None
+    if evidence.likelihood == "categorical" and after.shape[-1] > 1:
+        after = after - after.mean(axis=-1, keepdims=True)
+    return before, after, float(acceptance)
+
+
+def _undecided(acceptance: float, stayed: float = np.nan) -> Found:
+    return Found("info", None, "moves_undecided", {"acceptance": acceptance, "stayed": stayed})
+
+
+def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the function stays as it is when draws are moved towards the posterior, as those of it would.
+
+    Two standard errors are taken off every change; nine in ten points have twice the limits of the median.
+    """
+    found = _moved(evidence)
+    if found is None:
+        return None
+    before, after = (f.reshape(-1, *f.shape[2:]) for f in found[:2])
+    moves = (
+        np.ptp(before, 0) > 0.0
+    )  # a function may be held at a point, as that of a net without a bias is at zero
+    finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
+    if found[2] < _LEAST_ACCEPTED or not finite or not moves.any() or not np.ptp(after, 0)[moves].all():
+        return _undecided(found[2])
+    shift, gap, errors = (np.where(moves, each, np.nan) for each in _change(before, after))
+    shifts = by_kind(np.maximum(np.abs(shift) - 2.0 * errors[0], 0.0), evidence, "probes")
+    gaps = by_kind(np.maximum(np.abs(gap) - 2.0 * errors[1], 0.0), evidence, "probes")
+    off, narrow = limits[:2], -np.log(limits[2:4])
+    status = worse(
+        *(grade(float(np.median(each)), *off) for each in shifts.values()),
+        *(grade(float(np.quantile(each, MOST)), *(2.0 * limit for limit in off)) for each in shifts.values()),
+        *(grade(float(np.median(each)), *narrow) for each in gaps.values()),
+        *(grade(float(np.quantile(each, MOST)), narrow[1], 2.0 * narrow[1]) for each in gaps.values()),
+    )
+    stayed = _correlation(evidence)
+    if status == "pass" and stayed > _blind((off[0], off[1]), (narrow[0], narrow[1])):
+        return _undecided(found[2], stayed)
+    kind = max(gaps, key=lambda name: float(np.median(gaps[name])))
+    ratio = float(np.exp(np.median(by_kind(gap, evidence, "probes")[kind])))
+    numbers = {
+        "shift": float(np.nanmedian(np.abs(shift))),
+        "inverse": 1.0 / ratio,
+        "remedy": _remedy(evidence),
+    }
+    return Found(status, ratio, "", numbers, limits[2])
+
+
+def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the log density of chains keeps its mean and spread when their draws are moved.
+
+    Draws of another distribution with the posterior's own mean and covariance, as those without its tails, or in
+    another shape, have right functions and means of gradients: how their log density varies is theirs alone.
+    """
+    before, after = (evidence.draws(MOVED, f"density_{when}") for when in ("before", "after"))
+    acceptance = evidence.values(MOVED, "acceptance")
+    if before is None or after is None or acceptance is None:
+        return None
+    before, after = (each.reshape(-1).astype(np.float64) for each in (before, after))
+    finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
+    if acceptance < _LEAST_ACCEPTED or not finite or not np.ptp(before) > 0.0 < np.ptp(after):
+        return _undecided(float(acceptance))
+    shift, gap, errors = _change(before, after)
+    pairs = (limits[:2], float(shift), float(errors[0])), (limits[2:4], float(gap), float(errors[1]))
+    status = worse(*(_graded(abs(effect), error, of) for of, effect, error in pairs))
+    stayed = float(np.corrcoef(before, after)[0, 1])
+    beyond = [tuple(max(x, s * error) for x, s in zip(of, _SIGMAS, strict=True)) for of, _, error in pairs]
+    if status == "pass" and stayed > _blind(beyond[0], beyond[1]):  # type: ignore[arg-type]
+        return _undecided(float(acceptance), stayed)
+    ratio = float(np.exp(gap))
+    numbers = {"shift": abs(float(shift)), "inverse": 1.0 / ratio, "remedy": _remedy(evidence)}
+    return Found(status, ratio, "", numbers, float(np.exp(-limits[2])))
+
+
+def _graded(size: float, error: float, limits: tuple[float, ...]) -> Status:
+    """The grade of an effect that counts where it is beyond chance."""
+    sigmas = size / max(error, np.finfo(float).tiny)
+    if size > limits[1] and sigmas > _SIGMAS[1]:
+        return "fail"
+    return "warn" if size > limits[0] and sigmas > _SIGMAS[0] else "pass"
+
+
+def range_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether moved draws of chains stay where the function of all draws is: none can leave the range of right ones.
+
+    Of draws that lack what lies beyond an edge, as one half of the functions, many cross it at once; of n right draws
+    two in n + 1 lie outside of the others.
+    """
+    found = _moved(evidence)
+    if found is None:
+        return None
+    before, after, acceptance = found
+    if acceptance < _LEAST_ACCEPTED or not (np.isfinite(before).all() and np.isfinite(after).all()):
+        return _undecided(acceptance)
+    columns = before.reshape(*before.shape[:2], -1)
+    worth = np.nan_to_num(ess(np.moveaxis(columns, 2, 0), "mean"), nan=1.0)
+    worth = np.minimum(worth, columns.shape[0] * columns.shape[1])
+    low, high = columns.min((0, 1)), columns.max((0, 1))
+    moved = after.reshape(-1, columns.shape[2])
+    outside = ((moved < low) | (moved > high)).sum(axis=0)
+    p = stats.poisson.sf(outside - 1, 2.0 * len(moved) / (worth + 1.0)) * len(worth)
+    worst = int(np.argmin(p))
+    share, p_least = float(outside[worst]) / len(moved), min(1.0, float(p[worst]))
+    status = grade_tested(p_least, share, RATES, limits)
+    stayed = _correlation(evidence)
+    if status == "pass" and not _range_would_tell(
+        stayed, len(moved), float(np.median(worth)), len(worth), limits
+    ):
+        return _undecided(acceptance, stayed)
+    return Found(status, share, "", {"p": p_least, "remedy": _remedy(evidence)}, limits[0])
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, of draws (draw, …)."""
+    sds, shifts, ratios = [], [], []
+    for f in (before, after):
+        squares = (f - f.mean(axis=0)) ** 2
+        sds.append(np.sqrt(squares.mean(axis=0)))
+        shifts.append(sds[-1] / np.sqrt(len(f)))
+        ratios.append(0.5 * squares.std(axis=0) / squares.mean(axis=0) / np.sqrt(len(f)))
+    shift = (after.mean(axis=0) - before.mean(axis=0)) / sds[1]
+    return shift, np.log(sds[0] / sds[1]), np.stack([np.hypot(*shifts) / sds[1], np.hypot(*ratios)])
+
+
+def _correlation(evidence: Evidence) -> float:
+    """How closely moved functions follow where they were, in the median of the probes; 0 where nobody says."""
+    there, moved = (evidence.draws(MOVED, name) for name in ("before", "after"))
+    if there is None or moved is None:
+        return 0.0
+    before, after = (f.reshape(f.shape[0] * f.shape[1], -1) for f in (there, moved))
+    before, after = (f - f.mean(axis=0) for f in (before, after))
+    scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
+    return float(np.median((before * after).mean(axis=0) / scale))
+
+
+def _blind(shifts: tuple[float, float], gaps: tuple[float, float]) -> float:
+    """The correlation of draws with where they were above which a fault that should fail could seem to pass.
+
+    Mean and variance are then nearer to those of the posterior by 1 − r and 1 − r² alone: of a mean that is off, an sd
+    that is too small, and one that is too large, the one that is seen least decides.
+
+    Args:
+        shifts: of the mean, in sd, that does not pass, and that fails.
+        gaps: log ratios of the sd, likewise.
+    """
+    least, fails = (np.exp(2.0 * gap) for gap in gaps)
+    squares = 1.0 - (least - 1.0) / (fails - 1.0), (fails / least - 1.0) / (fails - 1.0)
+    return float(min(1.0 - shifts[0] / shifts[1], np.sqrt(max(0.0, min(squares)))))
+
+
+def _range_would_tell(
+    stayed: float, num_moved: int, ess: float, num_places: int, limits: tuple[float, ...]
+) -> bool:
+    r"""Whether draws that lack the share of the posterior that should fail would not have passed.
+
+    .. math:: P(Z > h, Z' < h) = 2 T(h, \sqrt{(1 - r) / (1 + r)})
+
+    of normal pairs of correlation r is what crosses an edge h, by Owen's T.
+    """
+    lack, stayed = limits[1], min(max(stayed, 0.0), 1.0)
+    crossing = 2.0 * float(owens_t(ndtri(lack), np.sqrt((1.0 - stayed) / (1.0 + stayed)))) / (1.0 - lack)
+    p = num_places * stats.poisson.sf(round(crossing * num_moved) - 1, 2.0 * num_moved / (ess + 1.0))
+    return crossing > limits[0] and p < RATES[0]

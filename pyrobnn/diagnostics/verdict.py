@@ -1,189 +1,207 @@
-"""What a diagnosis says: one `Check` per piece of evidence, and the `Verdict` that they add up to."""
+"""What a diagnosis says: one `Check` per row of the table, and the `Verdict` that answers two questions with them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from pyrobnn.signs import plain, shown
+from pyrobnn.wording import checks as words
 
 Status = Literal["pass", "warn", "fail", "info"]
 Answer = Literal["pass", "warn", "fail"]
 #: what a check answers: are these draws the posterior of this model; does this model fit these data
 Question = Literal["draws", "model"]
-QUESTIONS: tuple[Question, ...] = ("draws", "model")
 
 STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
+QUESTIONS: tuple[Question, ...] = ("draws", "model")
+#: by how much standard deviations may be off, as a share, in draws that pass: a ratio within [0.8, 1.25]
+TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
 class Check:
-    """One piece of evidence about a posterior, with the threshold that it was held against.
+    """One piece of evidence about a posterior: a code and its numbers, from which sentences are made.
 
     Args:
-        name: Short identifier, unique within a verdict, e.g. ``"rhat_f"``.
+        name: Which check, a code of the table, e.g. ``"rhat_function"``; unique within a verdict.
         status: ``"pass"``, ``"warn"``, ``"fail"``, or ``"info"`` for evidence that decides nothing.
+        question: What it answers: ``"draws"`` (are these draws the posterior of this model?) or ``"model"`` (does this
+            model fit these data?).
         value: The number that was judged; None when there is no single number.
-        threshold: The rule in words, e.g. ``"<= 1.01"``; empty for information.
-        source: Paper or URL that the threshold comes from.
-        evidence: One sentence saying what was seen.
-        action: The next action in one plain sentence; empty when there is none. Signs in these words (≤, ±) are kept
-            as ASCII, so that they can be printed anywhere.
-        question: ``"draws"`` (are these draws the posterior of this model?) or ``"model"`` (does this model fit these
-            data?).
+        limit: The number that it was held against to pass; None where there is none.
+        source: Paper or URL that the limit comes from.
+        code: What was found, e.g. ``"too_narrow"``; decisions read it, never a sentence. The name where empty.
+        numbers: What the sentences show besides, plain JSON values.
 
     Raises:
-        ValueError: If `status` is unknown, or `value` is not finite (NaN is never evidence).
+        ValueError: If `status` or `question` is unknown, or `value` is not finite (NaN is never evidence).
 
     Example:
-        >>> Check("rhat_f", "pass", 1.002, "<= 1.01", "Vehtari et al. (2021)", "R-hat is 1.002.", "").status
-        'pass'
+        >>> check = Check("ess_function", "fail", "draws", 40.0, 400.0)
+        >>> check.code, check.limit
+        ('ess_function', 400.0)
     """
 
     name: str
     status: Status
-    value: float | None
-    threshold: str
-    source: str
-    evidence: str
-    action: str = ""
     question: Question = "draws"
-
-    @property
-    def code(self) -> str:
-        """What was found, for decisions: never read a sentence for one."""
-        return self.name
-
-    @property
-    def limit(self) -> str:
-        """What the value was held against."""
-        return self.threshold
+    value: float | None = None
+    limit: float | None = None
+    source: str = ""
+    code: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(
                 f"'status' of check {self.name!r} is {self.status!r}; expected one of {STATUSES}."
             )
+        if self.question not in QUESTIONS:
+            raise ValueError(
+                f"'question' of check {self.name!r} is {self.question!r}; expected one of {QUESTIONS}."
+            )
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(
-                f"'value' of check {self.name!r} is {self.value}; a check that has no finite number takes "
-                "None and says why in 'evidence'."
+                f"'value' of check {self.name!r} is {self.value}; a check that has no finite number takes None."
             )
-        for field in ("threshold", "evidence", "action"):
-            object.__setattr__(self, field, plain(getattr(self, field)))
+        if not self.code:
+            object.__setattr__(self, "code", self.name)
+
+    @property
+    def decides(self) -> bool:
+        """Whether it decides anything: information does not."""
+        return self.status != "info"
+
+    @property
+    def fault(self) -> str:
+        """What is wrong in a few words for whoever has not read the check; what was looked at, where nothing is."""
+        return plain(words.fault(self.code))
+
+    @property
+    def evidence(self) -> str:
+        """One sentence saying what was seen."""
+        shown_numbers = {"value": self.value, "limit": self.limit, **self.numbers}
+        return plain(words.evidence(self.code, shown_numbers))
+
+    @property
+    def action(self) -> str:
+        """The next action in one sentence; empty where none is known to help."""
+        return plain(words.action(self.code, self.numbers)) if self.status in ("warn", "fail") else ""
 
     def __str__(self) -> str:
         """One line: status, name, what was seen and, where the check did not pass, what to do."""
-        value = "" if self.value is None else f" {self.value:.4g}"
-        held = f" ({self.threshold})" if self.threshold else ""
-        action = f" {self.action}" if self.status in ("fail", "warn") else ""
-        return shown(f"{self.status:4} {self.name}{value}{held}: {self.evidence}{action}".rstrip())
+        held = "" if self.value is None else f" {self.value:.4g}"
+        held += "" if self.limit is None else f" (limit {self.limit:.4g})"
+        return shown(f"{self.status:4} {self.name}{held}: {self.evidence} {self.action}".rstrip())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a posterior can be believed, on what evidence, and what to do next.
-
-    The status is the worst among the checks that decide; ``"info"`` never decides.
+    """Whether a posterior can be believed, as answers to two questions, on what evidence, and what to do next.
 
     Args:
         method: Method that made the draws, e.g. ``"NUTS"``; ``"unknown"`` for a tree without attributes.
         label: Name of this run in tables.
-        status: ``"pass"``, ``"warn"`` or ``"fail"``.
         checks: All evidence, in the order in which a reader should see it.
-        unchecked: What nobody has looked at, in words: what a pass does not say.
-
-    Raises:
-        ValueError: If `status` is unknown.
 
     Example:
-        >>> check = Check("ess_f", "fail", 40.0, ">= 400", "Vehtari et al. (2021)", "ESS is 40.", "Draw more.")
-        >>> verdict = Verdict.from_checks("NUTS", "nuts", [check])
-        >>> verdict.status, verdict.action
-        ('fail', 'Draw more.')
+        >>> verdict = Verdict.from_checks("NUTS", "nuts", [Check("ess_function", "fail", "draws", 40.0, 400.0)])
+        >>> verdict.status, verdict.draws, verdict.model
+        ('fail', 'fail', 'warn')
     """
 
     method: str
     label: str
-    status: Literal["pass", "warn", "fail"]
     checks: tuple[Check, ...]
-    unchecked: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.status not in STATUSES[:3]:
-            raise ValueError(f"'status' is {self.status!r}; expected one of {STATUSES[:3]}.")
-
-    def __str__(self) -> str:
-        """The summary, both lines, what to do, and a line for each check that did not pass."""
-        lines = [self.summary, self.lines]
-        lines += [f"next: {self.action}"] if self.action else []
-        return shown("\n".join([*lines, *map(str, (*self.failed, *self.warned))]))
 
     @classmethod
-    def from_checks(
-        cls, method: str, label: str, checks: Iterable[Check], *, at_least: Literal["pass", "warn"] = "pass"
-    ) -> Verdict:
-        """The verdict that `checks` add up to: fail over warn over pass, and never better than `at_least`."""
+    def from_checks(cls, method: str, label: str, checks: Iterable[Check]) -> Verdict:
+        """The verdict of `checks`; a question that none of them decides gets one that says so, and warns."""
         checks = tuple(checks)
-        worst: Literal["pass", "warn", "fail"] = at_least
-        for check in checks:
-            if check.status == "fail":
-                worst = "fail"
-            elif check.status == "warn" and worst == "pass":
-                worst = "warn"
-        return cls(method, label, worst, checks)
+        decided = {check.question for check in checks if check.decides}
+        unchecked = (
+            Check(f"not_checked_{question}", "warn", question, code="not_checked")
+            for question in QUESTIONS
+            if question not in decided
+        )
+        return cls(method, label, (*checks, *unchecked))
 
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        """The checks that failed."""
-        return tuple(check for check in self.checks if check.status == "fail")
-
-    @property
-    def warned(self) -> tuple[Check, ...]:
-        """The checks that warned."""
-        return tuple(check for check in self.checks if check.status == "warn")
-
-    @property
-    def passed(self) -> tuple[Check, ...]:
-        """The checks that passed."""
-        return tuple(check for check in self.checks if check.status == "pass")
+    def answer(self, question: Question) -> Answer:
+        """The worst of the checks of one question."""
+        found = {check.status for check in self.checks if check.question == question}
+        return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
 
     @property
     def draws(self) -> Answer:
-        """Whether these draws are the posterior of this model."""
-        return self.line("draws")[0]
+        """Whether these draws are the posterior of this model; a pass has standard deviations within `tolerance`."""
+        return self.answer("draws")
 
     @property
     def model(self) -> Answer:
         """Whether this model fits these data, as far as they can tell."""
-        return self.line("model")[0]
+        return self.answer("model")
+
+    @property
+    def status(self) -> Answer:
+        """The worse of the two answers."""
+        found = {check.status for check in self.checks}
+        return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
+
+    @property
+    def tolerance(self) -> float:
+        """By what share the standard deviations of draws that pass may be off."""
+        return TOLERANCE
 
     def checked(self, question: Question) -> bool:
         """Whether any check has decided anything about the question; what nobody looked at is never a pass."""
-        return any(check.status != "info" for check in self.checks if check.question == question)
+        return any(c.decides and c.code != "not_checked" for c in self.checks if c.question == question)
+
+    def of_status(self, *statuses: Status) -> tuple[Check, ...]:
+        """The checks of these statuses, those of the draws first."""
+        found = [check for check in self.checks if check.status in statuses]
+        return tuple(sorted(found, key=lambda check: (statuses.index(check.status), check.question)))
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return self.of_status("fail")
+
+    @property
+    def warned(self) -> tuple[Check, ...]:
+        """The checks that warned."""
+        return self.of_status("warn")
+
+    @property
+    def passed(self) -> tuple[Check, ...]:
+        """The checks that passed."""
+        return self.of_status("pass")
+
+    def worst(self, question: Question) -> Check | None:
+        """The check that decided the answer to a question, where it did not pass."""
+        found = (check for check in self.of_status("fail", "warn") if check.question == question)
+        return next(found, None)
 
     def line(self, question: Question) -> tuple[Answer, str]:
         """The answer to one question, and the evidence for it in a sentence."""
-        own = [check for check in self.checks if check.question == question]
-        for status in ("fail", "warn"):
-            bad = [check for check in own if check.status == status]
-            if bad:
-                return status, bad[0].evidence
-        passed = [check for check in own if check.status == "pass"]
-        if passed:
-            return "pass", f"{len(passed)} {'check' if len(passed) == 1 else 'checks'} passed."
-        return "warn", "Not checked."
+        worst = self.worst(question)
+        if worst is not None:
+            return self.answer(question), worst.evidence
+        passed = sum(check.question == question for check in self.passed)
+        return self.answer(question), f"{passed} {'check' if passed == 1 else 'checks'} passed."
 
     @property
     def lines(self) -> str:
-        """Both answers in words: ``"draws: pass, model: not checked"``."""
-        return ", ".join(
-            f"{question}: {self.line(question)[0] if self.checked(question) else 'not checked'}"
-            for question in QUESTIONS
-        )
+        """Both answers in words: ``"draws: pass (sd within 25 %), model: not checked"``."""
+        found = []
+        for question in QUESTIONS:
+            said = self.answer(question) if self.checked(question) else "not checked"
+            within = f" (sd within {TOLERANCE:.0%})" if question == "draws" and said == "pass" else ""
+            found.append(f"{question}: {said}{within}")
+        return ", ".join(found)
 
     @property
     def action(self) -> str:
@@ -192,22 +210,20 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """One sentence: whose verdict, the status and the evidence that decided it."""
-        deciding = self.failed or self.warned
+        """One sentence for a reader who knows none of the checks: whose verdict, and what decided it."""
         same = not self.label or self.label.lower() == self.method.lower()
         name = self.method if same else f"{self.label} ({self.method})"
-        if deciding:
-            rest = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-            return f"{name}: {self.status}: {deciding[0].evidence.rstrip('.')}{rest}."
-        if self.passed:
-            return f"{name}: {self.status}: {self.praise}."
-        return f"{name}: {self.status}: no check could be made on this tree."
+        worst = next(iter((*self.failed, *self.warned)), None)
+        return f"{name}: {words.opening(self.draws, self.model, worst and worst.fault)}."
 
-    @property
-    def praise(self) -> str:
-        """How many checks passed, and what was not checked."""
-        passed = f"all {len(self.passed)} checks passed"
-        return f"{passed}; not checked: {', '.join(self.unchecked)}" if self.unchecked else passed
+    def __str__(self) -> str:
+        """The summary, both answers, what was seen by the check that decided each, and what to do."""
+        seen = [worst for question in QUESTIONS if (worst := self.worst(question)) is not None]
+        told = [
+            f"{worst.status} {worst.name}: {worst.evidence}" for worst in seen if worst.code != "not_checked"
+        ]
+        action = [f"next: {self.action}"] if self.action else []
+        return shown("\n".join([self.summary, self.lines, *told, *action]))
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
@@ -217,15 +233,28 @@ class Verdict:
             "status": self.status,
             "draws": self.draws,
             "model": self.model,
+            "tolerance": self.tolerance,
             "summary": self.summary,
             "action": self.action,
-            "not_checked": list(self.unchecked),
-            "checks": [asdict(check) | {"code": check.code, "limit": check.limit} for check in self.checks],
+            "checks": [
+                {**asdict(check), "evidence": check.evidence, "action": check.action} for check in self.checks
+            ],
         }
 
     def to_json(self) -> str:
         """`to_dict` as strict JSON (no NaN, no infinity)."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the statistic of a row came to: a status with the number that decided it, a code, and more numbers."""
+
+    status: Status
+    value: float | None = None
+    code: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    limit: float | None = None  # where it depends on the run; else that of the row
 
 
 def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Status:
@@ -235,9 +264,9 @@ def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Sta
     return "pass" if value <= good else "fail" if value > bad else "warn"
 
 
-def grade_tested(p: float, effect: float, rates: tuple[float, float], limits: tuple[float, float]) -> Status:
+def grade_tested(p: float, effect: float, rates: tuple[float, float], limits: tuple[float, ...]) -> Status:
     """The status of an effect that counts where it is no chance: below a rate and above a limit, to warn, to fail."""
-    warns, fails = (p < rate and effect > limit for rate, limit in zip(rates, limits, strict=True))
+    warns, fails = (p < rate and effect > limit for rate, limit in zip(rates, limits[:2], strict=True))
     return "fail" if fails else "warn" if warns else "pass"
 
 

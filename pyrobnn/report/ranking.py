@@ -12,9 +12,9 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.utils import ELPDData
 
-from pyrobnn.diagnostics import thresholds
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.loo import elpd_data, loo, refit_points
+from pyrobnn.diagnostics.importance import good_k
+from pyrobnn.diagnostics.leave_one_out import UNRELIABLE, elpd_data, loo, refit_points
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.groups import PREDICTIONS
 
@@ -99,7 +99,7 @@ def _leave_one_out(trees: Mapping[str, Evidence]) -> Ranking | None:
         if elpd is None:
             continue
         bad, size = len(refit_points(elpd)), int(np.isfinite(elpd.pareto_k).sum())
-        if bad > thresholds.LOO_PIT_UNRELIABLE * size:
+        if bad > UNRELIABLE * size:
             refused.append(f"{label} is not ranked: k-hat is above its limit at {bad} of {size} data")
         else:
             elpds[label] = elpd
@@ -137,7 +137,7 @@ def _elpd(values: np.ndarray) -> ELPDData:
         n_data_points=values.size,
         scale="log",
         warning=False,
-        good_k=thresholds.good_k(1000),
+        good_k=good_k(1000),
         elpd_i=xr.DataArray(values, dims="obs"),
         pareto_k=xr.DataArray(np.zeros(values.size), dims="obs"),
     )

@@ -1,0 +1,330 @@
+"""`audit`: whether a tree was forged or damaged on its way, as no fit of this library makes one; on request."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from scipy import stats
+from scipy.spatial.distance import cdist
+from scipy.special import gammaln, logsumexp, ndtri
+from scipy.stats import rankdata
+
+from pyrobnn.diagnostics.convergence import quantities
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
+from pyrobnn.diagnostics.judge import made
+from pyrobnn.diagnostics.points import has_classes, replicates
+from pyrobnn.diagnostics.table import Row, chains, draws
+from pyrobnn.diagnostics.verdict import Found, Verdict, grade
+from pyrobnn.groups import FUNCTION, POSTERIOR
+
+#: draws that tell a grid from chance, columns of a site that are looked at
+_FEWEST_DRAWS, _MOST_COLUMNS = 50, 256
+#: data whose log-likelihood is held against their replicates, and the fewest
+_MOST_ROWS, _FEWEST_ROWS = 500, 8
+#: replicates beside an outcome that say how dense they are there; outputs in which the nearest of them still say so
+_NEIGHBOURS, _LEAST_SEEN, _MOST_OUTPUTS = 2.0, 20, 3
+#: nats below which a datum is too certain to tell one scale of its log-likelihood from another
+_CERTAIN = 0.05
+#: median of the size of a standard normal, and √N times the standard error of that median
+_MEDIAN_SIZE, _MEDIAN_ERROR = 0.674, 0.787
+#: quantities by whose moves chains are compared, and the moves that this takes
+_FOLLOWED, _FEWEST_MOVES = 8, 20
+#: draws that are looked at for clumps, directions in which, and the share of a direction's sd that one more must have
+_MOST_DRAWS, _DIRECTIONS, _LEAST_SD = 1000, 4, 0.03
+#: neighbours of a draw at the smallest distance, and the share of the draws that they are at the largest
+_FEWEST, _MOST = 0.5, 0.125
+#: rise of the dimension, as a share of it, that is a gap between clumps, beyond how many standard errors
+_RISE, _SIGMAS = 0.25, 4.0
+
+
+def copied_chains(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
+    """Whether chains repeat one another draw by draw: R-hat calls that agreement, and the ESS counts every copy."""
+    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    flat = [flattened(each, 2).reshape(len(each), -1) for each in stored if each is not None]
+    if not flat or len(flat[0]) < 2 or evidence.is_point:
+        return None
+    groups: dict[bytes, list[int]] = {}
+    for chain in range(len(flat[0])):
+        groups.setdefault(b"".join(each[chain].tobytes() for each in flat), []).append(chain)
+    copies = [group for group in groups.values() if len(group) > 1] or _followers(evidence)
+    named = "; ".join(", ".join(map(str, group)) for group in copies)
+    count = float(sum(len(group) - 1 for group in copies))
+    return Found("fail" if copies else "pass", count, "", {"named": named}, 0.0)
+
+
+def _followers(evidence: Evidence) -> list[list[int]]:
+    """Groups of chains that make the same moves, draw by draw, though not to the last digit, or the opposite ones."""
+    steps = [np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:_FOLLOWED]]
+    if not steps:
+        return []
+    moves = np.stack(steps)
+    if moves.ndim < 3 or moves.shape[2] < _FEWEST_MOVES or (moves.std(axis=2) == 0.0).any():
+        return []
+    moves = moves - moves.mean(axis=2, keepdims=True)
+    moves /= np.linalg.norm(moves, axis=2, keepdims=True)
+    alike = np.abs(np.einsum("qcs,qds->qcd", moves, moves)).min(axis=0) > 0.9
+    groups = {tuple(np.flatnonzero(row).tolist()) for row in alike}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether draws occur again elsewhere than right after themselves: a continuous posterior never gives one twice."""
+    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    flat = [flattened(each, 2) for each in stored if each is not None and each.dtype.kind == "f"]
+    if not flat or evidence.is_point:
+        return None
+    seen: set[bytes] = set()
+    repeated = 0
+    for chain in range(evidence.num_chains):
+        before = b""
+        for draw in range(evidence.draws_per_chain):
+            row = b"".join(each[chain, draw].tobytes() for each in flat)
+            repeated += row != before and row in seen and not (draw and _in_place(flat, chain, draw))
+            seen.add(row)
+            before = row
+    share = repeated / evidence.num_draws
+    return Found("fail" if share > limits[evidence.is_iid] else "pass", share, limit=limits[evidence.is_iid])
+
+
+def _in_place(flat: list[np.ndarray], chain: int, draw: int) -> bool:
+    """Whether a draw is the one before it but for the last digits, which a transform may round otherwise in each."""
+    pairs = [(each[chain, draw], each[chain, draw - 1]) for each in flat]
+    return all(np.allclose(new, old, rtol=4.0 * np.finfo(new.dtype).eps, atol=0.0) for new, old in pairs)
+
+
+def clumped_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether draws of different chains lie in clumps, as those of few draws with noise (Levina & Bickel, 2004)."""
+    number = num_places(list(quantities(evidence).values()))
+    return Found("pass") if number is None else Found("fail" if number < limits[0] else "warn", number)
+
+
+def num_places(draws: list[np.ndarray]) -> float | None:
+    """How many clumps draws (chain, draw) of several quantities lie in; None where there is no gap between any.
+
+    The number of draws of *other* chains within a distance of a draw grows as a power of it, the dimension, and in a
+    smooth distribution ever more slowly. Where it stalls and grows again, a clump has ended.
+    """
+    if not draws or draws[0].shape[0] < 2:
+        return None
+    z, chain = _directions(draws)
+    distances = cdist(z, z)[chain[:, None] < chain]
+    pairs = np.unique((np.geomspace(_FEWEST, _MOST * len(z), _steps(len(z))) * len(z) / 2).astype(int))
+    pairs = pairs[(pairs > 0) & (pairs <= len(distances))]
+    if len(pairs) < 3:
+        return None
+    radius = np.maximum(np.partition(distances, pairs - 1)[pairs - 1], np.finfo(float).tiny)
+    shells = np.diff(pairs)
+    dimension = np.diff(np.log(pairs)) / np.maximum(np.diff(np.log(radius)), 1e-6)
+    dimension = np.minimum(dimension, 2.0 * z.shape[1])
+    later = np.maximum.accumulate(dimension[::-1])[::-1]
+    rise = later - dimension - _SIGMAS * (later + dimension) / np.sqrt(shells)
+    gap = int(np.argmin(dimension))
+    if rise[gap] < _RISE * z.shape[1]:
+        return None
+    neighbours = 2.0 * pairs[gap] / len(z)
+    chains = len(np.unique(chain))
+    return float(len(z) / (1.0 + neighbours * chains / (chains - 1)))
+
+
+def _steps(num_draws: int) -> int:
+    """Distances at which draws are counted, so that each holds twice the pairs of the one before."""
+    return max(2, 1 + int(np.log2(_MOST * num_draws / _FEWEST)))
+
+
+def _directions(draws: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Draws (draw, direction) in the directions in which the quantities' normal ranks vary most, and their chains."""
+    chains, num = draws[0].shape
+    rows = np.unique(np.linspace(0, chains * num - 1, min(chains * num, _MOST_DRAWS)).astype(int))
+    ranks = np.stack([rankdata(each.reshape(-1)[rows]) for each in draws], axis=1)
+    normal = ndtri((ranks - 0.375) / (len(rows) + 0.25))
+    left, sd, _ = np.linalg.svd(normal - normal.mean(axis=0), full_matrices=False)
+    keep = sd[:_DIRECTIONS] > _LEAST_SD * max(float(sd[0]), np.finfo(float).tiny)
+    return left[:, :_DIRECTIONS][:, keep] * np.sqrt(len(rows)), np.repeat(np.arange(chains), num)[rows]
+
+
+def rounded_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether draws of a continuous site stand on a coarse grid."""
+    if evidence.is_point or evidence.num_draws < _FEWEST_DRAWS:
+        return None
+    coarsest, where = 0.0, ""
+    for name in evidence.names(POSTERIOR):
+        values = evidence.stored(POSTERIOR, name)
+        if values is None or values.dtype.kind != "f" or name in evidence.computed:
+            continue
+        columns = flattened(values, 2).reshape(evidence.num_draws, -1)
+        chosen = np.unique(
+            np.linspace(0, columns.shape[1] - 1, min(columns.shape[1], _MOST_COLUMNS)).astype(int)
+        )
+        spacing = _spacing(columns[:, chosen], counts=not name.startswith(WEIGHTS)) if len(chosen) else 0.0
+        if spacing > coarsest:
+            coarsest, where = spacing, name
+    return Found(grade(coarsest, *limits), coarsest, "", {"where": where})
+
+
+def _spacing(columns: np.ndarray, *, counts: bool) -> float:
+    """The widest typical step, in sd, between the values of a column (draw, column) that hardly differ; else 0.
+
+    A column is looked at where fewer than half of the draws differ in it, though they differ elsewhere; two values are
+    an indicator, and whole numbers may be `counts`.
+    """
+    rows = len(np.unique(columns, axis=0))
+    widest = 0.0
+    for column in columns.T.astype(np.float64):
+        values = np.unique(column)
+        if not (2 < len(values) < 0.5 * rows) or (counts and (values == np.round(values)).all()):
+            continue
+        widest = max(widest, float(np.median(np.diff(values)) / column.std()))
+    return widest
+
+
+def held_weights(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
+    """Whether single weights of a net have one value in all draws of a chain, and others move."""
+    if evidence.is_point or evidence.num_draws < _FEWEST_DRAWS or evidence.claim == "none":
+        return None
+    held, moving, where = 0, 0, ""
+    for name in evidence.names(POSTERIOR):
+        values = evidence.stored(POSTERIOR, name)
+        if values is None or values.dtype.kind != "f" or not name.startswith(WEIGHTS):
+            continue
+        still = (np.ptp(flattened(values, 2), axis=1) == 0.0).sum(axis=1)  # of each chain
+        worst, size = int(still.max(initial=0)), int(np.prod(values.shape[2:]))
+        # a site that is held whole is a part that its method does not infer, and a whole chain has a check of its own
+        if 0 < worst < size:
+            held, where = held + worst, where or name
+        moving += size - worst
+    return Found("fail" if held and moving else "pass", float(held), "", {"where": where}, 0.0)
+
+
+def log_likelihood_rows(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
+    """Whether the log-likelihood is that of the data beside it: least where the outcome is far from its replicates.
+
+    Rank correlation of the two over the data, about 1 for any likelihood with one mode and 0 for that of other rows.
+    """
+    pointwise, outcomes = evidence.log_likelihood, replicates(evidence)
+    if pointwise is None or outcomes is None or len(outcomes[1]) != pointwise.shape[2]:
+        return None
+    points = np.unique(np.linspace(0, pointwise.shape[2] - 1, min(pointwise.shape[2], 2000)).astype(int))
+    values, y = outcomes[0][:, points], outcomes[1][points]
+    total = pointwise[:, :, points].mean(axis=(0, 1), dtype=np.float64)
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+    if len(points) < 30 or not (high > low).all() or not np.isfinite(total).all():
+        return None
+    scaled = np.abs(y - median) / (high - low)
+    # outcomes nearer to their replicates than four standard errors of a median have no order that could be checked
+    if np.median(scaled) < 4.0 / np.sqrt(len(values)):
+        return None
+    distance = (scaled**2).sum(axis=1)
+    height = total + np.log(high - low).sum(axis=1)
+    if np.ptp(distance) == 0.0 or np.ptp(height) == 0.0:
+        return None
+    agreement = -float(stats.spearmanr(distance, height).statistic)
+    limit = 2.0 / np.sqrt(len(points))
+    return Found("pass" if agreement > limit else "fail", agreement, limit=limit)
+
+
+def log_likelihood_scale(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the log-likelihood is, in nats, that of the replicates beside it: neither tempered nor counted thrice."""
+    pointwise = evidence.log_likelihood
+    if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():
+        return None
+    off = _off_total(evidence, pointwise)
+    off = _off_replicates(evidence, pointwise) if off is None else off
+    return None if off is None else Found(grade(off, *limits), off)
+
+
+def _off_total(evidence: Evidence, pointwise: np.ndarray) -> float | None:
+    """Nats per datum between the sum over the data and the total stored with the function, where they differ at all."""
+    total = evidence.draws(FUNCTION, "log_likelihood")
+    if total is None or total.shape != pointwise.shape[:2] or not np.isfinite(total).all():
+        return None
+    off = float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
+    return off if off > 0.1 else None
+
+
+def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> float | None:
+    """Typical nats per datum between the predictive density and how often replicates come near the outcome.
+
+    The median over the data that say anything of the size of the difference, without what the error of the frequencies
+    alone makes of it.
+    """
+    outcomes = replicates(evidence, whole=True)
+    if outcomes is None or len(outcomes[1]) != pointwise.shape[2] or outcomes[1].shape[1] > _MOST_OUTPUTS:
+        return None
+    rows = np.unique(np.linspace(0, pointwise.shape[2] - 1, min(pointwise.shape[2], _MOST_ROWS)).astype(int))
+    draws, y = outcomes[0][:, rows].astype(np.float64), outcomes[1][rows].astype(np.float64)
+    flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
+    lppd = logsumexp(flat, axis=0) - np.log(len(flat))
+    whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
+    seen, error = _frequency(draws, y) if whole else _density(draws, y)
+    use = np.isfinite(seen) & (np.maximum(np.abs(seen), np.abs(lppd)) > (_CERTAIN if whole else 0.0))
+    if use.sum() < _FEWEST_ROWS:
+        return None
+    # the median size of normal errors, and three standard errors of that median above it
+    chance = (_MEDIAN_SIZE + 3.0 * _MEDIAN_ERROR / np.sqrt(use.sum())) * float(np.median(error[use]))
+    size = float(np.median(np.abs(lppd - seen)[use]))
+    return float(np.sqrt(max(size**2 - chance**2, 0.0)))
+
+
+def _frequency(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the share of draws (draw, point, output) that are y (point, output), and its standard error (point,).
+
+    NaN where they are few.
+    """
+    count = (draws == y).all(axis=2).sum(axis=0).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        seen = np.where(count >= _LEAST_SEEN, np.log(count / len(draws)), np.nan)
+    return seen, np.sqrt(np.maximum(1.0 / np.maximum(count, 1.0) - 1.0 / len(draws), 0.0))
+
+
+def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density of draws (draw, point, output) at y (point, output), and its standard error (point,).
+
+    By the distance of the k-th nearest, outputs in units of the draws' sd. NaN where y lies outside of nearly all
+    draws, or where several are exactly there. In several outputs fewer are taken, which reach further.
+    """
+    outputs = y.shape[1]
+    k = max(_LEAST_SEEN, int(_NEIGHBOURS * np.sqrt(len(draws)))) if outputs == 1 else _LEAST_SEEN
+    if len(draws) <= 2 * k:
+        return np.full(len(y), np.nan), np.ones(len(y))
+    sd = draws.std(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reach = np.partition(np.linalg.norm((draws - y) / sd, axis=2), k - 1, axis=0)[k - 1]
+        ball = 0.5 * outputs * np.log(np.pi) - gammaln(0.5 * outputs + 1.0) + outputs * np.log(reach)
+        seen = np.log((k - 1) / len(draws)) - ball - np.log(sd).sum(axis=1)
+    ties = (draws == y).all(axis=2).sum(axis=0)
+    beyond = np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)).min(axis=1)
+    seen = np.where((reach > 0.0) & (ties <= 1) & (beyond >= k), seen, np.nan)
+    return seen, np.full(len(y), 1.0 / np.sqrt(k))
+
+
+#: shares, counts, steps in sd and nats per datum: this library's convention; what it is known by in each docstring
+AUDIT = (
+    Row("copied_chains", "draws", copied_chains, (), "arithmetic", chains),
+    Row("repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", draws),
+    Row("clumped_draws", "draws", clumped_draws, (100.0,), "https://papers.nips.cc/paper/2577", chains),
+    Row("rounded_draws", "draws", rounded_draws, (0.2, 0.5), "arithmetic", draws),
+    Row("held_weights", "draws", held_weights, (), "arithmetic", chains),
+    Row("log_likelihood_rows", "draws", log_likelihood_rows, (), "arithmetic"),
+    Row("log_likelihood_scale", "draws", log_likelihood_scale, (0.1, 0.3), "arithmetic", draws),
+)
+
+
+def audit(tree: xr.DataTree | Evidence) -> Verdict:
+    """Say whether a tree was forged or damaged: chains copied, draws repeated or rounded, another log-likelihood.
+
+    No fit of this library makes such a tree, so `diagnose` does not look; ask where one comes from elsewhere.
+
+    Args:
+        tree: Draws as DataTree; only ``posterior`` is required.
+
+    Returns:
+        A verdict whose checks are all about the draws.
+
+    Raises:
+        TypeError, ValueError: As `diagnose`.
+    """
+    evidence = Evidence.of(tree)
+    evidence.require_draws()
+    found = [made(row, evidence) for row in AUDIT if row.applies(evidence)]
+    label = evidence.text("label") or evidence.method
+    return Verdict(evidence.method, label, tuple(check for check in found if check is not None))

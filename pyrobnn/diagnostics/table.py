@@ -1,0 +1,143 @@
+"""The table of checks: what each asks, the statistic that answers, its limits, their sources, and of which trees.
+
+A new check is a statistic and a row here, and takes the place of another: the ten that see most see 91 % of the faults
+that are planted into posteriors (scripts/benchmark_verdicts.py), 22 see all.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+
+from pyrobnn.diagnostics import (
+    calibration,
+    convergence,
+    fidelity,
+    importance,
+    integrity,
+    leave_one_out,
+    patterns,
+    sensitivity,
+    target,
+)
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.verdict import Found, Question
+
+RHAT = "Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021) https://doi.org/10.1214/20-BA1221"
+HMC = (
+    "A conceptual introduction to Hamiltonian Monte Carlo (Betancourt, 2017) https://arxiv.org/abs/1701.02434"
+)
+BFMI = "Diagnosing suboptimal cotangent disintegrations in HMC (Betancourt, 2016) https://arxiv.org/abs/1604.00695"
+CLAIM = "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
+VARIATIONAL = "Yes, but did it work? Evaluating variational inference (Yao et al., 2018) https://arxiv.org/abs/1802.02538"
+STEIN = (
+    "Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039"
+)
+MOVES = "MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901"
+PIT = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
+LOO_PIT = "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
+LOO = "Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017) https://doi.org/10.1007/s11222-016-9696-4"
+ECE = "On calibration of modern neural networks (Guo et al., 2017) https://arxiv.org/abs/1706.04599"
+PRIOR = "Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024) https://doi.org/10.1007/s11222-023-10366-5"
+OWN = "this library's convention"
+
+
+def every(evidence: Evidence) -> bool:
+    """Of every tree."""
+    return True
+
+
+def draws(evidence: Evidence) -> bool:
+    """Of everything but point estimates."""
+    return not evidence.is_point
+
+
+def independent(evidence: Evidence) -> bool:
+    """Of independent draws, for which R-hat is 1 by construction."""
+    return draws(evidence) and evidence.is_iid
+
+
+def chains(evidence: Evidence) -> bool:
+    """Of Markov chains."""
+    return draws(evidence) and not evidence.is_iid
+
+
+@dataclass(frozen=True)
+class Row:
+    """A check.
+
+    Args:
+        code: its name in a verdict.
+        question: what it answers.
+        statistic: from the tree's `Evidence` and the limits (and the reference, where `against` one) to what was
+            found, or None where the tree does not hold what it needs, or nothing is wrong that it looks for.
+        limits: numbers that the statistic is held against, to pass first, in the units of its docstring.
+        source: paper or URL; a limit without one is this library's convention.
+        applies: of which trees.
+        against: whether it needs a reference.
+    """
+
+    code: str
+    question: Question
+    statistic: Callable[..., Found | None]
+    limits: tuple[float, ...]
+    source: str
+    applies: Callable[[Evidence], bool] = every
+    against: bool = False
+
+
+#: every check, in the order in which a reader sees them; each limit's unit stands at its row
+TABLE = (
+    Row("finite", "draws", integrity.finite, (0.0,), "arithmetic"),  # values
+    Row("fit", "draws", integrity.fit, (10.0,), OWN),  # times the gain that may be left at the end of a search
+    Row("claim", "draws", integrity.claim, (0.05,), CLAIM),  # effective parameters
+    Row("moving", "draws", convergence.moving, (0.25,), OWN, draws),  # share of draws like the one before
+    Row("chains", "draws", convergence.chains, (50.0, 4.0), RHAT, chains),  # draws a chain, chains
+    Row("rhat_function", "draws", convergence.largest_rhat, convergence.RHAT_LIMITS, RHAT, chains),  # ratio
+    Row("ess_function", "draws", convergence.smallest_ess, (400.0, 100.0), RHAT, chains),  # effective draws
+    Row("divergences", "draws", convergence.divergences, (0.0, 0.01), HMC, chains),  # share beyond chance
+    Row("bfmi", "draws", convergence.energy, (0.3, 0.2), BFMI, chains),  # share
+    # means in sd, ratios of sds, draws
+    Row("importance", "draws", importance.weighted, (0.25, 1.0, 0.8, 0.5, 400, 100), VARIATIONAL, independent),
+    Row("function_moves", "draws", target.function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, draws),  # sd, ratios of sds
+    Row("density_moves", "draws", target.density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, chains),  # sd, log ratios
+    Row("range_moves", "draws", target.range_moves, (0.05, 0.15), MOVES, chains),  # share of moved draws
+    Row("virial", "draws", target.virial, (0.15, 0.4), STEIN, draws),  # log ratio of variances
+    Row("score", "draws", target.score, (0.3, 0.6), STEIN, draws),  # sd of the gradient
+    # reference sds, ratios of sds, total variation
+    Row("reference", "draws", fidelity.against, (0.25, 1.0, 0.8, 0.5, 0.05, 0.2), CLAIM, draws, against=True),
+    Row("held_out_rows", "model", integrity.rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
+    # where and how errors differ says more than that they differ: those come first
+    Row("pattern", "model", patterns.pattern, (0.15, 0.35), PIT),  # span of the mean PIT, correlation
+    Row("row_order", "model", patterns.order, (0.15, 0.35), PIT),  # the same
+    Row("coverage_by_region", "model", patterns.by_region, (0.125, 0.25), LOO_PIT),  # difference of coverage
+    Row("pit", "model", calibration.held_out, (0.05, 0.1), PIT),  # distance from uniform
+    Row("loo_pit", "model", calibration.left_out, (0.05, 0.1), LOO_PIT),  # the same
+    Row("ece", "model", calibration.class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
+    # sensitivity, times its noise, share of probes
+    Row("prior_sensitivity", "model", sensitivity.prior_sensitivity, (0.05, 1.5, 0.5), PRIOR),
+    Row("loo_khat", "model", leave_one_out.tails, (2e-3,), LOO, draws),  # rate of false alarms
+)  # fmt: skip
+
+
+@functools.cache
+def rates() -> dict[str, dict[str, int]]:
+    """Check → cases of ``healthy`` and ``sick`` posteriors, its ``false_alarms`` and the faults ``seen`` among them."""
+    return json.loads(files("pyrobnn.diagnostics").joinpath("rates.json").read_text(encoding="utf-8"))
+
+
+def said_rates(name: str) -> str:
+    """The rates of a check in a sentence; empty where none were measured.
+
+    >>> said_rates("virial").startswith("Fires on")
+    True
+    """
+    found = rates().get(name)
+    if found is None:
+        return ""
+    healthy, sick = found["healthy"], found["sick"]
+    seen = f", catches {found['seen'] / sick:.0%} of the faults it is for ({sick} cases)" if sick else ""
+    return f"Fires on {found['false_alarms'] / healthy:.1%} of healthy posteriors ({healthy} cases){seen}."
