@@ -7,9 +7,9 @@ DataTrees: `convergence`, `importance` and `corrected_moments`, `loo`, `compare`
 
 from __future__ import annotations
 
-from pyrobnn.diagnostics.audit import audit
 from pyrobnn.diagnostics.calibration import pit
 from pyrobnn.diagnostics.convergence import Convergence, convergence
+from pyrobnn.diagnostics.damage import audit
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, cost_per_draw, fidelity
 from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance

@@ -15,7 +15,7 @@ from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
 from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.points import FEWEST_DRAWS, has_classes, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error
-from pyrobnn.diagnostics.verdict import Found, grade_tested
+from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
 from pyrobnn.groups import HELD_OUT, POSTERIOR, PREDICTIONS
 
 #: rates at which a model that is right may warn, and fail: this library's convention
@@ -70,7 +70,7 @@ def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     count = max(1, round(len(u) / dependence_of(evidence).coverage ** 2))
     p = float(stats.binom.cdf(round(covered * count), count, LEVEL))
     numbers = {"count": u.size, "which": "held-out", "outer": 1.0 - covered, "p": p}
-    status = "fail" if p < RATES[1] else "warn" if p < RATES[0] else "info"
+    status: Status = "fail" if p < RATES[1] else "warn" if p < RATES[0] else "info"
     return Found(status, covered, "calibrated" if status == "info" else "too_narrow", numbers, LEVEL)
 
 
@@ -86,7 +86,7 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     outcomes = None if found is not None or has_classes(evidence) else replicates(evidence)
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
-    u = metrics.pit(*(torch.as_tensor(part) for part in outcomes)).numpy()
+    u = metrics.pit(torch.as_tensor(outcomes[0]), torch.as_tensor(outcomes[1])).numpy()
     trained = uniform(u, limits, "training")
     if trained.code != "too_wide":
         return trained if trained.status != "pass" else replace(trained, status="info")
@@ -216,7 +216,7 @@ def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | 
     simulated = np.random.default_rng(0).random((_NUM_SIMULATED, len(y))) < confidence
     null = np.array([expected_calibration_error(confidence, row)[0] for row in simulated])
     limit = float(np.quantile(null, 0.99))
-    status = "pass" if ece <= limit else "fail" if ece > limit + limits[0] else "warn"
+    status: Status = "pass" if ece <= limit else "fail" if ece > limit + limits[0] else "warn"
     gap = float(confidence.mean() - correct.mean())
     code = "" if status == "pass" else "overconfident" if gap > 0 else "underconfident"
     if status == "pass" and shares is not None:

@@ -220,17 +220,15 @@ def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether there are chains enough, long enough and from starts of their own, to judge convergence by."""
     shape = {"chains": evidence.num_chains, "draws": evidence.draws_per_chain, "more": evidence.more_draws}
     draws = float(evidence.draws_per_chain)
-    if evidence.num_chains > evidence.draws_per_chain < limits[0] and _superchains(evidence) is None:
-        return Found("fail", draws, "chains_exchanged", shape)
     if evidence.draws_per_chain < MIN_DRAWS:
         return Found("fail", draws, "chains_short", shape, limit=MIN_DRAWS)
+    if evidence.num_chains > evidence.draws_per_chain < limits[0] and _superchains(evidence) is None:
+        return Found("fail", draws, "chains_exchanged", shape)
     if convergence(evidence) is None:
         return Found("warn", draws, "nothing_identified", shape)
     if evidence.num_chains == 1:
         return Found("warn", 1.0, "one_chain", shape, limit=limits[1])
-    return Found(
-        "warn" if evidence.common_start else "pass", draws, "common_start" * evidence.common_start, shape
-    )
+    return Found("warn", draws, "common_start", shape) if evidence.common_start else None
 
 
 def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
@@ -333,9 +331,7 @@ def moving(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     share = float(still.mean())
     if stuck:
         return Found("fail", share, "chain_stuck", {"chains": stuck})
-    return Found(
-        "pass" if share <= limits[0] else "warn", share, "" if share <= limits[0] else "draws_repeat"
-    )
+    return Found("warn", share, "draws_repeat") if share > limits[0] else None
 
 
 def _stayed(evidence: Evidence) -> np.ndarray:

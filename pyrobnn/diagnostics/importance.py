@@ -217,15 +217,15 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
             return Found(few, count, "few_draws", limit=limits[4])
         return _unreliable(found, evidence, decides=part is not None or not evidence.has_hidden_units)
     status, numbers = _corrected(evidence, found, limits)
+    said = {**numbers, "khat": float(found.k), "remedy": evidence.remedy}
     if few != "pass" and status == "pass":
-        return Found(few, count, "few_draws", limit=limits[4])
-    numbers |= {"khat": float(found.k), "remedy": evidence.remedy}
-    return Found(status, numbers["ratio"], "" if status == "pass" else "importance_far", numbers, limits[2])
+        return Found(few, count, "few_draws", said, limits[4])
+    return Found(status, numbers["ratio"], "" if status == "pass" else "importance_far", said, limits[2])
 
 
 def _corrected(
     evidence: Evidence, found: Importance, limits: tuple[float, ...]
-) -> tuple[Status, dict[str, float | str]]:
+) -> tuple[Status, dict[str, float]]:
     """How far weighting moves means and sds, in the median, beyond the error of the weights."""
     f = evidence.f
     values = f if f is not None else np.stack([*quantities(evidence).values()], axis=-1)

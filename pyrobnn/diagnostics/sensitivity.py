@@ -10,7 +10,7 @@ from arviz_stats.base import array_stats
 
 from pyrobnn.diagnostics.evidence import Evidence, matched, statistic
 from pyrobnn.diagnostics.importance import importance
-from pyrobnn.diagnostics.verdict import Found
+from pyrobnn.diagnostics.verdict import Found, Status
 
 _MAX_PROBES = 24
 _MIN_DRAWS = 100
@@ -109,5 +109,5 @@ def prior_sensitivity(evidence: Evidence, limits: tuple[float, ...]) -> Found | 
     pulled = prior > np.maximum(limits[0], floors * found["prior_floor"].values)
     dominated = float((pulled & (prior >= 0.9 * likelihood)).mean())
     pulls = dominated > share and not evidence.has_hidden_units
-    status = "warn" if pulls else "info" if pulled.mean() > share else "pass"
+    status: Status = "warn" if pulls else "info" if pulled.mean() > share else "pass"
     return Found(status, float(np.median(prior)), "", {"likelihood": float(np.median(likelihood))}, limits[0])

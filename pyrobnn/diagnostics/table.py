@@ -12,18 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from pyrobnn.diagnostics import (
-    calibration,
-    convergence,
-    fidelity,
-    importance,
-    integrity,
-    leave_one_out,
-    patterns,
-    sensitivity,
-    target,
+from pyrobnn.diagnostics.calibration import class_calibration, held_out, left_out
+from pyrobnn.diagnostics.convergence import (
+    RHAT_LIMITS,
+    chains,
+    divergences,
+    energy,
+    largest_rhat,
+    moving,
+    smallest_ess,
 )
 from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.fidelity import against
+from pyrobnn.diagnostics.importance import weighted
+from pyrobnn.diagnostics.integrity import claim, finite, fit, rows
+from pyrobnn.diagnostics.leave_one_out import tails
+from pyrobnn.diagnostics.patterns import by_region, order, pattern
+from pyrobnn.diagnostics.sensitivity import prior_sensitivity
+from pyrobnn.diagnostics.target import density_moves, function_moves, range_moves, score, virial
 from pyrobnn.diagnostics.verdict import Found, Question
 
 RHAT = "Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021) https://doi.org/10.1214/20-BA1221"
@@ -45,24 +51,24 @@ PRIOR = "Detecting and diagnosing prior and likelihood sensitivity with power-sc
 OWN = "this library's convention"
 
 
-def every(evidence: Evidence) -> bool:
+def of_every(evidence: Evidence) -> bool:
     """Of every tree."""
     return True
 
 
-def draws(evidence: Evidence) -> bool:
+def of_draws(evidence: Evidence) -> bool:
     """Of everything but point estimates."""
     return not evidence.is_point
 
 
-def independent(evidence: Evidence) -> bool:
+def of_independent(evidence: Evidence) -> bool:
     """Of independent draws, for which R-hat is 1 by construction."""
-    return draws(evidence) and evidence.is_iid
+    return of_draws(evidence) and evidence.is_iid
 
 
-def chains(evidence: Evidence) -> bool:
+def of_chains(evidence: Evidence) -> bool:
     """Of Markov chains."""
-    return draws(evidence) and not evidence.is_iid
+    return of_draws(evidence) and not evidence.is_iid
 
 
 @dataclass(frozen=True)
@@ -85,41 +91,41 @@ class Row:
     statistic: Callable[..., Found | None]
     limits: tuple[float, ...]
     source: str
-    applies: Callable[[Evidence], bool] = every
+    applies: Callable[[Evidence], bool] = of_every
     against: bool = False
 
 
 #: every check, in the order in which a reader sees them; each limit's unit stands at its row
 TABLE = (
-    Row("finite", "draws", integrity.finite, (0.0,), "arithmetic"),  # values
-    Row("fit", "draws", integrity.fit, (10.0,), OWN),  # times the gain that may be left at the end of a search
-    Row("claim", "draws", integrity.claim, (0.05,), CLAIM),  # effective parameters
-    Row("moving", "draws", convergence.moving, (0.25,), OWN, draws),  # share of draws like the one before
-    Row("chains", "draws", convergence.chains, (50.0, 4.0), RHAT, chains),  # draws a chain, chains
-    Row("rhat_function", "draws", convergence.largest_rhat, convergence.RHAT_LIMITS, RHAT, chains),  # ratio
-    Row("ess_function", "draws", convergence.smallest_ess, (400.0, 100.0), RHAT, chains),  # effective draws
-    Row("divergences", "draws", convergence.divergences, (0.0, 0.01), HMC, chains),  # share beyond chance
-    Row("bfmi", "draws", convergence.energy, (0.3, 0.2), BFMI, chains),  # share
+    Row("finite", "draws", finite, (0.0,), "arithmetic"),  # values
+    Row("fit", "draws", fit, (10.0,), OWN),  # times the gain that may be left at the end of a search
+    Row("claim", "draws", claim, (0.05,), CLAIM),  # effective parameters
+    Row("moving", "draws", moving, (0.25,), OWN, of_draws),  # share of draws like the one before
+    Row("chains", "draws", chains, (50.0, 4.0), RHAT, of_chains),  # draws a chain, chains
+    Row("rhat_function", "draws", largest_rhat, RHAT_LIMITS, RHAT, of_chains),  # ratio
+    Row("ess_function", "draws", smallest_ess, (400.0, 100.0), RHAT, of_chains),  # effective draws
+    Row("divergences", "draws", divergences, (0.0, 0.01), HMC, of_chains),  # share beyond chance
+    Row("bfmi", "draws", energy, (0.3, 0.2), BFMI, of_chains),  # share
     # means in sd, ratios of sds, draws
-    Row("importance", "draws", importance.weighted, (0.25, 1.0, 0.8, 0.5, 400, 100), VARIATIONAL, independent),
-    Row("function_moves", "draws", target.function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, draws),  # sd, ratios of sds
-    Row("density_moves", "draws", target.density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, chains),  # sd, log ratios
-    Row("range_moves", "draws", target.range_moves, (0.05, 0.15), MOVES, chains),  # share of moved draws
-    Row("virial", "draws", target.virial, (0.15, 0.4), STEIN, draws),  # log ratio of variances
-    Row("score", "draws", target.score, (0.3, 0.6), STEIN, draws),  # sd of the gradient
+    Row("importance", "draws", weighted, (0.25, 1.0, 0.8, 0.5, 400, 100), VARIATIONAL, of_independent),
+    Row("function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws),  # sd, ratios of sds
+    Row("density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains),  # sd, log ratios
+    Row("range_moves", "draws", range_moves, (0.05, 0.15), MOVES, of_chains),  # share of moved draws
+    Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws),  # log ratio of variances
+    Row("score", "draws", score, (0.3, 0.6), STEIN, of_draws),  # sd of the gradient
     # reference sds, ratios of sds, total variation
-    Row("reference", "draws", fidelity.against, (0.25, 1.0, 0.8, 0.5, 0.05, 0.2), CLAIM, draws, against=True),
-    Row("held_out_rows", "model", integrity.rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
+    Row("reference", "draws", against, (0.25, 1.0, 0.8, 0.5, 0.05, 0.2), CLAIM, of_draws, against=True),
+    Row("held_out_rows", "model", rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
     # where and how errors differ says more than that they differ: those come first
-    Row("pattern", "model", patterns.pattern, (0.15, 0.35), PIT),  # span of the mean PIT, correlation
-    Row("row_order", "model", patterns.order, (0.15, 0.35), PIT),  # the same
-    Row("coverage_by_region", "model", patterns.by_region, (0.125, 0.25), LOO_PIT),  # difference of coverage
-    Row("pit", "model", calibration.held_out, (0.05, 0.1), PIT),  # distance from uniform
-    Row("loo_pit", "model", calibration.left_out, (0.05, 0.1), LOO_PIT),  # the same
-    Row("ece", "model", calibration.class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
+    Row("pattern", "model", pattern, (0.15, 0.35), PIT),  # span of the mean PIT, correlation
+    Row("row_order", "model", order, (0.15, 0.35), PIT),  # the same
+    Row("coverage_by_region", "model", by_region, (0.125, 0.25), LOO_PIT),  # difference of coverage
+    Row("pit", "model", held_out, (0.05, 0.1), PIT),  # distance from uniform
+    Row("loo_pit", "model", left_out, (0.05, 0.1), LOO_PIT),  # the same
+    Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
     # sensitivity, times its noise, share of probes
-    Row("prior_sensitivity", "model", sensitivity.prior_sensitivity, (0.05, 1.5, 0.5), PRIOR),
-    Row("loo_khat", "model", leave_one_out.tails, (2e-3,), LOO, draws),  # rate of false alarms
+    Row("prior_sensitivity", "model", prior_sensitivity, (0.05, 1.5, 0.5), PRIOR),
+    Row("loo_khat", "model", tails, (2e-3,), LOO, of_draws),  # rate of false alarms
 )  # fmt: skip
 
 

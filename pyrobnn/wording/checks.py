@@ -21,7 +21,7 @@ def _plural(count: int, one: str) -> str:
 #: code → the fault, what was seen, what to do (a template of the check's numbers, or a function of them)
 WORDS: dict[str, tuple[str, Template, Template]] = {
     # nothing known
-    "not_checked": ("this was not checked", "Nothing in the tree lets this be checked.", ""),
+    "not_checked": ("part of it could not be checked", "Nothing in the tree lets this be checked.", ""),
     "failed_to_run": (
         "a check could not be made",
         "This check could not be made: {error}.",
@@ -358,37 +358,38 @@ WORDS: dict[str, tuple[str, Template, Template]] = {
 }
 
 
-def _known(code: str) -> tuple[str, Template, Template]:
-    return WORDS.get(code, (code.replace("_", " "), f"{code.replace('_', ' ').capitalize()}.", ""))
+def fault(code: str) -> str:
+    """What is wrong in a few words; of a code that is not ours, the code."""
+    return WORDS[code][0] if code in WORDS else code.replace("_", " ")
+
+
+def evidence(code: str, numbers: Mapping[str, Any]) -> str:
+    """What was seen, in one sentence; of a code that is not ours, the number ``"seen"``."""
+    return _filled(WORDS[code][1], numbers) if code in WORDS else str(numbers.get("seen", ""))
+
+
+def action(code: str, numbers: Mapping[str, Any]) -> str:
+    """What to do next, in a sentence; empty where nothing is known to help."""
+    return _filled(WORDS[code][2], numbers) if code in WORDS else str(numbers.get("next", ""))
 
 
 def _filled(template: Template, numbers: Mapping[str, Any]) -> str:
     return template(**numbers) if callable(template) else template.format(**numbers)
 
 
-def fault(code: str) -> str:
-    """What is wrong in a few words."""
-    return _known(code)[0]
-
-
-def evidence(code: str, numbers: Mapping[str, Any]) -> str:
-    """What was seen, in one sentence."""
-    return _filled(_known(code)[1], numbers)
-
-
-def action(code: str, numbers: Mapping[str, Any]) -> str:
-    """What to do next in a sentence; empty where nothing is known to help."""
-    return _filled(_known(code)[2], numbers)
-
-
 def opening(draws: str, model: str, worst: str | None) -> str:
-    """The first sentence of a verdict, from both answers and the worst fault."""
+    """The first sentence of a verdict, from both answers (or "not checked") and the worst fault."""
     trust = {
         "pass": "the draws can be relied on",
         "warn": "use the draws with care",
         "fail": "do not rely on the draws",
+        "not checked": "whether the draws are the posterior was not checked",
     }
-    fits = {"pass": "the model fits the data", "warn": "", "fail": "the model does not fit the data"}
-    parts = [trust[draws], fits[model]]
-    joined = " and ".join(part for part in parts if part)
+    fits = {
+        "pass": "the model fits the data",
+        "warn": "the model may not fit the data",
+        "fail": "the model does not fit the data",
+        "not checked": "whether the model fits the data was not checked",
+    }
+    joined = f"{trust[draws]}; {fits[model]}"
     return joined if worst is None else f"{joined}: {worst}"

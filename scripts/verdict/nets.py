@@ -265,7 +265,7 @@ class NetFault:
 
 HEALTHY = "net: NUTS"
 VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
-FAR, WIDTH, MOVES = ("wasserstein",), ("sd_ratio",), ("function_moves",)
+FAR, WIDTH, MOVES = ("reference",), ("reference",), ("function_moves",)
 #: regression, noise that varies, two classes and more. Left out are nets of which a verdict rightly tells that they
 #: cannot follow their data (`gap_1`), and those whose exact posterior is far less sure of its classes than it is right,
 #: `digits_10` by 0.49, `wine_10` by 0.27 and `breast_cancer_5` by 0.18: a fault of their priors
@@ -353,6 +353,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
         known: set[str] = set()
         for against in (False, True):
             verdict = pb.diagnose(evidence, reference=found.to_datatree() if against else None)
+            audit = () if against else pb.audit(evidence).checks
             yield {
                 "healthy": kind == HEALTHY,
                 "kind": kind + (", beside its reference" if against else ""),
@@ -360,8 +361,12 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
                 "seed": [name, number],
                 "for": list(fault.beside if against else fault.checks),
                 "status": verdict.status,
+                "draws": verdict.draws,
+                "model": verdict.model,
                 "distance": None if fault.data is not None or fault.others else _distance(distance.table),
-                "checks": {c.name: [c.status, c.value] for c in verdict.checks if c.name not in known},
+                "checks": {
+                    c.name: [c.status, c.value] for c in (*verdict.checks, *audit) if c.name not in known
+                },
             }
             known = {check.name for check in verdict.checks}  # counted once
 

@@ -57,28 +57,11 @@ def test_chains_in_different_function_modes_fail_and_name_the_place():
     verdict = diagnose(tree)
     assert verdict.status == "fail"
     assert "x=1.3" in check(verdict, "rhat_function").evidence
-    assert "x=1.3" in verdict.action and "num_warmup" in verdict.action
-    modes = check(verdict, "modes")
-    assert "[0, 1]" in modes.evidence and "[2, 3]" in modes.evidence
+    modes = check(verdict, "rhat_function")
+    assert modes.code == "modes" and (modes.numbers["low"], modes.numbers["high"]) == ([0, 1], [2, 3])
     for found in verdict.checks:  # starts in common would hide the modes
         assert "MAP" not in found.action, found
-    assert "new starts" in check(verdict, "rhat_function").action and "new starts" in modes.action
-
-
-def test_chains_that_have_not_arrived_are_not_said_to_be_in_modes():
-    tree = exact_tree()
-    f, stats = tree["function"]["f"].values.copy(), tree["sample_stats"].to_dataset()
-    f[2:, :, 0] += 1.0
-    tree["function"] = tree["function"].to_dataset().assign(f=(("chain", "draw", "probe", "output"), f))
-    shape = f.shape[:2]
-    lp = np.random.default_rng(0).normal(size=shape) * 3.0
-    for gap, arrived in ((1.0, True), (40.0, False)):
-        level = lp + gap * (np.arange(shape[0]) > 1)[:, None]
-        tree["sample_stats"] = stats.assign(lp=(("chain", "draw"), level))
-        found = check(diagnose(tree), "modes")
-        assert found.status == "fail" and "new starts" in found.action
-        assert ("different modes" in found.evidence) == ("stacking" in found.action) == arrived
-        assert ("The log density of chain" in found.evidence) == (not arrived)
+    assert "new starts" in modes.action
 
 
 def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
@@ -89,18 +72,8 @@ def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
     dims = {name: values.dims for name, values in tree["posterior"].data_vars.items()}
     tree["posterior"] = tree["posterior"].to_dataset().assign({n: (dims[n], v) for n, v in draws.items()})
     moving = check(diagnose(tree), "moving")
-    assert moving.status == "fail" and "Chain 1 never moved" in moving.evidence
+    assert moving.status == "fail" and moving.numbers["chains"] == [1]
     assert "new starts" in moving.action and "MAP" not in moving.action
-
-
-def test_chains_that_are_copies_of_one_another_fail():
-    # four chains of one seed: R-hat is that of a single chain, and every draw counts four times
-    tree = exact_tree()
-    assert not [found for found in diagnose(tree).checks if found.name == "copied_chains"]
-    copied = tree.isel(chain=[0, 1, 0, 0])
-    verdict = diagnose(copied)
-    assert verdict.status == "fail"
-    assert "0, 2, 3" in check(verdict, "copied_chains").evidence
 
 
 def test_mean_field_on_a_correlated_posterior_fails_by_khat():
@@ -109,8 +82,8 @@ def test_mean_field_on_a_correlated_posterior_fails_by_khat():
     mean_field = np.diag(1.0 / np.diag(np.linalg.inv(covariance)))
     tree = gaussian_tree(TRUTH, mean_field, TRUTH, covariance, 4000, x, y, 0.5)
     verdict = diagnose(tree)
-    khat = check(verdict, "khat")
-    assert verdict.status == "fail" and khat.status == "fail" and khat.value > 0.7
+    khat = check(verdict, "importance")
+    assert verdict.draws == "fail" and khat.code == "khat" and khat.value > 0.7
     assert "full_rank" in verdict.action and "NUTS" in verdict.action
     assert corrected_moments(tree) is None
 
@@ -119,7 +92,7 @@ def test_mean_field_on_a_correlated_posterior_fails_by_khat():
 def test_too_few_draws_are_caught_by_ess(chains, draws, status):
     tree = exact_tree(chains, draws)
     verdict = diagnose(tree)
-    name = "ess" if draws < 4 else "ess_function"
+    name = "chains" if draws < 4 else "ess_function"
     assert check(verdict, name).status == status
     assert "num_draws" in check(verdict, name).action
 
@@ -131,10 +104,7 @@ def test_centred_funnel_fails_by_divergences_and_energy():
     bad = {**healthy_stats(shape), "energy": energy, "diverging": rng.random(shape) < 0.03}
     verdict = diagnose(exact_tree(sample_stats=bad))
     assert verdict.status == "fail"
-    assert (
-        check(verdict, "divergences").status == "fail"
-        and "non-centred" in check(verdict, "divergences").action
-    )
+    assert check(verdict, "divergences").status == "fail"
     assert check(verdict, "bfmi").status == "fail"
     assert "non-centred" in verdict.action
 
@@ -147,14 +117,13 @@ def test_constant_noise_on_heteroskedastic_data_fails_by_region():
     verdict = diagnose(line_tree(weights, x, y, noise, sample_stats=healthy_stats((4, 500))))
     region = check(verdict, "coverage_by_region")
     assert verdict.status == "fail" and region.status == "fail"
-    assert "HeteroskedasticGaussian" in region.action and "depends on x" in region.action
+    assert verdict.draws == "pass" and region.question == "model" and region.numbers["where"] == "x"
 
 
-def test_over_tight_prior_fails_by_power_scaling():
+def test_a_prior_that_is_too_tight_is_told_of_the_model():
     verdict = diagnose(exact_tree(prior_scale=0.03))
     sensitivity = check(verdict, "prior_sensitivity")
-    assert verdict.status == "fail" and sensitivity.status == "fail"
-    assert "widen the prior scale" in sensitivity.action
+    assert verdict.draws == "pass" and sensitivity.status == "warn" and sensitivity.action == ""
 
 
 # six healthy runs
@@ -175,16 +144,11 @@ def test_rhat_is_never_evidence_for_independent_draws(name):
     tree = HEALTHY[name]()
     for text in (as_text(diagnose(tree)), as_text(diagnose(tree, reference=exact_tree()))):
         assert "r-hat" not in text and "rhat" not in text
-    assert "khat" in as_text(diagnose(tree))
 
 
 def test_subspace_khat_decides_where_the_full_one_is_hopeless():
     verdict = diagnose(healthy_subspace())
-    assert check(verdict, "khat").status == "info" and check(verdict, "khat").value > 0.7
-    assert (
-        check(verdict, "khat_subspace").status == "pass"
-        and "subspace" in check(verdict, "khat_subspace").evidence
-    )
+    assert importance(healthy_subspace()).k > 0.7 and check(verdict, "importance").status == "pass"
 
 
 def test_khat_agrees_with_arviz():
@@ -207,7 +171,7 @@ def test_khat_of_hopeless_ratios_is_never_small(spread):
     found = importance(tree)
     assert found.k > 5 and found.ess < 2 and np.isfinite(found.ess)
     verdict = diagnose(tree)
-    assert verdict.status == "fail" and check(verdict, "khat").status == "fail"
+    assert verdict.draws == "fail" and check(verdict, "importance").status == "fail"
     json.loads(verdict.to_json())
 
 
@@ -267,11 +231,10 @@ def test_loo_agrees_with_arviz_for_chains_and_approximations():
     np.testing.assert_allclose(np.asarray(approximate.pareto_k), np.asarray(direct.pareto_k))
 
 
-def test_draws_that_stand_still_have_no_loo_but_a_verdict():
+def test_a_datum_that_no_draw_moves_is_no_fault():
     tree = exact_tree()
     tree["log_likelihood"]["y"][..., 3] = -1.0
-    assert loo(tree) is None
-    assert diagnose(tree).status in ("pass", "warn", "fail")
+    assert loo(tree) is not None and diagnose(tree).status == "pass"
 
 
 def test_loo_of_thinned_log_likelihood_pairs_it_with_the_right_densities():
@@ -299,7 +262,7 @@ def test_an_outlier_is_listed_for_refitting():
     tree = line_tree(weights, x, y, 0.5)
     assert refit_points(loo(tree))[0] == 7
     found = check(diagnose(tree), "loo_khat")
-    assert found.status == "warn" and "7" in found.action and "reloo" in found.action
+    assert found.status == "warn" and found.numbers["rows"][0] == 7
 
 
 def test_compare_ranks_by_elpd():
@@ -313,7 +276,7 @@ def test_chains_that_share_starts_in_groups_use_nested_rhat():
     """Sixteen pairs, each pair from one start that it has not left: only the pairs may be grouped."""
     superchains = json.dumps([chain // 2 for chain in range(32)])
     tree = exact_tree(32, 50, attrs={"superchains": superchains})
-    assert "nested" in check(diagnose(tree), "rhat_function").evidence
+    assert check(diagnose(tree), "rhat_function").numbers["nested"]
     assert check(diagnose(tree), "rhat_function").status == "pass"
     x, y, _ = line_data()
     rng = np.random.default_rng(0)
@@ -334,15 +297,4 @@ def test_many_short_chains_in_modes_are_not_hidden_by_grouping():
     weights = tree["posterior"]["net.weight"].values.copy()
     weights += 2.0 * weights.std((0, 1)) * (np.arange(32) % 4)[:, None, None]
     found = check(diagnose(line_tree(weights, x, y, 0.5)), "rhat_function")
-    assert found.status == "fail" and "nested" not in found.evidence
-
-
-def test_weight_rhat_decides_nothing():
-    tree = exact_tree()
-    flipped = tree["posterior"]["net.weight"].values.copy()
-    flipped[2:] *= -1.0
-    tree["posterior"] = xr.Dataset({"net.weight": ((*SAMPLE, "d"), flipped)})
-    verdict = diagnose(tree)
-    found = check(verdict, "rhat_weights")
-    assert found.status == "info" and found.value > 1.5 and "not identified" in found.evidence
-    assert verdict.status == "pass"
+    assert found.status == "fail" and not found.numbers["nested"]

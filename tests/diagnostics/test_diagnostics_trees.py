@@ -56,22 +56,22 @@ def point_tree(**attrs):
 
 def test_a_check_refuses_what_it_cannot_mean():
     with pytest.raises(ValueError, match="not finite|is nan"):
-        Check("a", "pass", float("nan"), "", "", "")
+        Check("a", "pass", "draws", float("nan"))
     with pytest.raises(ValueError, match="status"):
-        Check("a", "fine", 1.0, "", "", "")
-    with pytest.raises(ValueError, match="status"):
-        Verdict("NUTS", "nuts", "info", ())
+        Check("a", "fine")
+    with pytest.raises(ValueError, match="question"):
+        Check("a", "pass", "weights")
 
 
 def test_a_verdict_is_its_worst_check_and_information_never_decides():
     checks = {
-        name: Check(name, name, 1.0, "", "", f"{name} seen.", f"do {name}.")
+        name: Check(name, name, numbers={"seen": f"{name} seen.", "next": f"do {name}."})
         for name in ("pass", "warn", "fail", "info")
     }
-    assert Verdict.from_checks("m", "l", [checks["info"], checks["pass"]]).status == "pass"
+    assert Verdict.from_checks("m", "l", [checks["info"], checks["pass"]]).draws == "pass"
     verdict = Verdict.from_checks("m", "l", [checks["warn"], checks["info"], checks["fail"]])
-    assert verdict.status == "fail" and verdict.action == "do fail." and "fail seen" in verdict.summary
-    assert [check.name for check in verdict.warned] == ["warn"]
+    assert verdict.status == "fail" and verdict.action == "do fail." and "fail seen" in str(verdict)
+    assert [check.name for check in verdict.warned] == ["warn", "not_checked_model"]
     assert json.loads(verdict.to_json()) == verdict.to_dict()
 
 
@@ -94,11 +94,9 @@ def test_a_numpyro_like_tree_is_judged_on_its_log_likelihood():
     tree.attrs.clear()
     tree["log_likelihood"] = xr.Dataset({"obs": ((*SAMPLE, "obs_dim_0"), tree["log_likelihood"]["y"].values)})
     verdict = diagnose(tree)
-    assert verdict.status == "pass" and verdict.method == "unknown"
-    assert (
-        "datum" in find(verdict, "rhat_function").evidence or "log" in find(verdict, "rhat_function").evidence
-    )
-    assert find(verdict, "elpd_loo") is not None and find(verdict, "bfmi").status == "pass"
+    assert verdict.draws == "pass" and verdict.method == "unknown"
+    assert "log-likelihood" in find(verdict, "rhat_function").numbers["where"]
+    assert find(verdict, "loo_khat") is not None and find(verdict, "bfmi").status == "pass"
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -117,7 +115,7 @@ def test_no_missing_group_breaks_a_diagnosis_or_makes_it_pass_by_silence(name):
 def test_one_chain_warns():
     tree = exact_tree(1, 2000, sample_stats=healthy_stats((1, 2000)))
     verdict = diagnose(tree)
-    assert verdict.status == "warn" and "four chains" in verdict.action
+    assert verdict.draws == "warn" and find(verdict, "chains").code == "one_chain"
 
 
 def test_nan_draws_fail_with_their_number():
@@ -126,7 +124,7 @@ def test_nan_draws_fail_with_their_number():
     values[0, :3] = np.nan
     tree["posterior"] = xr.Dataset({"net.weight": ((*SAMPLE, "d"), values)})
     verdict = diagnose(tree)
-    assert verdict.status == "fail" and "6 of" in verdict.checks[0].evidence
+    assert verdict.draws == "fail" and verdict.checks[0].numbers["count"] == 6
     json.loads(verdict.to_json())
 
 
@@ -138,16 +136,14 @@ def test_an_approximation_stopped_before_its_density_was_computed_is_not_said_to
     attrs = {"method": "SVI", "iid": 1, **attrs}
     tree = exact_tree(1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs=attrs)
     verdict = diagnose(tree)
-    assert find(verdict, "posterior_claim") is None
-    khat = find(verdict, "khat")
-    assert khat.status == "warn" and "not computed" in khat.evidence
+    assert find(verdict, "claim").code == "density_missing"
 
 
 @pytest.mark.parametrize("attrs", [{}, {"method": "MLE"}, {"method": "unknown", "iid": 0}])
 def test_a_point_estimate_warns_at_most_and_holds_no_nan(attrs):
     verdict = diagnose(point_tree(**attrs), reference=exact_tree())
     assert verdict.status == "warn" and not verdict.failed
-    assert "point estimate: no epistemic uncertainty" in verdict.checks[0].evidence
+    assert find(verdict, "claim").code == "point_estimate"
     assert "nan" not in verdict.to_json().lower() and "r-hat is" not in verdict.to_json().lower()
 
 
@@ -155,11 +151,9 @@ def test_a_point_estimate_warns_at_most_and_holds_no_nan(attrs):
 def test_methods_without_a_density_say_that_they_are_no_posterior(method):
     tree = exact_tree(1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs={"method": method, "iid": 1})
     verdict = diagnose(tree)
-    claim = find(verdict, "posterior_claim")
-    assert (
-        claim.status == "warn" and method in claim.evidence and "not this prior's posterior" in claim.evidence
-    )
-    assert find(verdict, "elpd_loo") is None and find(verdict, "rhat_function") is None
+    claim = find(verdict, "claim")
+    assert claim.status == "warn" and claim.code == "no_density" and claim.numbers["method"] == method
+    assert find(verdict, "loo_khat") is None and find(verdict, "rhat_function") is None
 
 
 # the model
@@ -167,50 +161,8 @@ def test_methods_without_a_density_say_that_they_are_no_posterior(method):
 
 def test_a_tempered_run_tells_its_temperature():
     tree = exact_tree(attrs={"temperature": 0.1})
-    found = find(diagnose(tree), "temperature")
-    assert found.status == "warn" and found.value == 0.1 and "cold" in found.evidence
-
-
-def test_in_between_uncertainty_is_the_ratio_of_sds():
-    tree = exact_tree()
-    f = tree["function"]["f"].values.copy()
-    f[:, :, 8] = f[:, :, 8].mean() + 10.0 * (f[:, :, 8] - f[:, :, 8].mean())
-    replace_f(tree, f)
-    sd = f.std(axis=(0, 1))[:, 0]
-    assert find(diagnose(tree), "in_between").value == pytest.approx(sd[8] / np.median(sd[:8]))
-
-
-def test_dead_and_collapsed_sites_are_named():
-    tree = healthy_svi()
-    rng = np.random.default_rng(0)
-    dims = (*SAMPLE, "hidden")
-    posterior = {
-        "dead": (dims, rng.normal(size=(1, 2000, 30))),
-        "thin": (dims, 1 + 1e-6 * rng.normal(size=(1, 2000, 30))),
-    }
-    tree["posterior"] = xr.Dataset(posterior)
-    prior = {name: (dims, np.random.default_rng(1).normal(size=(1, 1000, 30))) for name in posterior}
-    tree["prior"] = xr.Dataset(prior)
-    verdict = diagnose(tree)
-    dead, collapsed = find(verdict, "dead_sites"), find(verdict, "scale_collapse")
-    assert dead.status == "warn" and "dead" in dead.evidence and "thin" not in dead.evidence
-    assert collapsed.status == "warn" and "thin" in collapsed.evidence
-    tree.attrs["point_sites"] = json.dumps(["thin"])
-    assert find(diagnose(tree), "scale_collapse").status == "pass"
-
-
-def test_noise_outside_its_prior_warns():
-    tree = exact_tree()
-    rng = np.random.default_rng(0)
-    tree["posterior"] = (
-        tree["posterior"]
-        .to_dataset()
-        .assign({"likelihood.scale": (SAMPLE, 3 + 0.1 * rng.normal(size=(4, 1000)))})
-    )
-    tree["prior"] = xr.Dataset({"likelihood.scale": (SAMPLE, np.abs(0.2 * rng.normal(size=(1, 2000))))})
-    assert find(diagnose(tree), "noise_prior").status == "warn"
-    tree["prior"] = xr.Dataset({"likelihood.scale": (SAMPLE, np.abs(3.0 * rng.normal(size=(1, 2000))))})
-    assert find(diagnose(tree), "noise_prior").status == "pass"
+    found = find(diagnose(tree), "fit")
+    assert found.status == "warn" and found.value == 0.1 and found.code == "tempered"
 
 
 def test_the_noise_floor_of_power_scaling_covers_a_log_prior_that_f_ignores():
@@ -280,7 +232,7 @@ def test_monte_carlo_error_shrinks_with_draws_and_data_error_does_not():
 
 def test_overconfident_classes_are_caught():
     found = find(diagnose(classes_tree(sharpness=4.0)), "ece")
-    assert found.status in ("warn", "fail") and "overconfident" in found.action
+    assert found.status in ("warn", "fail") and found.code == "overconfident"
     assert (
         score(classes_tree())["accuracy"].data_se > 0 and score(classes_tree())["log_prob"].mc_se is not None
     )
@@ -297,8 +249,7 @@ def test_narrow_intervals_are_caught():
         .assign(y=((*SAMPLE, "pred_point"), center + 0.4 * (replicates - center)))
     )
     verdict = diagnose(tree)
-    assert find(verdict, "pit").status == "fail" and "narrow" in find(verdict, "pit").action
-    assert find(verdict, "coverage_90").status == "fail"
+    assert find(verdict, "pit").status == "fail" and find(verdict, "pit").code == "too_narrow"
 
 
 # fidelity
@@ -320,9 +271,9 @@ def test_fidelity_measures_shift_and_scale_against_the_reference():
         tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
     )
     tree.attrs |= {"claim": "none", "remedy": pb.DeepEnsemble.remedy}  # its members have no guide
-    narrow = find(diagnose(tree, reference=reference), "sd_ratio")
-    assert narrow.status == "fail" and narrow.action.endswith(f"underestimated. {pb.DeepEnsemble.remedy}")
-    assert find(diagnose(exact_tree(seed=0), reference=reference), "wasserstein").status == "pass"
+    narrow = find(diagnose(tree, reference=reference), "reference")
+    assert narrow.status == "fail" and narrow.action == pb.DeepEnsemble.remedy
+    assert find(diagnose(exact_tree(seed=0), reference=reference), "reference").status == "pass"
 
 
 def test_a_reference_that_has_not_converged_decides_nothing():
@@ -330,15 +281,15 @@ def test_a_reference_that_has_not_converged_decides_nothing():
     f = reference["function"]["f"].values.copy()
     f[:2] += 5.0
     replace_f(reference, f)
-    found = find(diagnose(healthy_svi(), reference=reference), "wasserstein")
-    assert found.status == "info" and "has not converged" in found.evidence
+    found = find(diagnose(healthy_svi(), reference=reference), "reference")
+    assert found.status == "info" and found.code == "reference_undecided"
 
 
 def test_class_fidelity_and_cost():
     tree, reference = classes_tree(sharpness=3.0), classes_tree()
     found = fidelity(tree, reference)
     assert found.agreement > 0.95 and found.total_variation > 0.1
-    assert find(diagnose(tree, reference=reference), "total_variation").status in ("warn", "fail")
+    assert find(diagnose(tree, reference=reference), "reference").status in ("warn", "fail")
     svi = healthy_svi()
     svi.attrs["timings"] = json.dumps({"fit": 4.0})
     assert cost_per_draw(svi) == pytest.approx(4.0 / 2000)

@@ -19,7 +19,6 @@ import pyrobnn
 from pyrobnn import groups
 from pyrobnn.chains import ess
 from pyrobnn.diagnostics import (
-    Check,
     Evidence,
     convergence,
     diagnose,
@@ -31,6 +30,8 @@ from pyrobnn.diagnostics import (
 )
 from pyrobnn.diagnostics.evidence import statistic
 from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.table import Row
+from pyrobnn.diagnostics.verdict import Found
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import compare_rows
 
@@ -128,20 +129,21 @@ def test_one_datum_without_a_tail_does_not_take_the_others_loo():
     values[..., 3] = np.where(np.arange(4000).reshape(4, 1000) == 7, -2000.0, 0.0)
     values[..., 3] -= np.linspace(0, 1e-9, 4000).reshape(4, 1000)
     found = next(check for check in diagnose(tree).checks if check.name == "loo_khat")
-    assert found.status == "warn" and "1 of 120 data (3)" in found.evidence
+    assert found.status == "warn" and found.numbers["rows"] == [3]
 
 
-def test_a_new_check_is_a_function_and_a_line(monkeypatch):
-    def check_length(evidence: Evidence) -> Check:
-        return Check("length", "fail", float(evidence.num_draws), "", "", "It is long.", "Stop.")
+def test_a_new_check_is_a_statistic_and_a_row(monkeypatch):
+    def length(evidence, limits):
+        return Found("fail", float(evidence.num_draws), numbers={"next": "Stop."})
 
-    def check_raises(evidence: Evidence) -> Check:
+    def raises(evidence, limits):
         raise RuntimeError("no such thing")
 
-    added = (judge.Examination(check_length), judge.Examination(check_raises, judge.independent))
-    monkeypatch.setattr(judge, "EXAMINATIONS", (*judge.EXAMINATIONS, *added))
-    assert diagnose(exact_tree()).action == "Stop."
-    raised = diagnose(healthy_svi()).checks[-1]
+    added = Row("length", "draws", length, (1.0,), ""), Row("raises", "draws", raises, (), "")
+    monkeypatch.setattr(judge, "TABLE", (*judge.TABLE, *added))
+    verdict = diagnose(exact_tree())
+    assert verdict.action == "Stop." and verdict.draws == "fail" and verdict.model == "pass"
+    raised = next(check for check in verdict.checks if check.name == "raises")
     assert raised.status == "warn" and "no such thing" in raised.evidence
 
 

@@ -31,15 +31,11 @@ from models import toy, toy_model
 from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
-from pyrobnn.diagnostics import Evidence, diagnose, loo
-from pyrobnn.diagnostics.advice import Advice
-from pyrobnn.diagnostics.calibration import _gap, _regions, _uniform_check
-from pyrobnn.diagnostics.consistency import check_held_weights, check_likelihood_scale, check_rounded
-from pyrobnn.diagnostics.convergence import check_ess, check_rhat
+from pyrobnn.diagnostics import diagnose, loo
+from pyrobnn.diagnostics.calibration import uniform
+from pyrobnn.diagnostics.damage import audit, num_places
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.patterns import _patterns
-from pyrobnn.diagnostics.places import num_places
-from pyrobnn.diagnostics.sampler import check_divergences
+from pyrobnn.diagnostics.patterns import _patterns, _regions
 from pyrobnn.diagnostics.target import _tested
 from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
@@ -100,20 +96,18 @@ def autoregressive(rng, shape, kept):
 @pytest.mark.parametrize("shape", [(), (5,), (40, 30)], ids=["scalar", "vector", "matrix"])
 def test_every_named_site_of_another_library_counts(shape):
     tau = chains(*shape, seed=1)
-    assert diagnose(foreign_tree(mu=chains(), tau=tau)).status == "pass"
+    assert diagnose(foreign_tree(mu=chains(), tau=tau)).draws == "pass"
     tau[:2] += 4.0
     verdict = diagnose(foreign_tree(mu=chains(), tau=tau))
     rhat = find(verdict, "rhat_function")
-    assert verdict.status == "fail" and rhat.value > 1.5 and "tau" in rhat.evidence
+    assert verdict.draws == "fail" and rhat.value > 1.5 and "tau" in rhat.evidence
 
 
 def test_only_the_weights_of_a_net_are_excused():
     swapped = chains(6, seed=1)
     swapped[:2] += 4.0
     tree = foreign_tree(mu=chains(), **{"net.0.weight": swapped, "net.2.weight": chains(3)})
-    assert (
-        diagnose(tree).status == "pass" and "not identified" in find(diagnose(tree), "rhat_weights").evidence
-    )
+    assert diagnose(tree).draws == "pass"
     line = foreign_tree(
         mu=chains(), **{"net.weight": swapped[:, :, None]}
     )  # without hidden units nothing can swap
@@ -121,30 +115,13 @@ def test_only_the_weights_of_a_net_are_excused():
         function_tree(chains(5))["function"].to_dataset().assign(probe_x=(("probe", "d"), np.eye(5, 6)))
     )
     assert find(diagnose(line), "rhat_function").status == "fail"  # passed before
-    assert find(diagnose(foreign_tree(mu=chains(), theta=chains(6))), "rhat_weights") is None
 
 
 def test_convergence_that_nothing_shows_is_a_warning():
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"net.weight": ((*SAMPLE, "d"), chains(3))})})
     tree["sample_stats"] = xr.Dataset({"diverging": (SAMPLE, np.zeros((4, 500), dtype=bool))})
     verdict = diagnose(tree)
-    assert verdict.status == "warn" and "not checked" in verdict.summary
-
-
-def test_a_pass_says_what_it_does_not_rest_on():
-    model, data, weights = linear_case()
-    full = diagnose(linear_tree(model, data, weights))
-    assert full.unchecked == () and full.summary.endswith("checks passed.")
-    tree = linear_tree(model, data, weights)
-    for group in ("stein", "moved", "predictions", "predictions_constant_data"):
-        del tree[group]
-    found = diagnose(tree)
-    assert found.unchecked == (
-        "whether the draws are of the model's posterior",
-        "calibration on held-out data",
-    )
-    assert found.status == "pass" and found.unchecked[0] in found.summary
-    assert found.to_dict()["not_checked"] == list(found.unchecked)
+    assert verdict.status == "warn" and find(verdict, "chains").code == "nothing_identified"
 
 
 def test_a_strict_report_of_what_nothing_was_checked_of_exits_with_one(tmp_path):
@@ -174,7 +151,7 @@ def test_chains_from_one_start_warn_however_well_they_agree():
     assert diagnose(exact_tree()).status == "pass"
     for attrs in ({"common_start": 1}, {"settings": '{"init": "map"}'}):
         verdict = diagnose(exact_tree(attrs=attrs))
-        assert verdict.status == "warn" and "missed a mode" in verdict.summary
+        assert verdict.draws == "warn" and find(verdict, "chains").code == "common_start"
         assert all("start" not in check.action or "own" in check.action for check in verdict.checks)
 
 
@@ -199,33 +176,7 @@ def test_runs_say_whether_their_chains_share_a_start():
     many = NUTS(**short | {"num_chains": 4}).fit(model, x, y, num_draws=5, seed=0, init=posterior)
     assert many.meta["superchains"] == [0, 1, 0, 1]
     check = next(c for c in diagnose(many.to_datatree(x, y)).checks if c.name == "rhat_function")
-    assert "nested R-hat" in check.evidence and "Chains that share a start: 0, 2; 1, 3." in check.evidence
-
-
-@pytest.mark.slow
-def test_an_evidence_with_an_error_says_what_the_others_are_off_by():
-    def evidence(value, **attrs):
-        return exact_tree(attrs={"method": "Made", "log_evidence": value, **attrs})
-
-    trees = {
-        "known": evidence(-50.0, method="Known", log_evidence_error=0.1),
-        "low": evidence(-53.0),
-        "near": evidence(-49.9),
-        "tuned": evidence(-40.0, settings='{"tune": "marginal_likelihood"}'),
-        "part": evidence(-40.0, settings='{"subset": "last_layer"}'),
-        "none": exact_tree(),
-    }
-    said = {
-        label: [check.evidence for check in verdict.checks if check.name == "log_evidence"]
-        for label, verdict in judge_all(trees).items()
-    }
-    assert said["known"] == said["part"] == said["none"] == []
-    assert said["low"] == ["The log evidence -53.00 is 3 nats below Known's, -50.00 +/- 0.1."]
-    assert said["near"] == ["The log evidence -49.90 agrees with Known's, -50.00 +/- 0.1."]
-    assert said["tuned"][0].endswith("10 nats above Known's, -50.00 +/- 0.1: this run tuned the prior, so that it is "
-                                     "another model's.")  # fmt: skip
-    del trees["known"]
-    assert not any(c.name == "log_evidence" for v in judge_all(trees).values() for c in v.checks)
+    assert check.numbers["nested"] and "0, 2; 1, 3" in check.numbers["starts"]
 
 
 @pytest.mark.parametrize(("length", "time"), [(50, 1), (300, 2)])
@@ -239,7 +190,7 @@ def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
             kept = (time - 1) / (time + 1)
             draws[:, draw] = kept * draws[:, draw - 1] + np.sqrt(1 - kept**2) * draws[:, draw]
         tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"theta": ((*SAMPLE, "d"), draws)})})
-        statuses.append(check_rhat(Evidence(tree)).status)
+        statuses.append(find(diagnose(tree), "rhat_function").status)
     assert statuses.count("fail") == 0 and statuses.count("warn") <= 2
 
 
@@ -248,10 +199,10 @@ def test_chains_that_are_worth_400_draws_are_not_called_short():
     rng, found = np.random.default_rng(0), []
     for _ in range(20):
         f = autoregressive(rng, (4, 200, 8), 1 / 3) @ rng.normal(size=(8, 40))
-        found.append(check_ess(Evidence(function_tree(f))))
+        found.append(find(diagnose(function_tree(f)), "ess_function"))
     assert sum(check.status != "pass" for check in found) <= 3  # 0.05 of 20, and its error; it was 14
     slow = [autoregressive(rng, (4, 200, 8), 0.8) @ rng.normal(size=(8, 40)) for _ in range(5)]  # worth 89
-    assert {check_ess(Evidence(function_tree(f))).status for f in slow} <= {"warn", "fail"}
+    assert {find(diagnose(function_tree(f)), "ess_function").status for f in slow} <= {"warn", "fail"}
 
 
 def test_divergences_that_right_draws_have_by_chance_pass_and_more_do_not():
@@ -263,7 +214,7 @@ def test_divergences_that_right_draws_have_by_chance_pass_and_more_do_not():
             "sample_stats": {"diverging": (SAMPLE, stats["diverging"])},
         }
         tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
-        check = check_divergences(Evidence(tree))
+        check = find(diagnose(tree), "divergences")
         assert check.status == status and f"{count} of 4000" in check.evidence
 
 
@@ -285,7 +236,7 @@ def line_with(extra, num=120, noise=0.5):
 @pytest.mark.parametrize("extra", [lambda x: np.sin(3 * x), lambda x: 0.6 * x**2], ids=["sine", "square"])
 def test_a_mean_that_the_noise_has_swallowed_is_seen_by_the_signed_pit(extra):
     found = find(diagnose(line_with(extra)), "pattern")
-    assert found.status in ("warn", "fail") and "depends on" in found.action
+    assert found.status in ("warn", "fail") and found.question == "model"
     assert find(diagnose(line_with(lambda x: 0.0 * x)), "pattern").status == "pass"
 
 
@@ -295,7 +246,7 @@ def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
     rng = np.random.default_rng(0)
     values, u = rng.integers(levels, size=300).astype(float), np.sort(rng.uniform(size=300))[:, None]
     assert min(found.p for found in _patterns(u, "x", values)) > 1e-3
-    assert _gap(_regions(u, values)) < 0.1
+    assert np.ptp([covered for _, covered in _regions(u, values)]) < 0.1
     shifted = np.clip(u + np.where(values == 0, 0.25, -0.25)[:, None], 0, 1)
     assert min(found.p for found in _patterns(shifted, "x", values)) < 1e-6
 
@@ -303,25 +254,24 @@ def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
 def test_a_uniform_that_is_off_by_nothing_that_matters_passes():
     """Kolmogorov–Smirnov p below 1e-4 at a distance of 0.03, of ten thousand held-out values."""
     u = np.random.default_rng(0).beta(1.06, 1.0, size=20_000)
-    found = _uniform_check("pit", u, "", "held-out", Advice())
-    assert found.value < 0.04 and "p = " in found.evidence and found.status == "pass"
+    found = uniform(u, (0.05, 0.1), "held-out")
+    assert found.value < 0.04 and found.status == "pass"
 
 
 @pytest.mark.parametrize(("shift", "width"), [(0.5, 1.0), (0.0, 2.0)], ids=["shifted", "too wide"])
 def test_a_shift_and_a_wrong_width_of_a_hundred_values_fail(shift, width):
     """Of a hundred values Kolmogorov–Smirnov has p = 2e-3 and 6e-4: both warned at best."""
     u = stats.norm.cdf(stats.norm.ppf((np.arange(100) + 0.5) / 100) / width + shift)
-    assert _uniform_check("pit", u, "", "held-out", Advice()).status == "fail"
-    uniform = _uniform_check("pit", np.random.default_rng(0).random(100), "", "held-out", Advice())
-    assert uniform.status == "pass"
+    assert uniform(u, (0.05, 0.1), "held-out").status == "fail"
+    assert uniform(np.random.default_rng(0).random(100), (0.05, 0.1), "held-out").status == "pass"
 
 
-def test_heavy_tails_are_advised_a_likelihood_with_heavy_tails():
+def test_heavy_tails_are_told_from_wrong_widths():
     errors = np.random.default_rng(0).standard_t(1.5, size=2000)
     scale = 4.0 * np.quantile(np.abs(errors), 0.5)
     u = stats.norm.cdf(errors / scale)
-    found = _uniform_check("pit", u, "", "held-out", Advice())
-    assert found.status != "pass" and "StudentT" in found.action
+    found = uniform(u, (0.05, 0.1), "held-out")
+    assert found.status != "pass" and found.code == "heavy_tails"
 
 
 def test_a_point_estimate_that_covers_a_tenth_fails_its_coverage():
@@ -330,35 +280,12 @@ def test_a_point_estimate_that_covers_a_tenth_fails_its_coverage():
     center = replicates.mean(axis=(0, 1))
     narrow = center + 0.1 * (replicates - center)
     tree["predictions"] = tree["predictions"].to_dataset().assign(y=((*SAMPLE, "pred_point"), narrow))
-    assert find(diagnose(tree), "coverage_90").status == "fail"
-
-
-def test_a_small_noise_does_not_conflict_with_a_prior_that_reaches_zero():
-    tree = exact_tree()
-    rng = np.random.default_rng(0)
-    small = 0.004 * np.exp(0.1 * rng.normal(size=(4, 1000)))
-    tree["posterior"] = tree["posterior"].to_dataset().assign({"likelihood.scale": (SAMPLE, small)})
-    half_normal, log_normal = np.abs(rng.normal(size=(1, 200))), np.exp(0.3 * rng.normal(size=(1, 200)))
-    tree["prior"] = xr.Dataset({"likelihood.scale": (SAMPLE, half_normal)})
-    assert find(diagnose(tree), "noise_prior").status == "pass"
-    tree["prior"] = xr.Dataset({"likelihood.scale": (SAMPLE, log_normal)})
-    found = find(diagnose(tree), "noise_prior")
-    assert found.status == "warn" and "as small" in found.action
-
-
-def test_a_large_mean_in_small_units_has_not_collapsed():
-    tree = healthy_svi()
-    draws = 140.0 + 0.1 * np.random.default_rng(0).normal(size=(1, 2000, 1))
-    tree["posterior"] = xr.Dataset({"net.bias": ((*SAMPLE, "d"), draws)})
-    tree["prior"] = xr.Dataset(
-        {"net.bias": ((*SAMPLE, "d"), 200 * np.random.default_rng(1).normal(size=(1, 200, 1)))}
-    )
-    assert find(diagnose(tree), "scale_collapse").status == "pass"
+    assert find(diagnose(tree), "pit").status == "fail"
 
 
 def test_that_the_prior_matters_is_no_fault_of_a_nets_draws():
     tree = exact_tree(prior_scale=0.03)
-    assert find(diagnose(tree), "prior_sensitivity").status == "fail"  # a line, whose weights are identified
+    assert find(diagnose(tree), "prior_sensitivity").status == "warn"  # a line, whose weights are identified
     hidden = tree["posterior"]["net.weight"].values
     tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), hidden) for i in range(2)})
     assert find(diagnose(tree), "prior_sensitivity").status == "info"
@@ -439,20 +366,20 @@ def test_chains_that_make_the_same_moves_are_copies():
     model, data, weights = linear_case()
     copies = weights[:1] + 1e-6 * np.random.default_rng(0).normal(size=weights.shape)
     for spoilt in (copies, weights[:1] + np.arange(4)[:, None, None]):
-        assert find(diagnose(linear_tree(model, data, spoilt)), "copied_chains").status == "fail"
-    assert find(diagnose(linear_tree(model, data, weights)), "copied_chains") is None
+        assert find(audit(linear_tree(model, data, spoilt)), "copied_chains").status == "fail"
+    assert find(audit(linear_tree(model, data, weights)), "copied_chains").status == "pass"
 
 
 def test_draws_that_were_drawn_again_from_others_are_copies():
     model, data, weights = linear_case()
     flat = weights.reshape(-1, weights.shape[-1])
     again = flat[np.random.default_rng(0).integers(0, 150, size=(4, 200))]
-    assert find(diagnose(linear_tree(model, data, again)), "repeated_draws").status == "fail"
+    assert find(audit(linear_tree(model, data, again)), "repeated_draws").status == "fail"
     rejected = np.repeat(weights[:, ::5], 5, axis=1)  # a chain that stays four times in five
-    assert find(diagnose(linear_tree(model, data, rejected)), "repeated_draws") is None
+    assert find(audit(linear_tree(model, data, rejected)), "repeated_draws").status == "pass"
     # the last digit of a place may come out in two ways, by turns: eight schools, centred, failed by it
     by_turns = rejected * np.where(np.arange(200) % 2, 1.0, 1.0 + np.finfo(np.float32).eps)[:, None]
-    assert find(diagnose(linear_tree(model, data, by_turns)), "repeated_draws") is None
+    assert find(audit(linear_tree(model, data, by_turns)), "repeated_draws").status == "pass"
 
 
 @pytest.mark.parametrize("distinct, status", [(50, "fail"), (200, "warn"), (None, None)])
@@ -464,9 +391,9 @@ def test_a_few_draws_with_noise_are_worth_no_more_than_they_are(distinct, status
         few = weights.reshape(-1, weights.shape[-1])[:distinct]
         spoilt = few[rng.integers(0, distinct, size=(4, 200))]
         spoilt = spoilt + 0.1 * weights.std((0, 1)) * rng.normal(size=spoilt.shape)
-    found = find(diagnose(linear_tree(model, data, spoilt)), "clumped_draws")
-    assert (found and found.status) == status
-    assert found is None or abs(found.value / distinct - 1.0) < 0.2
+    found = find(audit(linear_tree(model, data, spoilt)), "clumped_draws")
+    assert found.status == (status or "pass")
+    assert distinct is None or abs(found.value / distinct - 1.0) < 0.2
 
 
 SMOOTH = {
@@ -499,14 +426,14 @@ def test_held_out_rows_that_were_trained_on_and_rounded_are_told():
     rng = np.random.default_rng(0)
     near = x + 1e-5 * rng.normal(size=x.size), y + 1e-5 * rng.normal(size=y.size)
     assert find(diagnose(exact_tree(draws=100, held_out=near)), "held_out_rows").status == "fail"
-    assert find(diagnose(exact_tree(draws=100)), "held_out_rows").value == 0.0
+    assert find(diagnose(exact_tree(draws=100)), "held_out_rows") is None
 
 
 def test_chains_that_mirror_each_other_are_no_more_than_one():
     model, data, weights = linear_case()
     mirrored = weights.copy()
     mirrored[1::2] = 2.0 * weights.mean((0, 1)) - weights[::2]
-    assert find(diagnose(linear_tree(model, data, mirrored)), "copied_chains").status == "fail"
+    assert find(audit(linear_tree(model, data, mirrored)), "copied_chains").status == "fail"
 
 
 @pytest.mark.parametrize("num", [48, 120])
@@ -551,21 +478,11 @@ def test_one_weight_of_many_beside_its_posterior_is_seen():
 def test_held_out_rows_that_were_trained_on_are_told():
     model, (x, y, *_), weights = linear_case()
     same = diagnose(linear_tree(model, (x, y, x[:50], y[:50]), weights))
-    assert same.status == "fail" and find(same, "held_out_rows").value == 1.0
+    assert same.model == "fail" and find(same, "held_out_rows").value == 1.0
     twice = [torch.cat([part, part]) for part in (x, y)]
     natural = linear_tree(model, (*twice, x[:50], y[:50]), weights)  # rows that repeat everywhere
-    assert find(diagnose(natural), "held_out_rows").status == "pass"
-    assert find(diagnose(linear_tree(*linear_case())), "held_out_rows").value == 0.0
-
-
-def test_leave_one_out_does_not_vanish_in_silence():
-    tree = exact_tree()
-    tree["log_likelihood"]["y"][..., 3] = -1.0
-    found = find(diagnose(tree), "elpd_loo")
-    assert found.status == "warn" and "1 data (3)" in found.evidence and "not checked" in found.evidence
-    tree = exact_tree()
-    tree["log_likelihood"]["y"][1, 7, 3] = -np.inf
-    assert diagnose(tree).status == "warn" and "not finite" in find(diagnose(tree), "elpd_loo").evidence
+    assert find(diagnose(natural), "held_out_rows").code == "rows_repeated"
+    assert find(diagnose(linear_tree(*linear_case())), "held_out_rows") is None
 
 
 def test_data_of_one_term_are_not_left_out():
@@ -575,8 +492,6 @@ def test_data_of_one_term_are_not_left_out():
     tree["log_likelihood"] = xr.Dataset({"y": (("chain", "draw", "obs"), whole)})
     verdict = diagnose(tree)
     assert verdict.status == "pass" and find(verdict, "loo_khat") is None
-    assert find(verdict, "elpd_loo").status == "info" and "one term" in find(verdict, "elpd_loo").evidence
-    assert "leave-one-out" in verdict.summary
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -605,12 +520,12 @@ def test_fidelity_is_that_of_each_kind_of_probe_and_of_the_worst_tenth():
         shrunk = tree.copy()
         group = tree["function"].to_dataset()
         shrunk["function"] = group.assign(f=((*SAMPLE, "probe", "output"), spoilt))
-        assert find(diagnose(shrunk, reference=reference), "sd_ratio").status == "fail", name
+        assert find(diagnose(shrunk, reference=reference), "reference").status == "fail", name
         moved = f.copy()
         moved[:, :, probes] += 3.0 * f.std((0, 1))[probes]
         shrunk["function"] = group.assign(f=((*SAMPLE, "probe", "output"), moved))
-        assert find(diagnose(shrunk, reference=reference), "wasserstein").status == "fail", name
-    assert find(diagnose(tree, reference=reference), "sd_ratio").status == "pass"
+        assert find(diagnose(shrunk, reference=reference), "reference").status == "fail", name
+    assert find(diagnose(tree, reference=reference), "reference").status == "pass"
 
 
 # reports of several runs
@@ -626,7 +541,7 @@ def test_runs_of_different_data_are_not_ranked(tmp_path):
     assert not best_labels(rows, next(column for column in COLUMNS if column.key == "log_prob"))
     write_report(trees, tmp_path / "report.html", verdicts=verdicts)
     # a run of other data is no reference either
-    assert not any("reference" in check.evidence for check in verdicts["yours"].checks)
+    assert find(verdicts["yours"], "reference") is None
     again = {"mine": exact_tree(), "again": exact_tree(4, 300)}
     assert recommended(compare_rows(again, judge_all(again)), judge_all(again)) == "mine"
 
@@ -640,7 +555,7 @@ def test_the_least_examined_run_does_not_win():
     )
     trees = {"map": point, "nuts": nuts}
     verdicts = judge_all(trees)
-    assert verdicts["map"].status == "fail" and find(verdicts["map"], "coverage_90").value < 0.2
+    assert verdicts["map"].model == "fail"
     assert recommended(compare_rows(trees, verdicts), verdicts) == "nuts"
     members = exact_tree(1, 20, sample_stats={}, attrs={"method": "DeepEnsemble", "claim": "none", "iid": 1})
     short = exact_tree(4, 60)
@@ -658,18 +573,18 @@ def test_k_hat_over_the_weights_of_a_net_decides_nothing():
     wild = tree["sample_stats"].to_dataset()
     wild["log_p"] = wild["log_p"] + 10.0 * np.random.default_rng(2).normal(size=wild["log_p"].shape)
     tree["sample_stats"] = wild
-    assert find(diagnose(tree), "khat").status == "fail"  # a line
+    assert find(diagnose(tree), "importance").status == "fail"  # a line
     weights = tree["posterior"]["net.weight"].values
     tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)})
-    assert find(diagnose(tree), "khat").status == "info"
+    assert find(diagnose(tree), "importance").status == "info"
 
 
 def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
-    """k-hat of p/q by the net's own density 60, by that of the linearised net at most 0."""
+    """k-hat of p/q by the density of the net itself 60, by that of the linearised net at most 0."""
     model, (x, y) = toy_model(), toy()
     posterior = Laplace(compile=False).fit(model, x, y, num_draws=300, seed=0)
     tree = posterior.to_datatree(x, y)
-    assert find(diagnose(tree), "khat").value < 0.5 and loo(tree) is not None
+    assert find(diagnose(tree), "importance").numbers["khat"] < 0.5 and loo(tree) is not None
     log_p, log_q = (tree["sample_stats"][name].values for name in ("log_p", "log_q"))
     assert np.ptp(log_p - log_q) > 100.0
 
@@ -696,17 +611,17 @@ def test_draws_on_a_coarse_grid_are_told(step, status):
     weights = tree["posterior"]["net.weight"]
     sd = weights.values.std((0, 1))
     tree["posterior"]["net.weight"] = weights.copy(data=np.round(weights.values / sd / step) * step * sd)
-    check = check_rounded(Evidence(tree))
-    assert (check and check.status) == status  # all three passed before
+    check = find(audit(tree), "rounded_draws")
+    assert check.status == (status or "pass")  # all three passed before
 
 
 def test_a_weight_that_never_moves_is_told_and_a_held_site_is_not():
     rng = np.random.default_rng(0)
     sites = {"net.0.weight": rng.normal(size=(4, 100, 3)), "net.0.bias": np.zeros((4, 100, 1))}
-    assert check_held_weights(Evidence(exact_of(sites))) is None
+    assert find(audit(exact_of(sites)), "held_weights").status == "pass"
     sites["net.0.weight"][1, :, 2] = 0.0  # a unit cut off in one chain passed
-    check = check_held_weights(Evidence(exact_of(sites)))
-    assert check.status == "fail" and "1 weight (in net.0.weight)" in check.evidence
+    check = find(audit(exact_of(sites)), "held_weights")
+    assert check.status == "fail" and check.value == 1.0 and check.numbers["where"] == "net.0.weight"
 
 
 def test_counts_indicators_and_halves_at_zero_are_no_grid():
@@ -717,7 +632,8 @@ def test_counts_indicators_and_halves_at_zero_are_no_grid():
     }
     sites["cut"] = np.maximum(rng.normal(size=(4, 300)), 0.0)
     sites["large"] = (1e4 + 0.1 * rng.normal(size=(4, 300))).astype(np.float32)
-    assert check_rounded(Evidence(foreign_tree(mu=rng.normal(size=(4, 300)), **sites))) is None
+    found = find(audit(foreign_tree(mu=rng.normal(size=(4, 300)), **sites)), "rounded_draws")
+    assert found.status == "pass"
 
 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["the group alone", "wherever it is kept"])
@@ -727,7 +643,7 @@ def test_a_log_likelihood_of_another_scale_is_told(factor, everywhere):
     tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"]
     if everywhere:
         tree["function"]["log_likelihood"] = factor * tree["function"]["log_likelihood"]
-    check = check_likelihood_scale(Evidence(tree))
+    check = find(audit(tree), "log_likelihood_scale")
     assert check.status in {0.5: ("warn", "fail"), 1.0: ("pass",), 3.0: ("fail",)}[factor]
 
 
@@ -746,7 +662,7 @@ def test_a_log_likelihood_of_labels_counted_thrice_is_told():
         tree = xr.DataTree.from_dict(
             {name: xr.Dataset(group) for name, group in {**groups, "log_likelihood": pointwise}.items()}
         )
-        assert check_likelihood_scale(Evidence(tree)).status == status
+        assert find(audit(tree), "log_likelihood_scale").status == status
 
 
 @pytest.mark.parametrize("outputs", [2, 3])
@@ -765,5 +681,5 @@ def test_a_log_likelihood_of_several_outputs_counted_thrice_is_told(outputs):
     for factor, status in ((1.0, "pass"), (3.0, "fail")):
         both = {**groups, "log_likelihood": {"y": (dims, factor * pointwise)}}
         tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in both.items()})
-        check = check_likelihood_scale(Evidence(tree))  # was not made
+        check = find(audit(tree), "log_likelihood_scale")  # was not made
         assert check.status == status, check.evidence

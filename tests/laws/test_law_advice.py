@@ -1,15 +1,12 @@
-"""The law of advice: no check advises what a model, a method or a run has already."""
+"""The laws of a verdict: codes decide and words do not, a question keeps to itself, and the nearer is never worse."""
 
 from __future__ import annotations
 
-import json
-import re
-
-import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
-from known_posteriors import classes_tree, exact_tree
+from helpers import seeded
+from known_posteriors import classes_tree, exact_tree, healthy_svi, linear_case, linear_tree
 from models import normal_prior
 from pyro.infer.autoguide import AutoNormal
 from test_law_likelihood import CASES
@@ -17,8 +14,11 @@ from test_law_likelihood import CASES
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.diagnostics.advice import Advice
-from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, POSTERIOR_PREDICTIVE, PREDICTIONS
+from pyrobnn.diagnostics.judge import judge_all
+from pyrobnn.diagnostics.table import TABLE
+from pyrobnn.report.comparison import compare_rows
+from pyrobnn.report.conclusion import recommended
+from pyrobnn.wording import checks as wording
 
 LIKELIHOODS = {
     f"{name} {how}": getattr(case, how) for name, case in CASES.items() for how in ("fixed", "inferred")
@@ -27,33 +27,6 @@ LIKELIHOODS |= {
     "gaussian learned": lambda: lk.HomoskedasticGaussian("learned"),
     "student_t half": lambda: lk.StudentT(4.0, dist.HalfNormal(1.0)),
 }
-#: words of an action → whether what they ask for is so already, of the advised
-HAS = {
-    r"[Ii]nfer the noise|noise be inferred": lambda noise, task, exact: (
-        not {"fixed", "learned"} & {how for name, how in noise.items() if name != "df"}
-    ),
-    r"degrees of freedom be inferred": lambda noise, task, exact: noise.get("df") == "inferred",
-    r"[Hh]eteroskedastic": lambda noise, task, exact: "by input" in noise.values(),
-    r"[Hh]eav\w+-tailed likelihood": lambda noise, task, exact: "df" in noise,
-    r"NegativeBinomial": lambda noise, task, exact: task == "negative_binomial",
-    r"more components": lambda noise, task, exact: task != "mixture_density",
-    r"richer (posterior|approximation|guide)|[Rr]un NUTS": lambda noise, task, exact: exact,
-    r"prior on the noise": lambda noise, task, exact: not noise,
-}
-
-
-def already(text: str, noise: dict[str, str], task: str, exact: bool) -> list[str]:
-    return [words for words, has in HAS.items() if re.search(words, text) and has(noise, task, exact)]
-
-
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "approximate"])
-@pytest.mark.parametrize("name", LIKELIHOODS)
-def test_nothing_is_advised_of_the_noise_that_the_likelihood_has(name, exact):
-    likelihood = LIKELIHOODS[name]()
-    advice = Advice(likelihood.noise, likelihood.task, exact)
-    for text in (advice.intervals("narrow"), advice.intervals("wide"), advice.tails(), advice.by("x")):
-        assert not already(text, likelihood.noise, likelihood.task, exact), text
-        assert re.fullmatch(r"[A-Z][^:]+: \w[^:]+[\w)]\.?", text), text
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -65,49 +38,65 @@ def test_a_tree_says_how_its_noise_comes_about(name):
     assert ("by input" in likelihood.noise.values()) == (likelihood.heads > 1)
 
 
-def widened(tree, by):
-    """The tree with replicates `by` times as far from their mean, a number or one for each point."""
-    for group, x in ((PREDICTIONS, HELD_OUT), (POSTERIOR_PREDICTIVE, CONSTANT_DATA)):
-        y = tree[group]["y"]
-        factor = by(tree[x]["x"].values[:, 0]) if callable(by) else by
-        mean = y.values.mean(axis=(0, 1))
-        tree[group] = tree[group].to_dataset().assign(y=(y.dims, mean + factor * (y.values - mean)))
-    return tree
+WORSE = {"pass": 0, "warn": 1, "fail": 2}
 
 
-FAULTS = {
-    "narrow": lambda: widened(exact_tree(), 0.4),
-    "wide": lambda: widened(exact_tree(), 3.0),
-    "by region": lambda: widened(exact_tree(), lambda x: np.where(x < 0.0, 0.1, 10.0)),
-    "classes": lambda: classes_tree(sharpness=4.0),
-    "another": exact_tree,
-}
-NOISES = {
-    "exact": ({"scale": "inferred"}, {"df": "fixed", "scale": "inferred"}),
-    "approximate": ({"scale": "by input"}, {"df": "inferred", "scale": "learned"}),
-}
+def decisions(trees):
+    """All that a verdict decides, without a word: and which run is recommended."""
+    verdicts = judge_all(trees)
+    found = {
+        label: [(c.name, c.code, c.status, c.question, c.value, c.limit) for c in verdict.checks]
+        + [verdict.draws, verdict.model, verdict.status, [c.name for c in verdict.warned]]
+        for label, verdict in verdicts.items()
+    }
+    return found, recommended(compare_rows(trees, verdicts), verdicts)
 
 
-@pytest.mark.parametrize(("claim", "noise"), [(claim, noise) for claim in NOISES for noise in NOISES[claim]])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_no_action_of_a_verdict_advises_what_is_so(fault, noise, claim):
-    tree, reference = FAULTS[fault](), None
-    if fault == "another":
-        reference, f = exact_tree(), tree["function"]["f"]
-        tree["function"] = tree["function"].to_dataset().assign(f=(f.dims, 0.2 * f.values + 1.0))
-    task = tree.attrs["likelihood"] if "df" not in noise else "student_t"
-    method = pb.NUTS if claim == "exact" else pb.SVI
-    tree.attrs |= {"claim": claim, "noise": json.dumps(noise), "likelihood": task, "remedy": method.remedy}
-    spoken = [each for each in diagnose(tree, reference=reference).checks if each.status in ("warn", "fail")]
-    assert any(each.action for each in spoken)
-    for each in spoken:
-        assert not already(each.action, noise, task, claim == "exact"), each
+def test_words_decide_nothing(monkeypatch):
+    sick = exact_tree(draws=40)
+    sick["function"]["f"][2:] += 1.0
+    runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
+    before = [decisions(trees) for trees in runs]
+    said = str(diagnose(sick))
+    others = dict.fromkeys(wording.WORDS, ("Intervals are too narrow", "R-hat is biased.", "Run NUTS."))
+    monkeypatch.setattr(wording, "WORDS", others)
+    assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
 
 
-def test_the_action_says_where_errors_differ_before_that_they_differ():
-    tree = FAULTS["by region"]()
-    failed = [each.name for each in diagnose(tree).failed if each.name != "log_likelihood_scale"]
-    assert {"coverage_by_region", "pit"} <= set(failed) and failed[0] == "coverage_by_region"
+def test_the_table_is_short_and_each_row_is_whole():
+    assert len(TABLE) <= 25 and len({row.code for row in TABLE}) == len(TABLE)
+    assert all(row.source and row.limits and row.statistic.__doc__ for row in TABLE)
+
+
+@pytest.mark.parametrize("way", ["mean", "sd"])
+def test_the_nearer_to_an_exact_posterior_never_gets_the_worse_answer(way):
+    model, data, exact = linear_case(num_data=80)
+    mean, sd = exact.mean((0, 1)), exact.std((0, 1))
+    answers = []
+    for far in (0.0, 0.25, 0.5, 1.0, 2.0):
+        spoilt = exact + far * sd if way == "mean" else mean + (exact - mean) / (1.0 + far)
+        verdict = diagnose(linear_tree(model, data, spoilt))
+        answers.append(WORSE[verdict.draws])
+        assert verdict.draws == diagnose(linear_tree(model, data, spoilt), reference=None).draws
+    assert answers[0] == 0 and answers[-1] == 2 and answers == sorted(answers), answers
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_exact_draws_of_a_rare_class_are_right_though_the_prior_matters():
+    """Five positives of 500: the prior pulls; that is the model's, and no approximation is judged better for it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(500, 2, generator=generator)
+    y = torch.zeros(500)
+    y[x[:, 0].topk(5).indices] = 1.0
+    with seeded(0):
+        model = pb.BNN(torch.nn.Linear(2, 1), normal_prior(3.0), lk.Bernoulli())
+    y = y[:, None]
+    nuts = pb.NUTS(num_chains=4, num_warmup=300, compile=False).fit(model, x, y, num_draws=300, seed=0)
+    laplace = pb.Laplace(compile=False).fit(model, x, y, num_draws=1000, seed=0)
+    exact, near = (diagnose(each.to_datatree(x, y)) for each in (nuts, laplace))
+    assert exact.draws == "pass", str(exact)
+    assert WORSE[near.draws] >= WORSE[exact.draws]
+    assert all(c.question == "model" and not c.action for c in exact.checks if c.name == "prior_sensitivity")
 
 
 @pytest.mark.parametrize("guide", ["mean_field", "low_rank", "full_rank", "flow", "AutoNormal"])
@@ -132,7 +121,7 @@ def test_linearised_predictions_are_advised_only_where_there_are_none():
 def test_chains_that_time_has_stopped_are_not_advised_more_draws_than_they_were_allowed():
     for draws in (3, 40):
         tree = exact_tree(draws=draws)
-        assert "num_draws" in "".join(each.action for each in diagnose(tree).checks)
+        assert any(each.numbers.get("more") == "num_draws" for each in diagnose(tree).checks)
         tree.attrs["stopped"] = "max_seconds"
         said = "".join(each.action for each in diagnose(tree).checks)
         assert "max_seconds" in said and "num_draws" not in said

@@ -99,9 +99,7 @@ def test_the_verdict_says_what_the_fit_said():
         posterior, meta=posterior.meta | {"warnings": ["the noise is too small.", "b"]}
     )
     verdict = pb.diagnose(noted.to_datatree(X, Y))
-    found = next(check for check in verdict.checks if check.name == "fit_warnings")
-    assert found.status == "warn" and found.evidence.startswith(
-        "The fit warned: the noise is too small (and 1"
-    )
+    found = next(check for check in verdict.checks if check.code == "fit_warned")
+    assert found.status == "warn" and found.value == 2.0 and "the noise is too small" in found.evidence
     quiet = dataclasses.replace(posterior, meta=posterior.meta | {"warnings": []})
-    assert not any(c.name == "fit_warnings" for c in pb.diagnose(quiet.to_datatree(X, Y)).checks)
+    assert not any(c.code == "fit_warned" for c in pb.diagnose(quiet.to_datatree(X, Y)).checks)

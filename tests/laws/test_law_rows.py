@@ -14,7 +14,7 @@ from test_law_likelihood import CASES, data, linear
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.diagnostics.rows import merged
+from pyrobnn.diagnostics.patterns import merged
 
 NOISE, NUM = 0.5, 240
 #: name → what is added to a line with normal noise, of x and noise

@@ -13,7 +13,7 @@ from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
 from pyrobnn.diagnostics.judge import made
 from pyrobnn.diagnostics.points import has_classes, replicates
-from pyrobnn.diagnostics.table import Row, chains, draws
+from pyrobnn.diagnostics.table import Row, of_chains, of_draws
 from pyrobnn.diagnostics.verdict import Found, Verdict, grade
 from pyrobnn.groups import FUNCTION, POSTERIOR
 
@@ -299,13 +299,13 @@ def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 #: shares, counts, steps in sd and nats per datum: this library's convention; what it is known by in each docstring
 AUDIT = (
-    Row("copied_chains", "draws", copied_chains, (), "arithmetic", chains),
-    Row("repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", draws),
-    Row("clumped_draws", "draws", clumped_draws, (100.0,), "https://papers.nips.cc/paper/2577", chains),
-    Row("rounded_draws", "draws", rounded_draws, (0.2, 0.5), "arithmetic", draws),
-    Row("held_weights", "draws", held_weights, (), "arithmetic", chains),
+    Row("copied_chains", "draws", copied_chains, (), "arithmetic", of_chains),
+    Row("repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", of_draws),
+    Row("clumped_draws", "draws", clumped_draws, (100.0,), "https://papers.nips.cc/paper/2577", of_chains),
+    Row("rounded_draws", "draws", rounded_draws, (0.2, 0.5), "arithmetic", of_draws),
+    Row("held_weights", "draws", held_weights, (), "arithmetic", of_chains),
     Row("log_likelihood_rows", "draws", log_likelihood_rows, (), "arithmetic"),
-    Row("log_likelihood_scale", "draws", log_likelihood_scale, (0.1, 0.3), "arithmetic", draws),
+    Row("log_likelihood_scale", "draws", log_likelihood_scale, (0.1, 0.3), "arithmetic", of_draws),
 )
 
 
