@@ -214,8 +214,8 @@ class Verdict:
         same = not self.label or self.label.lower() == self.method.lower()
         name = self.method if same else f"{self.label} ({self.method})"
         worst = next((c for c in (*self.failed, *self.warned) if c.code != "not_checked"), None)
-        known = (self.answer(each) if self.checked(each) else "not checked" for each in QUESTIONS)
-        return f"{name}: {words.opening(*known, None if worst is None else worst.fault)}."
+        draws, model = (self.answer(each) if self.checked(each) else "not checked" for each in QUESTIONS)
+        return f"{name}: {words.opening(draws, model, None if worst is None else worst.fault)}."
 
     def __str__(self) -> str:
         """The summary, both answers, what was seen by the check that decided each, and what to do."""
