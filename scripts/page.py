@@ -122,9 +122,13 @@ def verdict() -> str:
 def verdicts() -> dict[str, Records]:
     """The cases of the verdict's study, right draws and planted faults."""
     rows = records_of("verdict")
+    sick = [row for row in rows if not row["healthy"]]
     return {
         "right draws": [row for row in rows if row["healthy"]],
-        "planted faults": [row for row in rows if not row["healthy"]],
+        "planted faults": [row for row in sick if row["audit"] == "pass"],
+        "forged trees, by `pb.audit`": [
+            row | {"status": row["audit"]} for row in sick if row["audit"] != "pass"
+        ],
     }
 
 
@@ -158,7 +162,7 @@ def headline() -> str:
         m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]]
         for m in ("nuts", "svi")
     }
-    healthy, sick = verdicts().values()
+    healthy, sick, _ = verdicts().values()
     by_table = last_of_each(
         [r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed"
     )

@@ -179,7 +179,7 @@ def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: 
     .. math:: \hat R^2 = 1 + \frac{\tau F - 1}{n / 2}, \qquad F \sim F_{2m - 1,\ 2m (n / 2 \tau - 1)}
 
     for the split halves of m chains of n draws, each worth 1/τ of an independent one; both of R-hat's ranks, bulk and
-    tail, count as quantities. Simulated chains agree to 0.002 at 50 draws (scripts/simulate_rhat.py).
+    tail, count as quantities. Simulated chains agree to 0.002 at 50 draws.
 
     >>> round(rhat_limit(4, 1000, 1.0, 50, 5e-3), 3), round(rhat_limit(4, 50, 1.0, 50, 5e-3), 3)
     (1.004, 1.074)
@@ -298,7 +298,7 @@ def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
     Norms wander slowly where layers can share a scale between them, and the function does not: R-hat judges both.
     The smallest of dozens of estimates falls short of 400 that are there: of 40 quantities it comes out as 285 in the
-    median and 207 in 5 % (scripts/simulate_rhat.py), so that half of 400 passes.
+    median and 207 in 5 %, so that half of 400 passes.
     """
     found = convergence(evidence)
     if found is None:

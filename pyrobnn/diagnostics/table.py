@@ -1,7 +1,7 @@
 """The table of checks: what each asks, the statistic that answers, its limits, their sources, and of which trees.
 
 A new check is a statistic and a row here, and takes the place of another: the ten that see most see 91 % of the faults
-that are planted into posteriors (scripts/benchmark_verdicts.py), 22 see all.
+that are planted into posteriors (scripts/verdict/run.py), 22 see all.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
+from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
 from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
@@ -99,9 +100,7 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference, ranked = reference_label(evidence), same_data(evidence.values())
     rows = [
-        _row(
-            label, each, evidence[reference] if ranked and reference not in (None, label) else None, verdicts
-        )
+        _row(label, each, evidence[reference] if ranked and reference not in (None, label) else None)
         for label, each in evidence.items()
     ]
     return [replace(row, ranked=ranked) for row in rows]
@@ -125,7 +124,7 @@ def of_output(row: Row, output: int) -> Row:
     )
 
 
-def _row(label: str, evidence: Evidence, reference: Evidence | None, verdicts: Mapping[str, Verdict]) -> Row:
+def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
     """The numbers of one tree; what raises is left out and said, so that no tree loses the others' row."""
     errors: dict[str, float] = {}
     points: dict[str, np.ndarray] = {}
@@ -142,7 +141,7 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None, verdicts: M
         "uncertainties": lambda: _uncertainties(evidence),
         "gap": lambda: _gap(evidence),
         "convergence": lambda: _convergence(evidence),
-        "k-hat": lambda: _khat(verdicts.get(label)),
+        "k-hat": lambda: _khat(evidence),
         "distance": lambda: {} if reference is None else _distance(evidence, reference),
         "seconds": lambda: _seconds(evidence),
     }
@@ -230,9 +229,9 @@ def _convergence(evidence: Evidence) -> dict[str, float]:
     return {name: float(value) for name, value in worst.items() if not np.isnan(value)}
 
 
-def _khat(verdict: Verdict | None) -> dict[str, float]:
-    checks = () if verdict is None else verdict.checks
-    return {check.code: check.value for check in checks if check.code == "khat" and check.value is not None}
+def _khat(evidence: Evidence) -> dict[str, float]:
+    found = importance(evidence)
+    return {} if found is None or not np.isfinite(found.k) else {"khat": found.k}
 
 
 def best_labels(rows: list[Row], column: Column) -> set[str]:

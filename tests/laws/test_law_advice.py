@@ -16,8 +16,8 @@ from pyrobnn import likelihoods as lk
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.table import TABLE
-from pyrobnn.report.comparison import compare_rows
-from pyrobnn.report.conclusion import recommended
+from pyrobnn.report.results import compare_rows
+from pyrobnn.report.sentences import recommended
 from pyrobnn.wording import checks as wording
 
 LIKELIHOODS = {
