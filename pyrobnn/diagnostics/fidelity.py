@@ -83,14 +83,6 @@ def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
     return Fidelity(per_point, at, agreement, total_variation, difference, error)
 
 
-def paired_difference(
-    tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence
-) -> tuple[float, float] | None:
-    """Mean difference of held-out log density per point, tree − reference, and its standard error over the points."""
-    each = _log_prob_difference(Evidence.of(tree), Evidence.of(reference, "reference"))
-    return None if each is None else (float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)))
-
-
 def _log_prob_difference(evidence: Evidence, reference: Evidence) -> np.ndarray | None:
     """Held-out log density minus the reference's (point,); None for fewer than two points, or what is not finite."""
     pair = [each.values(PREDICTIONS, "log_prob") for each in (evidence, reference)]

@@ -108,7 +108,7 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
 
 def baseline_rows(floor: Mapping[str, Evidence]) -> list[Row]:
     """One `Row` of the same scores per baseline (`pyrobnn.report.baselines`)."""
-    return [_row(label, each, None, {}) for label, each in floor.items()]
+    return [_row(label, each, None) for label, each in floor.items()]
 
 
 def of_output(row: Row, output: int) -> Row:

@@ -161,7 +161,7 @@ def test_every_check_has_a_page_made_from_its_row(extension):
     check_pages = extension("check_pages")
     pages = check_pages.pages()
     assert {row.code for row in TABLE} <= set(pages)
-    records = (ROOT / "scripts/results/verdicts.jsonl").read_text().splitlines()
+    records = (ROOT / "scripts/verdict/records.jsonl").read_text().splitlines()
     assert {name for line in records for name in json.loads(line)["checks"]} - set(pages) == set()
     bfmi = check_pages.markdown(pages["bfmi"])
     assert "https://arxiv.org/abs/1604.00695" in bfmi and "0.3, 0.2" in bfmi
@@ -190,7 +190,7 @@ def test_the_examples_of_the_checks_run(extension, capsys):
     }
     (code,) = blocks(extension("check_pages").markdown(page), "python")
     exec(compile(code, "page", "exec"), {"pb": pb, "tree": xr.DataTree.from_dict(groups)})
-    assert capsys.readouterr().out.startswith("pass 1.0")
+    assert capsys.readouterr().out.startswith("pass rhat_function 1.0")
 
 
 def dead_links(site):

@@ -559,7 +559,8 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     tree = linear_tree(0.5)
     trees = gather({"it": tree})
     rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(baselines(trees.values()))]
-    narrow = Check("pit", "fail", "model", 0.5, code="too_narrow")
+    numbers = {"outer": 0.5, "count": 100, "which": "held-out", "p": 1e-9}
+    narrow = Check("pit", "fail", "model", 0.5, code="too_narrow", numbers=numbers)
     said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
     assert said.startswith(
         "Nothing has compared the draws with the posterior; the model does not fit the data: "

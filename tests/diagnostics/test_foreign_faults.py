@@ -1,0 +1,96 @@
+"""Faults of trees from elsewhere, and healthy oddities: what each of them is answered to the two questions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+from known_posteriors import SAMPLE, exact_tree
+
+from pyrobnn.diagnostics import diagnose
+
+OBS = (*SAMPLE, "obs")
+
+
+def tree_of(**groups):
+    return xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
+
+
+def find(verdict, name):
+    return next((check for check in verdict.checks if check.name == name), None)
+
+
+@pytest.mark.parametrize("far", [0.0, 5.0])
+def test_chains_and_draws_that_are_exchanged_never_pass(far):
+    """Four chains of 500 draws, written as 500 of four: both passed, also with one chain five sd away."""
+    draws = np.random.default_rng(0).normal(size=(4, 500))
+    draws[0] += far
+    verdict = diagnose(tree_of(posterior={"mu": (SAMPLE, draws.T)}))
+    assert verdict.draws == "fail" and find(verdict, "chains").code == "chains_exchanged"
+    assert (find(verdict, "rhat_function").status == "fail") == (far > 0)
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, "calibrated"), (2.4, "too_wide"), (3.0, "too_wide")])
+def test_replicates_too_wide_for_their_data_fail_without_a_log_likelihood(factor, code):
+    rng, x = np.random.default_rng(0), np.linspace(-1.0, 1.0, 60)
+    y, design = 1.0 + 2.0 * x + 0.5 * rng.normal(size=60), np.stack([np.ones(60), x], 1)
+    covariance = np.linalg.inv(design.T @ design / 0.25 + 0.01 * np.eye(2))
+    weights = rng.multivariate_normal(covariance @ design.T @ y / 0.25, factor**2 * covariance, (4, 500))
+    mean = weights @ design.T
+    verdict = diagnose(
+        tree_of(
+            posterior={"w": ((*SAMPLE, "d"), weights), "mean": (OBS, mean)},
+            posterior_predictive={"y": (OBS, mean + 0.5 * factor * rng.normal(size=mean.shape))},
+            observed_data={"y": ("obs", y)},
+        )
+    )
+    assert verdict.draws == "pass" and find(verdict, "loo_pit").code == code
+    assert (verdict.model == "fail") == (factor > 1.0)
+
+
+def classes(x, y, logit, rng):
+    """What another library leaves of labels y (row,) with draws (chain, draw, row) of their logits."""
+    p = 1.0 / (1.0 + np.exp(-logit))
+    tree = tree_of(
+        posterior={"logit": (SAMPLE, logit[..., 0])},
+        posterior_predictive={"y": (OBS, (rng.random(p.shape) < p).astype(int))},
+        observed_data={"y": ("obs", y)},
+        constant_data={"x": (("obs", "feature"), x[:, None])},
+        log_likelihood={"y": (OBS, np.log(np.where(y == 1, p, 1.0 - p)))},
+    )
+    tree.attrs["likelihood"] = "bernoulli"
+    return diagnose(tree)
+
+
+def test_classes_are_judged_by_their_patterns_where_no_rows_are_held_out():
+    """A line on classes that change twice along x, no better than a coin, passed."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.uniform(-2.0, 2.0, 200), 0.2 * rng.normal(size=(4, 500, 1))
+    coin = classes(x, (np.abs(x) < 1.0).astype(int), 0.05 * x + noise, rng)
+    assert coin.draws == "pass" and find(coin, "pattern").status == "fail"
+    y = (rng.random(200) < 1.0 / (1.0 + np.exp(-2.0 * x))).astype(int)
+    healthy = classes(x, y, (2.0 + noise) * x + noise, rng)
+    assert (healthy.draws, healthy.model) == ("pass", "pass")
+    few = np.repeat(np.flatnonzero(y == 0)[:30], 6)
+    repeated_x, repeated_y = np.concatenate([x, x[few]]), np.concatenate([y, y[few]])
+    repeated = classes(repeated_x, repeated_y, 2.0 * repeated_x - 1.0 + noise, rng)
+    assert find(repeated, "held_out_rows").code == "rows_repeated" and repeated.model == "warn"
+
+
+def test_an_infinite_variance_and_a_function_held_at_a_point_are_healthy():
+    """Student's t of two degrees of freedom, and a net without a bias at zero, warned."""
+    tree = exact_tree()
+    tree["function"]["f"].values[:, :, 3] = 0.0
+    tree["log_likelihood"]["y"][..., 3] = -1.0
+    infinite = (("pred_point", "output"), np.full((200, 1), np.inf))
+    tree["predictions"] = tree["predictions"].to_dataset().assign(aleatoric_var=infinite)
+    verdict = diagnose(tree, reference=exact_tree())
+    assert (verdict.draws, verdict.model) == ("pass", "pass")
+
+
+def test_a_verdict_is_short_and_says_its_tolerance():
+    tree = exact_tree(draws=100)
+    tree["function"]["f"][2:] += 1.0
+    said = str(diagnose(tree))
+    assert len(said.split()) < 80 and said.startswith("NUTS: do not rely on the draws")
+    assert diagnose(exact_tree()).tolerance == 0.25 and "sd within 25%" in str(diagnose(exact_tree()))
