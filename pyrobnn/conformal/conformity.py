@@ -15,8 +15,7 @@ from torch import Tensor
 
 from pyrobnn.chains import MIN_DRAWS, ess
 from pyrobnn.checks import Refused, as_tensor
-from pyrobnn.diagnostics import thresholds
-from pyrobnn.diagnostics.importance import pareto_smooth
+from pyrobnn.diagnostics.importance import good_k, pareto_smooth
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities
@@ -151,7 +150,7 @@ class Ranking:
         if khat is None or effective is None:
             return ()
         draws = len(self.rows[0])
-        limit = thresholds.good_k(draws)
+        limit = good_k(draws)
         # as in leave-one-out: k-hat of a tail of M draws has standard error (1 + k)/√M, and there are many points
         tail = min(0.2 * draws, 3.0 * (draws / self.efficiency) ** 0.5)
         certain = limit + (1.0 + limit) * NormalDist().inv_cdf(1 - 0.002 / len(khat)) / tail**0.5
@@ -252,7 +251,7 @@ def _correction(
         log_prior, log_likelihood = log_densities(posterior, *rows)
         log_ratio = (log_prior + log_likelihood.sum(-1) - posterior.log_q()).double().cpu().numpy()
         log_weights, k = pareto_smooth(log_ratio) if np.isfinite(log_ratio).all() else (log_ratio, math.inf)
-        if float(k) <= thresholds.good_k(log_ratio.size):
+        if float(k) <= good_k(log_ratio.size):
             device = next(iter(posterior.draws.values())).device
             return torch.from_numpy(log_weights).flatten().to(device), ()
         why = f"importance weights p/q cannot correct them (Pareto k-hat {float(k):.2f})"

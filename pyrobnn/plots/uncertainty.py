@@ -11,8 +11,8 @@ from scipy import stats
 
 from pyrobnn.diagnostics import leave_one_out as left_out
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.diagnostics.importance import good_k
 from pyrobnn.diagnostics.points import Points, class_points, regression_points
-from pyrobnn.diagnostics.thresholds import good_k
 from pyrobnn.plots.predictive import MAX_POINTS, outcome_label
 from pyrobnn.plots.style import (
     ALEATORIC,
