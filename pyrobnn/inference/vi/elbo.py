@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyrobnn.density import Density, Site, _is_identity
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw, Family, Moments
+from pyrobnn.inference.vi.families import Draw, Family, Moments, base_distribution
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.nodes import is_observed, is_subsample, log_prob_sum
@@ -179,7 +179,7 @@ def _path_log_q(draw: Draw) -> Tensor:
 
 
 def _normal_prior(node: Mapping[str, Any], site: Site) -> tuple[Tensor, Tensor] | None:
-    fn = _base(node["fn"])
+    fn = base_distribution(node["fn"])
     unmasked = node["mask"] is None or node["mask"] is True
     if type(fn) is dist.Normal and unmasked and _is_identity(site.transform):
         return fn.loc, fn.scale
@@ -188,18 +188,12 @@ def _normal_prior(node: Mapping[str, Any], site: Site) -> tuple[Tensor, Tensor] 
 
 def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
     r""":math:`-E_q[\log N(\theta; m, s^2)] = \log s + \frac{(\mu - m)^2 + \sigma^2}{2 s^2} + \frac12 \log 2\pi`."""
-    prior = _base(node["fn"])
+    prior = base_distribution(node["fn"])
     terms = ((mean - prior.loc).square() + var) / (2 * prior.scale.square()) + prior.scale.log()
     total = (terms + 0.5 * math.log(2 * math.pi)).expand(node["value"].shape)
     if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event
         total = total.flatten(total.dim() - node["fn"].event_dim).sum(-1) if node["fn"].event_dim else total
     return (total * node["scale"]).sum(dtype=torch.float64)
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
-    return fn
 
 
 def gradient_samples(

@@ -7,7 +7,7 @@ operations, so that it disappears into the compiled step. :mod:`pyrobnn.guides` 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,10 @@ class MeanField:
         self.size = 2 * self.dim
 
     def initial(self) -> Tensor:
-        return torch.cat([self.loc, torch.full_like(self.loc, self._inverse_scale())])
+        if self.max_scale is None:
+            return torch.cat([self.loc, raw_scale(self.loc, self.init_scale)])
+        share = self.init_scale / self.max_scale
+        return torch.cat([self.loc, torch.full_like(self.loc, math.log(share / (1 - share)))])
 
     def loc_scale(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, both (dim,)."""
@@ -106,12 +109,6 @@ class MeanField:
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale = self.loc_scale(phi)
         return FlatApproximation(layout, "normal", {"loc": loc, "scale": scale})
-
-    def _inverse_scale(self) -> float:
-        if self.max_scale is None:
-            return math.log(math.expm1(self.init_scale))
-        share = self.init_scale / self.max_scale
-        return math.log(share / (1 - share))
 
 
 class FullRank:
@@ -146,8 +143,8 @@ class FullRank:
         self._eye = torch.eye(self.dim, dtype=loc.dtype, device=loc.device)
 
     def initial(self) -> Tensor:
-        raw = torch.full_like(self.loc, math.log(math.expm1(self.init_scale)))
-        return torch.cat([self.loc, raw, self.loc.new_zeros(self.size - 2 * self.dim)])
+        rest = self.loc.new_zeros(self.size - 2 * self.dim)
+        return torch.cat([self.loc, raw_scale(self.loc, self.init_scale), rest])
 
     def factor(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal (dim,) and Cholesky factor (dim, dim)."""
@@ -194,8 +191,9 @@ class LowRank:
     def initial(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(self.loc)
-        raw = torch.full_like(self.loc, math.log(math.expm1(self.init_scale)))
-        return torch.cat([self.loc, raw, columns * (_COLUMN_START / _COLUMN_STEP)])
+        return torch.cat(
+            [self.loc, raw_scale(self.loc, self.init_scale), columns * (_COLUMN_START / _COLUMN_STEP)]
+        )
 
     def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
@@ -227,6 +225,18 @@ class LowRank:
         state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
         # LowRankMultivariateNormal inverts the capacitance: float64
         return FlatApproximation(layout, "low_rank", {name: value.double() for name, value in state.items()})
+
+
+def base_distribution(fn: Any) -> Any:
+    """The distribution of one scalar, of a distribution of independent ones."""
+    while isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def raw_scale(loc: Tensor, scale: float) -> Tensor:
+    """What softplus makes ``scale`` of, for every coordinate of ``loc``."""
+    return torch.full_like(loc, math.log(math.expm1(scale)))
 
 
 def _log_q(noise: Tensor, half_log_det: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw
+from pyrobnn.inference.vi.families import Draw, raw_scale
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 
 #: a coupling multiplies by at most e^±2, so that no early step can blow up
@@ -51,7 +51,8 @@ class CouplingFlow:
         if self.dim < 2:
             raise Refused("guide='flow' needs at least two weights to couple: use guide='mean_field'")
         self.shapes: dict[str, tuple[int, ...]] = {"loc": (self.dim,), "raw_scale": (self.dim,)}
-        for k, (given, moved) in enumerate(_halves(self.dim, num_layers)):
+        for k in range(num_layers):
+            given, moved = _sizes(self.dim, k)
             self.shapes |= {
                 f"{k}.in": (hidden, given),
                 f"{k}.in_bias": (hidden,),
@@ -67,7 +68,7 @@ class CouplingFlow:
             if name == "loc":
                 parts.append(self.loc)
             elif name == "raw_scale":
-                parts.append(torch.full_like(self.loc, math.log(math.expm1(self.init_scale))))
+                parts.append(raw_scale(self.loc, self.init_scale))
             elif name.endswith(".in"):
                 scale = 1 / (math.sqrt(shape[1]) * _NETWORK_STEP)
                 parts.append(torch.randn(shape, generator=generator).to(self.loc) * scale)
@@ -155,10 +156,6 @@ def _sizes(dim: int, k: int) -> tuple[int, int]:
     """Sizes of the given and the moved half in layer k: the exchange alternates them when dim is odd."""
     half = dim // 2
     return (half, dim - half) if k % 2 == 0 else (dim - half, half)
-
-
-def _halves(dim: int, num_layers: int) -> Iterator[tuple[int, int]]:
-    return (_sizes(dim, k) for k in range(num_layers))
 
 
 def _num_layers(state: Mapping[str, Tensor]) -> int:

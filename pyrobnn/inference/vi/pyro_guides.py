@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.inference.vi.families import Draw, Moments, base_distribution
 from pyrobnn.posterior.approximation import state_points
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.nodes import Node, is_subsample, log_prob_sum, without_validation
@@ -82,21 +82,21 @@ class GuideFamily:
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         nodes, log_q = _run_guide(self.guide, self.unflatten(phi), self.density, {}, noise.normal)
-        parts, jacobian = [], 0.0
-        for site in self.latent:
-            value = nodes[site.name]["value"]
-            u = site.transform.inv(value)
-            jacobian = jacobian + site.transform.log_abs_det_jacobian(u, value).sum(dtype=torch.float64)
-            parts.append(u.reshape(-1))
+        values = {site.name: nodes[site.name]["value"] for site in self.latent}
+        u = {site.name: site.transform.inv(values[site.name]) for site in self.latent}
+        jacobian = sum(
+            site.transform.log_abs_det_jacobian(u[site.name], values[site.name]).sum(dtype=torch.float64)
+            for site in self.latent
+        )
         moments = self._moments(nodes) if self.factorized else None
-        return Draw(torch.cat(parts), log_q + jacobian, moments, None)
+        return Draw(torch.cat([value.reshape(-1) for value in u.values()]), log_q + jacobian, moments, None)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
 
     def _moments(self, nodes: Mapping[str, Node]) -> Moments:
         """AutoNormal: one normal per site in unconstrained space."""
-        normals = [_base(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
+        normals = [base_distribution(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
         entropy = sum(normal.entropy().sum(dtype=torch.float64) for normal in normals)
@@ -254,46 +254,30 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
     if "init_loc_fn" in accepted and not flow:
-        options["init_loc_fn"] = init_to_value(values=density.constrain(_padded(loc, density)))
+        z = torch.cat([loc, loc.new_zeros(density.dim - len(loc))])  # point parameters are not the guide's
+        options["init_loc_fn"] = init_to_value(values=density.constrain(z))
     if "init_scale" in accepted:
         options["init_scale"] = init_scale
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        # Pyro's modules of local parameters refuse a pyro.param of the model
+        with Supply({}, density.initial_points):
+            return density.program(*args, **kwargs)
+
+    wanted = (
+        "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model alone that makes a "
+        "Pyro AutoGuide, such as AutoNormal (a hand-written guide program is not supported)"
+    )
     try:
-        guide = factory(_with_points_held(density), **options)
+        guide = factory(program, **options)
     except TypeError as error:
-        raise TypeError(
-            "'guide' must be a function of the model alone that makes a Pyro AutoGuide, such as AutoNormal (a "
-            f"hand-written guide program is not supported): {error}"
-        ) from error
+        raise TypeError(f"{wanted}: {error}") from error
     if not isinstance(guide, AutoGuide):
-        raise TypeError(
-            "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model that makes a "
-            f"Pyro AutoGuide, such as AutoNormal; this one returned {type(guide).__name__} (a hand-written guide "
-            "program is not supported)"
-        )
+        raise TypeError(f"{wanted}: this one returned {type(guide).__name__}")
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
         better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
         raise Refused(f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()")
     return guide
-
-
-def _with_points_held(density: Density) -> Callable[..., Any]:
-    """The program as a guide may run it: Pyro's modules of local parameters refuse a ``pyro.param`` of the model."""
-
-    def program(*args: Any, **kwargs: Any) -> Any:
-        with Supply({}, density.initial_points):
-            return density.program(*args, **kwargs)
-
-    return program
-
-
-def _padded(loc: Tensor, density: Density) -> Tensor:
-    return torch.cat([loc, loc.new_zeros(density.dim - len(loc))])
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
-    return fn
 
 
 @contextlib.contextmanager
