@@ -7,9 +7,8 @@ A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network 
 from __future__ import annotations
 
 import copy
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -18,7 +17,8 @@ from pyro.distributions.torch_distribution import TorchDistribution, TorchDistri
 from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.overrides import TorchFunctionMode
-from tyxe.priors import DictPrior, IIDPrior, LambdaPrior, LayerwiseNormalPrior, Prior
+from tyxe import priors as tyxe_priors
+from tyxe.priors import Prior
 
 from pyrobnn.checks import check_number
 from pyrobnn.seeding import seeded
@@ -84,27 +84,118 @@ class ScaleMixtureNormal(TorchDistribution):
         return torch.randn(shape, dtype=dtype, device=device) * scale
 
 
-class _SelectivePrior(Prior):
-    """TyXe's hide/expose, where an option that is given takes effect without ``expose_all=False``."""
+_Names, _Modules, _Types = (
+    Sequence[str] | None,
+    Sequence[nn.Module] | None,
+    tuple[type[nn.Module], ...] | None,
+)
+
+
+class _Choice(Prior):
+    """TyXe's reading of hide/expose, and nothing else."""
+
+    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor | None) -> TorchDistributionMixin:
+        raise NotImplementedError
+
+
+class Selective(Prior):
+    """A prior whose hide/expose take effect: TyXe's own do nothing unless ``expose_all=False`` is passed beside them.
+
+    Args:
+        hide_all: no parameter is Bayesian.
+        expose_all: ``True`` says that all are but those that are hidden.
+        hide, expose: names (``"0.weight"``) that are not, or alone are, Bayesian.
+        hide_parameters, expose_parameters: the same by the last part of the name (``"bias"``).
+        hide_module_types, expose_module_types, hide_modules, expose_modules: by type of module, and by module.
+        hide_fn, expose_fn: functions of (module, name) that say so.
+
+    Raises:
+        ValueError: an argument without effect beside another.
+    """
 
     def __init__(
         self,
-        hide: Sequence[str] | None,
-        expose: Sequence[str] | None,
-        hide_modules: Sequence[nn.Module] | None,
-        expose_modules: Sequence[nn.Module] | None,
+        hide_all: bool = False,
+        expose_all: bool | None = None,
+        hide_modules: _Modules = None,
+        expose_modules: _Modules = None,
+        hide_module_types: _Types = None,
+        expose_module_types: _Types = None,
+        hide_parameters: _Names = None,
+        expose_parameters: _Names = None,
+        hide: _Names = None,
+        expose: _Names = None,
+        hide_fn: Callable[[nn.Module, str], bool] | None = None,
+        expose_fn: Callable[[nn.Module, str], bool] | None = None,
     ):
-        unselected = all(chosen is None for chosen in (hide, expose, hide_modules, expose_modules))
-        super().__init__(
-            expose_all=unselected,
-            hide=hide,
-            expose=expose,
-            hide_modules=hide_modules,
-            expose_modules=expose_modules,
-        )
+        self.selection: dict[str, Any] = {
+            name: value
+            for name, value in {
+                "hide_modules": hide_modules,
+                "expose_modules": expose_modules,
+                "hide_module_types": hide_module_types,
+                "expose_module_types": expose_module_types,
+                "hide_parameters": hide_parameters,
+                "expose_parameters": expose_parameters,
+                "hide": hide,
+                "expose": expose,
+            }.items()
+            if value is not None
+        }
+        functions = {
+            name: fn for name, fn in (("expose_fn", expose_fn), ("hide_fn", hide_fn)) if fn is not None
+        }
+        given = functions | self.selection
+        exposing = [name for name in given if name.startswith("expose")]
+        strongest = "hide_all=True" if hide_all else next(iter(functions), None)
+        idle = [name for name in given if strongest and name != strongest]
+        if expose_all and (exposing or hide_all):
+            strongest, idle = "expose_all=True", exposing or ["hide_all"]
+        if expose_all is False and not (given or hide_all):
+            strongest, idle = "nothing that is exposed", ["expose_all"]
+        if idle:
+            raise ValueError(f"{idle[0]!r} has no effect beside {strongest}: leave out one of the two")
+        super().__init__(hide_all=hide_all, expose_all=not self.selection, **given)
+
+    def check_effect(self, net: nn.Module) -> None:
+        """Raise ValueError where an argument changes nothing of which parameters of ``net`` are Bayesian."""
+        everything = _exposed(self, net)
+        for name in self.selection if len(self.selection) > 1 else ():
+            rest = {other: value for other, value in self.selection.items() if other != name}
+            if everything == _exposed(_Choice(expose_all=False, **rest), net):
+                raise ValueError(
+                    f"{name!r} has no effect beside {', '.join(map(repr, rest)) or 'nothing'}: leave it out"
+                )
 
 
-class ScaleMixture(_SelectivePrior):
+def _exposed(prior: Prior, net: nn.Module) -> set[str]:
+    """Names of the parameters that are Bayesian."""
+    return {name for name, module, _ in _parameters(net) if prior.expose_fn(module, name)}
+
+
+def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    for module_name, module in net.named_modules():
+        for param_name, param in module.named_parameters(recurse=False):
+            yield f"{module_name}.{param_name}" if module_name else param_name, module, param
+
+
+class IIDPrior(tyxe_priors.IIDPrior, Selective):
+    """One distribution for every parameter: ``IIDPrior(dist.Normal(0.0, 1.0), hide=["2.bias"])``."""
+
+
+class LayerwiseNormalPrior(tyxe_priors.LayerwiseNormalPrior, Selective):
+    """Normal priors that keep the variance of a layer's input: ``LayerwiseNormalPrior("radford")``."""
+
+
+class DictPrior(tyxe_priors.DictPrior, Selective):
+    """A distribution for every parameter by name: ``DictPrior({"0.weight": dist.Normal(0.0, 1.0), …})``."""
+
+
+class LambdaPrior(tyxe_priors.LambdaPrior, Selective):
+    """A function of (name, module, parameter) that returns the distribution."""
+
+
+class ScaleMixture(Selective):
     r"""Spike and slab of two normals on every weight.
 
     .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
@@ -139,7 +230,7 @@ class ScaleMixture(_SelectivePrior):
         hide_modules: Sequence[nn.Module] | None = None,
         expose_modules: Sequence[nn.Module] | None = None,
     ):
-        super().__init__(hide, expose, hide_modules, expose_modules)
+        super().__init__(hide=hide, expose=expose, hide_modules=hide_modules, expose_modules=expose_modules)
         check_number("pi", pi, above=0, below=1)
         check_number("scale1", scale1, above=0)
         check_number("scale2", scale2, above=0)
@@ -150,7 +241,7 @@ class ScaleMixture(_SelectivePrior):
         return self.distribution
 
 
-class FanInNormal(_SelectivePrior):
+class FanInNormal(Selective):
     r"""Normal weights whose scale keeps the variance of a layer's output: :math:`w \sim N(0, s^2 / n_{in})`.
 
     Args:
@@ -179,7 +270,7 @@ class FanInNormal(_SelectivePrior):
         hide_modules: Sequence[nn.Module] | None = None,
         expose_modules: Sequence[nn.Module] | None = None,
     ):
-        super().__init__(hide, expose, hide_modules, expose_modules)
+        super().__init__(hide=hide, expose=expose, hide_modules=hide_modules, expose_modules=expose_modules)
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
 
@@ -218,22 +309,22 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
     Raises:
         ValueError: ``hide``/``expose`` names something the net does not have, or nothing at all is Bayesian.
     """
-    _check_selection(prior, net)
+    if isinstance(prior, Selective):
+        _check_names(prior.selection, net)
+        prior.check_effect(net)
     found = {}
-    for module_name, module in net.named_modules():
-        for param_name, param in module.named_parameters(recurse=False):
-            name = f"{module_name}.{param_name}" if module_name else param_name
-            if prior.expose_fn(module, name):
-                try:
-                    base = prior.prior_dist(name, module, param)
-                except KeyError as error:
-                    raise ValueError(
-                        f"the prior has no entry for the parameter {name!r}: add it, or hide it"
-                    ) from error
-                if not hasattr(base, "to_event"):
-                    kind = f"{type(base).__module__}.{type(base).__name__}"
-                    raise TypeError(f"the prior of {name!r} is a {kind}: use the one of pyro.distributions")
-                found[name] = _expand(name, base, param)
+    for name, module, param in _parameters(net):
+        if prior.expose_fn(module, name):
+            try:
+                base = prior.prior_dist(name, module, param)
+            except KeyError as error:
+                raise ValueError(
+                    f"the prior has no entry for the parameter {name!r}: add it, or hide it"
+                ) from error
+            if not hasattr(base, "to_event"):
+                kind = f"{type(base).__module__}.{type(base).__name__}"
+                raise TypeError(f"the prior of {name!r} is a {kind}: use the one of pyro.distributions")
+            found[name] = _expand(name, base, param)
     if not found:
         names = ", ".join(name for name, _ in net.named_parameters())
         raise ValueError(
@@ -324,34 +415,21 @@ class _Copies(TorchFunctionMode):
         return moved.detach() if value.requires_grad else moved
 
 
-def _check_selection(prior: Prior, net: nn.Module) -> None:
+def _check_names(selection: Mapping[str, Any], net: nn.Module) -> None:
     """Every name, module and type given to hide/expose must match something in the net."""
-    chosen = inspect.getclosurevars(prior.expose_fn).nonlocals if inspect.isfunction(prior.expose_fn) else {}
-    names = [name for name, _ in net.named_parameters()]
-    modules = list(net.modules())
-    known = {
-        "parameter": (names, chosen.get("hide"), chosen.get("expose")),
-        "parameter suffix": (
-            [n.rsplit(".")[-1] for n in names],
-            chosen.get("hide_parameters"),
-            chosen.get("expose_parameters"),
-        ),
-    }
-    for what, (available, *wanted) in known.items():
-        for entry in [entry for group in wanted for entry in group or ()]:
-            if entry not in available:
-                raise ValueError(
-                    f"the prior's hide/expose names the {what} {entry!r}, "
-                    f"but the net has: {', '.join(dict.fromkeys(available))}"
-                )
-    for entry in [*(chosen.get("hide_modules") or ()), *(chosen.get("expose_modules") or ())]:
-        if not any(entry is module for module in modules):
-            raise ValueError(
-                f"the prior's hide/expose names the module {entry}, which is not part of the net"
-            )
-    types = chosen.get("hide_module_types") or (), chosen.get("expose_module_types") or ()
-    for entry in [entry for group in types for entry in (group if isinstance(group, tuple) else (group,))]:
-        if not any(isinstance(module, entry) for module in modules):
-            raise ValueError(
-                f"the prior's hide/expose names the type {entry.__name__}, but no module of the net has it"
-            )
+    names, modules = [name for name, _ in net.named_parameters()], list(net.modules())
+    suffixes = [name.rsplit(".")[-1] for name in names]
+    for option, entries in selection.items():
+        for entry in entries if isinstance(entries, Sequence) else (entries,):
+            wrong = None
+            if option.endswith("types"):
+                if not any(isinstance(module, entry) for module in modules):
+                    wrong = f"the type {entry.__name__}, but no module of the net has it"
+            elif option.endswith("modules"):
+                if not any(entry is module for module in modules):
+                    wrong = f"the module {entry}, which is not part of the net"
+            elif entry not in (known := suffixes if option.endswith("parameters") else names):
+                what = "parameter suffix" if option.endswith("parameters") else "parameter"
+                wrong = f"the {what} {entry!r}, but the net has: {', '.join(dict.fromkeys(known))}"
+            if wrong:
+                raise ValueError(f"the prior's hide/expose names {wrong}")

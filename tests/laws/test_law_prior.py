@@ -121,6 +121,58 @@ def test_the_polish_ends_inside_the_support(method):
     _check("TransformedDistribution", method)
 
 
+#: a prior of every family with a selection
+SELECTIVE = {
+    "DictPrior": lambda **chosen: pb.priors.DictPrior(
+        {name: dist.Normal(0.0, 1.0) for name, _ in toy_net().named_parameters()}, **chosen
+    ),
+    "FanInNormal": pb.priors.FanInNormal,
+    "IIDPrior": lambda **chosen: pb.priors.IIDPrior(dist.Normal(0.0, 1.0), **chosen),
+    "LambdaPrior": lambda **chosen: pb.priors.LambdaPrior(
+        lambda name, module, param: dist.Laplace(0.0, 1.0), **chosen
+    ),
+    "LayerwiseNormalPrior": lambda **chosen: pb.priors.LayerwiseNormalPrior("radford", **chosen),
+    "ScaleMixture": pb.priors.ScaleMixture,
+}
+
+
+@pytest.mark.parametrize("family", SELECTIVE)
+def test_hide_and_expose_take_effect_or_are_refused(family):
+    """TyXe's do nothing unless ``expose_all=False`` is passed beside them."""
+    names = {name for name, _ in toy_net().named_parameters()}
+    chosen = {
+        "hide": (["2.bias"], names - {"2.bias"}),
+        "expose": (["2.weight"], {"2.weight"}),
+    }
+    if family not in ("FanInNormal", "ScaleMixture"):
+        chosen |= {
+            "hide_parameters": (["bias"], {"0.weight", "2.weight"}),
+            "expose_parameters": (["weight"], {"0.weight", "2.weight"}),
+            "hide_module_types": ((torch.nn.Linear,), set()),
+            "expose_module_types": ((torch.nn.Linear,), names),
+            "hide_fn": (lambda module, name: name == "0.bias", names - {"0.bias"}),
+            "expose_fn": (lambda module, name: name == "0.weight", {"0.weight"}),
+        }
+    for option, (value, expected) in chosen.items():
+        prior = SELECTIVE[family](**{option: value})
+        exposed = {name for name in names if prior.expose_fn(toy_net()[0], name)}
+        assert exposed == expected, option
+    if family in ("FanInNormal", "ScaleMixture"):
+        return
+    for idle in (
+        {"expose": ["2.weight"], "expose_all": True},
+        {"hide": ["2.bias"], "hide_all": True},
+        {"hide": ["2.bias"], "expose_fn": lambda module, name: True},
+        {"expose_all": False},
+        {"expose_all": True, "hide_all": True},
+    ):
+        with pytest.raises(ValueError, match="has no effect beside"):
+            SELECTIVE[family](**idle)
+    with pytest.raises(ValueError, match="has no effect beside 'hide_parameters'"):
+        twice = SELECTIVE[family](hide=["2.bias"], hide_parameters=["bias"])
+        pb.BNN(toy_net(), twice, pb.likelihoods.HomoskedasticGaussian(0.2))
+
+
 def test_vectors_of_another_width_are_refused_when_the_model_is_built():
     with pytest.raises(ValueError, match=r"'0.bias' is a MultivariateNormal of vectors.*LambdaPrior"):
         pb.BNN(toy_net(), PRIORS["OfAnotherWidth"](), pb.likelihoods.HomoskedasticGaussian(0.2))
