@@ -19,6 +19,8 @@ from scipy.stats import rankdata
 
 #: R-hat that every quantity of converged chains has at most (Vehtari et al., 2021, section 4)
 RHAT_LIMIT = 1.01
+#: R-hat above which a fit says that its chains disagree: what converged chains of few draws may still have
+RHAT_NOTED = 1.05
 #: draws per chain below which neither is defined: two halves of two draws
 MIN_DRAWS = 4
 _BLOCK = 32  # quantities at once: their 4000 draws stay in the processor's cache

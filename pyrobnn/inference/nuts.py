@@ -89,13 +89,16 @@ class NUTS(Method):
     and ``sample_stats`` lp (unconstrained space, nats), energy, diverging, tree_depth, n_steps, acceptance_rate,
     step_size, each (num_chains, num_draws). The chains start at draws of ``fit(init=…)`` (its spread is the first mass
     matrix), or at a net. Callbacks are told the number of steps and phase, step_size, tree_depth, divergences and draws
-    (of the slowest chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up returns nothing.
+    (of the slowest chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up
+    returns nothing, but writes the ``checkpoint`` from which the same fit goes on.
 
     Refused: a program that subsamples, or has latent values without a density; too little memory or disk; no start with
     a finite density; a checkpoint or file of draws that is damaged or of another run.
 
     Caveat: exact only once it has converged, and a Bayesian network's posterior has many modes: look at R-hat of the
-    function values (``pyrobnn.diagnose``), not of the weights. Point parameters (a learned noise scale) are held.
+    function values (``pyrobnn.diagnose``), not of the weights. Chains in modes of their own are not weighted by the
+    modes' mass, and starting them at particles of SMC hides the smaller modes: use SMC's own draws there. Point
+    parameters (a learned noise scale) are held.
 
     References:
         *The No-U-Turn Sampler* (Hoffman & Gelman, 2014), https://arxiv.org/abs/1111.4246
@@ -284,8 +287,8 @@ class NUTS(Method):
 
     def _chains(self, problem: Problem, z: Tensor, run: FitRun, file: DrawFile | None) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
-        density, wide = problem.density, z.dtype != problem.density.dtype
-        gradient, why = gradient_of(problem, z, wide, self.compile)
+        density, in_float64 = problem.density, z.dtype != problem.density.dtype
+        gradient, why = gradient_of(problem, z, in_float64, self.compile)
         if why:
             problem.note(f"the chains run one after the other and uncompiled, much slower: {why}")
         most = MOST_WARMUP if self.num_warmup is None else None
@@ -308,7 +311,7 @@ class NUTS(Method):
             num_warmup=self._first_warmup,
             most=most,
             names=None if problem.is_bnn else density.site_of,
-            inspect=None if problem.is_bnn or wide else inspector(density),
+            inspect=None if problem.is_bnn or in_float64 else inspector(density),
             mass_matrix=form_of(self.mass_matrix, problem.is_bnn),
             step_size=self.step_size,
             compile=compiles,

@@ -147,7 +147,7 @@ class _StochasticGradientMCMC(Method):
         )
 
     def move(
-        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
+        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One step of all chains: position and momentum after it, gradient and log joint before it."""
         raise NotImplementedError
@@ -216,11 +216,11 @@ class SGLD(_StochasticGradientMCMC):
     heating: ClassVar[float] = 0.25
 
     def move(
-        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
+        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
         noise = torch.randn_like(z)
-        z = z + 0.5 * epsilon * metric * grad + (epsilon * heat * metric).sqrt() * noise
+        z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * noise
         return z, v, grad, lp
 
 
@@ -272,7 +272,7 @@ class SGHMC(_StochasticGradientMCMC):
         check_number("friction", self.friction, above=0, maximum=1)
 
     def move(
-        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, heat: Tensor, metric: Tensor
+        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
         # with the metric as inverse mass the velocity is metric * momentum; v is the momentum in units of its own scale
@@ -280,6 +280,6 @@ class SGHMC(_StochasticGradientMCMC):
         keep = 1.0 - self.friction
         v = v + drift * grad
         z = z + 0.5 * drift * v
-        v = keep * v + (heat * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
+        v = keep * v + (temperature * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
         z = z + 0.5 * drift * v
         return z, v, grad, lp

@@ -207,7 +207,7 @@ class SMC(Method):
 
 
 class _Course:
-    """The course of a fit: temperatures, then draws; and what is said of it."""
+    """The course of a fit: temperatures, then draws."""
 
     def __init__(
         self, config: SMC, num_draws: int, callbacks: Sequence[Callback], progress: bool,
@@ -221,7 +221,7 @@ class _Course:
         )  # fmt: skip
         self.rungs: list[Rung] = []
         self._rounds: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._told = self._steps = 0
+        self._reported = self._steps = 0
 
     def run(self, particles: Population) -> None:
         """All temperatures, and the draws at the last.
@@ -244,7 +244,7 @@ class _Course:
                     "or use NUTS"
                 )
             self.rungs.append(particles.climb(self._config.ess))
-            if self._tell("tempering", self.rungs[-1], 0.98 * particles.beta**0.25):
+            if self._report("tempering", self.rungs[-1], 0.98 * particles.beta**0.25):
                 raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
         self._draw(self.rungs[-1])
 
@@ -252,7 +252,7 @@ class _Course:
         while True:
             self._keep()
             done = min(self._num_draws, len(self._rounds) * self._particles.num_each)
-            if self._tell("sampling", rung, 1.0 if done == self._num_draws else 0.99, done):
+            if self._report("sampling", rung, 1.0 if done == self._num_draws else 0.99, done):
                 self.watch.stopped = "callback" if done < self._num_draws else self.watch.stopped
                 return
             if done == self._num_draws:
@@ -270,7 +270,7 @@ class _Course:
         z, log_joint, ancestor = (each.reshape(islands, -1, *each.shape[1:]) for each in kept)
         self._rounds.append((z, log_joint, ancestor))
 
-    def _tell(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
+    def _report(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
         self._steps += 1
         metrics = {
             "beta": rung.beta,
@@ -282,9 +282,9 @@ class _Course:
             "snapshot": partial(self._present, self._particles.z),
         }
         place = int(done * _STEPS)
-        if place > self._told:
+        if place > self._reported:
             self.watch.show(place, metrics | {"phase": phase})
-            self._told = place
+            self._reported = place
         return self.watch.ask(self._steps, metrics | {"phase": phase})
 
     def positions(self) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyrobnn.chains import RHAT_NOTED
 from pyrobnn.checks import divergences_by_chance
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pyrobnn.inference.hmc.draws import Draws
     from pyrobnn.inference.nuts import NUTS
 
-#: R-hat above which a fit says that its chains disagree: the verdict's limit for few draws, as they may be
-RHAT_NOTED = 1.05
 #: fraction of missing information (BFMI) below which a chain's energy changes too slowly (Betancourt, 2016)
 MIN_BFMI = 0.3
 #: draws of each chain, and effective draws in all, below which nothing is said of them or too few are

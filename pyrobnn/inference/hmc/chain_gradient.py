@@ -26,15 +26,15 @@ def chains_per_call(gradient: Gradient, z: Tensor) -> int:
     return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
 
 
-def gradient_of(problem: Problem, z: Tensor, wide: bool, compile: bool) -> tuple[Gradient, str]:
+def gradient_of(problem: Problem, z: Tensor, in_float64: bool, compile: bool) -> tuple[Gradient, str]:
     """The gradient of a problem's log joint for the chains at ``z``, and why it is not batched (empty if it is).
 
     Args:
         problem: what is fitted.
         z: positions (chain, dim).
-        wide: with every operation in float64.
+        in_float64: with every operation in float64.
         compile: it will be compiled, and is to be the same graph for the next number of rows.
     """
-    if wide:
+    if in_float64:
         return batched_gradient(log_joint_float64(problem.density), z)
     return batched_gradient(padded_log_joint(problem, z) if compile else problem.density.log_joint, z)

@@ -1,4 +1,4 @@
-"""What the host is told of a run of the HMC machine: now and then, and at its end."""
+"""A run of the HMC machine as its host sees it: between steps, and at its end."""
 
 from __future__ import annotations
 

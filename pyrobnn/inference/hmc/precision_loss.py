@@ -71,8 +71,8 @@ def in_program_dtype(density: Density, z: Tensor) -> dict[str, Tensor]:
     if z.dtype == density.dtype:
         return density.constrain(z)
     with float64():
-        wide = density.constrain(z)
-    return {name: _narrow(value, density.dtype) for name, value in wide.items()}
+        exact = density.constrain(z)
+    return {name: _narrow(value, density.dtype) for name, value in exact.items()}
 
 
 def _narrow(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -49,7 +49,7 @@ class Run:
         most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
         names: of the site of a coordinate, of a plain program; None for a net.
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
-        mass_matrix: ``"diag"``, ``"dense"``, ``"low_rank"``, or ``"auto"``: low rank from windows where it pays.
+        mass_matrix: ``"diag"``, ``"dense"``, ``"low_rank"``, or ``"auto"``: low rank where it helps.
         step_size: the first one; None finds it.
         compile: compile the step.
         every: steps between looks.

@@ -19,7 +19,6 @@ from pyrobnn.seeding import seeded
 from pyrobnn.sites.supply import RADIUS
 
 _TRIES = 100  # draws of a start, before there is none
-_STEEP_TRIES = 25  # starts drawn, before one from which a chain cannot move is kept
 
 
 def starts(
@@ -77,32 +76,25 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
         Refused: no start of a chain is finite, naming the site.
     """
     single = torch.func.grad_and_value(problem.density.log_joint)
-    z, tries = z.clone(), iter(tries)
-    deepest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
-    todo = list(range(len(z)))
-    # by chain, the best start that is finite but does not go, with its log density
-    spare: dict[int, tuple[float, Tensor]] = {}
-    for attempt, draws in enumerate(itertools.chain([z], tries)):
-        left = []
-        for chain in todo:
+    lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
+    todo, best = list(range(len(z))), torch.full((len(z),), -torch.inf)
+    found = z.clone()
+    for draws in itertools.chain([z], tries):
+        for chain in list(todo):
             gradient, value = single(draws[chain])
-            z[chain] = draws[chain]
             if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
-                left.append(chain)
                 continue
-            if float(value) < deepest or not bool((gradient != 0).any()):
-                left.append(chain)
-                if chain not in spare or float(value) > spare[chain][0]:
-                    spare[chain] = float(value), draws[chain].clone()
-        # a plateau everywhere has no better start, nor has a density that is low everywhere
-        if left and attempt >= _STEEP_TRIES:
-            for chain in [chain for chain in left if chain in spare]:
-                z[chain] = spare[chain][1]
-                left.remove(chain)
-        if not left:
-            return z
-        todo = left
-    raise Refused(_why_no_start(problem, z[todo[0]], *single(z[todo[0]])))
+            if float(value) > best[chain]:
+                best[chain], found[chain] = float(value), draws[chain]
+            if float(value) >= lowest and bool((gradient != 0).any()):
+                found[chain] = draws[chain]
+                todo.remove(chain)
+        if not todo:
+            return found
+    if bool((best == -torch.inf).any()):
+        worst = z[int(best.argmin())]
+        raise Refused(_why_no_start(problem, worst, *single(worst)))
+    return found  # a plateau everywhere has no better start, nor has a density that is low everywhere
 
 
 def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:

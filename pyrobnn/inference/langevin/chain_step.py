@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,13 +132,12 @@ def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tenso
     return log_joint, batch.rows, 0 if batch.per_chain else None
 
 
-class Batch:
+class Batch(NamedTuple):
     """Row numbers (chain, batch) into whole tensors, or tensors that all chains share."""
 
-    def __init__(self, rows: Tensor, tensors: tuple[Tensor, ...], per_chain: bool):
-        self.rows = rows
-        self.tensors = tensors
-        self.per_chain = per_chain
+    rows: Tensor
+    tensors: tuple[Tensor, ...]
+    per_chain: bool
 
 
 def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[Batch]:
@@ -203,13 +202,13 @@ def transition(config: Any, problem: Problem, slope: Slope) -> Callable[..., tup
     def step(
         z: Tensor, v: Tensor, second: Tensor, control: Tensor, *batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        epsilon, forget, heat = control[0], control[1], control[2]
+        epsilon, forget, temperature = control[0], control[1], control[2]
 
         def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
             return slope(z, *batch)
 
         metric = metric_of(second) if precondition else torch.ones_like(second)
-        z, v, grad, lp = config.move(z, v, gradient, epsilon, heat, metric)
+        z, v, grad, lp = config.move(z, v, gradient, epsilon, temperature, metric)
         if precondition:
             second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
         return z, v, second, lp

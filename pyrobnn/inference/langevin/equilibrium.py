@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.chains import rhat
+from pyrobnn.chains import RHAT_NOTED, rhat
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem
@@ -18,8 +18,8 @@ from pyrobnn.inference.langevin.linear_fit import TOLERATED_NATS, LinearFit, som
 
 #: relative deviation of a site's kinetic temperature that is reported, beyond this many standard errors
 TOLERANCE, ERRORS = 0.1, 4.0
-#: R-hat above which chains of so many draws in all are said to disagree
-RHAT_NOTED, MIN_DRAWS = 1.05, 1000
+#: draws in all from which chains are asked whether they agree
+MIN_DRAWS = 1000
 #: draws, evenly spread, and training inputs that are looked at
 NUM_DRAWS, NUM_INPUTS = 100, 20
 

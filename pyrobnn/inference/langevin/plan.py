@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,17 @@ from pyrobnn.posterior import Posterior
 RMSPROP = 0.99
 
 
-class Plan:
-    """Per step: ε, how much the preconditioner forgets, heat; and the steps after which a draw is kept."""
+class Plan(NamedTuple):
+    """Per step: ε, how much the preconditioner forgets, temperature; and the steps after which a draw is kept."""
 
-    def __init__(self, controls: Tensor, keep: Tensor):
-        self.controls = controls
-        self.keep = keep
+    controls: Tensor
+    keep: Tensor
 
 
 def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
     """The plan of a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC` for so many draws per chain of so many data."""
     warmup, thinning = config.num_warmup, config.thinning
-    heat = [config.temperature] * warmup
+    temperatures = [config.temperature] * warmup
     if config.schedule == "cyclical":
         per_cycle = math.ceil(num_draws / config.num_cycles)
         sampling = per_cycle * thinning
@@ -35,7 +34,7 @@ def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
         position = torch.arange(config.num_cycles * length, dtype=torch.float64) % length
         shape = 0.5 * (torch.cos(math.pi * position / length) + 1.0)
         sizes = torch.cat([torch.ones(warmup, dtype=torch.float64), shape])
-        heat += ([0.0] * (length - sampling) + [config.temperature] * sampling) * config.num_cycles
+        temperatures += ([0.0] * (length - sampling) + [config.temperature] * sampling) * config.num_cycles
         ends = torch.arange(1, per_cycle + 1) * thinning + length - sampling - 1
         keep = (ends + length * torch.arange(config.num_cycles)[:, None]).reshape(-1)[:num_draws] + warmup
     else:
@@ -43,7 +42,7 @@ def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
         t = torch.arange(total, dtype=torch.float64)
         power = config.decay if config.schedule == "polynomial" else 0.0
         sizes = (1.0 + t / config.decay_steps) ** -power
-        heat += [config.temperature] * (total - warmup)
+        temperatures += [config.temperature] * (total - warmup)
         keep = warmup + thinning * torch.arange(1, num_draws + 1) - 1
     num_steps = int(keep[-1]) + 1
     forget = torch.zeros(len(sizes), dtype=torch.float64)
@@ -52,7 +51,7 @@ def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
         forget[0] = 1.0
     # without a step size the first column holds the schedule alone, and ε is chosen as the chains go
     size = 1.0 if config.step_size is None else config.step_size / num_data
-    controls = torch.stack([size * sizes, forget, torch.tensor(heat, dtype=torch.float64)], 1)
+    controls = torch.stack([size * sizes, forget, torch.tensor(temperatures, dtype=torch.float64)], 1)
     return Plan(controls[:num_steps], keep)
 
 

@@ -42,11 +42,11 @@ class StepSize:
     .. math:: \varepsilon = \min\Big( \frac{\kappa}{\lambda_{\max}}, \ \frac{0.1}{r \max_s \bar V_s} \Big)
 
     The first bounds the error of the discretisation: :math:`\lambda_{\max}` is the largest curvature of the log joint
-    over the chains, and beyond :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. The second bounds the heat of
-    mini-batches: :math:`\bar V_s` is the mean variance of the gradient over a site's coordinates, which raises the
-    temperature by :math:`r \varepsilon \bar V`. Both are taken anew ten times in warm-up, as the chains move; the
-    smallest of the second half stays. Chains that are no longer finite, or whose log joint falls further than heat
-    can take it, go back to the last look with a quarter of :math:`\kappa`.
+    over the chains, and beyond :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. The second bounds the
+    temperature error of mini-batches: :math:`\bar V_s` is the mean variance of the gradient over a site's coordinates,
+    which raises the temperature by :math:`r \varepsilon \bar V`. Both are taken anew ten times in warm-up, as the
+    chains move; the smallest of the second half stays. Chains that are no longer finite, or whose log joint falls
+    further than a posterior spreads, go back to the last look with a quarter of :math:`\kappa`.
 
     Args:
         density: of the model.
@@ -105,7 +105,7 @@ class StepSize:
         return State(saved.step, saved.z.clone(), torch.zeros_like(saved.v), saved.second.clone())
 
     def diverged(self, z: Tensor, lp: Tensor) -> bool:
-        """Whether a chain is where heat cannot take it."""
+        """Whether a chain is not finite, or further from the mode than the posterior's spread takes it."""
         finite = bool(torch.isfinite(z).all() and torch.isfinite(lp).all())
         if not finite:
             return True
@@ -116,7 +116,7 @@ class StepSize:
         """Why the run ends, of chains that diverged after every restart."""
         return (
             f"by step {step + 1} the log joint of a chain has fallen from {self.best:.4g} to {float(lp.min()):.4g}, "
-            f"further than the heat of a posterior takes it, at each of {NUM_RESTARTS + 1} step sizes down to "
+            f"further than a posterior spreads, at each of {NUM_RESTARTS + 1} step sizes down to "
             f"{self.value * num_data:.3g}: the chains lost what their start had; pass a smaller step_size, larger "
             "batches, or use NUTS or SVI"
         )
@@ -169,7 +169,7 @@ def chooser_for(config: Any, problem: Problem) -> StepSize:
     size = config.batch_size
     subsampled = problem.density.subsampled().stochastic is not None
     noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
-    # heat takes a chain about T / 2 nats per coordinate away from a mode
+    # at temperature T a chain is about T / 2 nats per coordinate away from a mode
     drop = 2.0 * dim * config.temperature + (10.0 if noisy else 1.0) * num_data
     return StepSize(
         problem.density,
