@@ -28,7 +28,7 @@ from pyrobnn.data import Dataset
 from pyrobnn.density import Density
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior.datatree import probes
-from pyrobnn.references.distances import DENSITY, quantities, summarised
+from pyrobnn.references.distances import DENSITY, quantities, summarise
 from pyrobnn.references.problems import problems
 from pyrobnn.references.reference import MOMENTS, Reference, read
 
@@ -87,7 +87,7 @@ def runs_of_nuts(name: str, folder: Path) -> tuple[np.ndarray, list[str], list[s
         found.append(drawn.draws)
         gradients += posterior.meta["num_gradients"]
         divergences += int(posterior.sample_stats["diverging"].sum())
-        summary = summarised(np.concatenate(found))
+        summary = summarise(np.concatenate(found))
         ess, rhat = _of_function(summary, drawn.kinds)
         print(
             f"{name}: {len(found)} runs, ESS {ess:.0f}, R-hat {rhat:.4f}, {divergences} divergences",
@@ -163,7 +163,7 @@ def made(name: str, folder: Path) -> Reference | None:
     problem = problems()[name]
     (train, held_out), (probe_x, kinds) = problem.data(), probes(problem.data()[0].x)
     nuts, quantity_names, quantity_kinds, nuts_record = runs_of_nuts(name, folder)
-    summary = summarised(nuts)
+    summary = summarise(nuts)
     ess, rhat = _of_function(summary, quantity_kinds)
     if ess < MIN_ESS or rhat > MAX_RHAT:
         print(f"{name} is left out: ESS {ess:.0f}, R-hat {rhat:.4f}")

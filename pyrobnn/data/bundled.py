@@ -21,16 +21,9 @@ __all__ = ["breast_cancer", "diabetes", "digits", "fashion_mnist", "load", "mnis
 
 #: of the files that are read as tables
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".xlsx", ".xlsm")
-SYNTHETIC: dict[str, Callable[[int], Dataset]] = {
-    "gap": lambda seed: synthetic.gap(seed=seed),
-    "polynomial": lambda seed: synthetic.polynomial(seed=seed),
-    "polynomial_heteroskedastic": lambda seed: synthetic.polynomial(noise="heteroskedastic", seed=seed),
-    "sinusoid": lambda seed: synthetic.sinusoid(seed=seed),
-    "clusters": lambda seed: synthetic.clusters(seed=seed),
-    "cubic_clusters": lambda seed: synthetic.cubic_clusters(seed=seed),
-    "sine": lambda seed: synthetic.sine(seed=seed),
-    "sinx3": lambda seed: synthetic.sinx3(seed=seed),
-}
+SYNTHETIC = (
+    "gap", "polynomial", "polynomial_heteroskedastic", "sinusoid", "clusters", "cubic_clusters", "sine", "sinx3",
+)  # fmt: skip
 
 
 def diabetes() -> Dataset:
@@ -205,7 +198,9 @@ def load(
                 f"data set {key!r} has its own target and features: leave out {option!r} ({value!r})"
             )
     if key in SYNTHETIC:
-        return SYNTHETIC[key](seed)
+        noise = {"noise": "heteroskedastic"} if key.endswith("_heteroskedastic") else {}
+        make: Callable[..., Dataset] = getattr(synthetic, key.removesuffix("_heteroskedastic"))
+        return make(seed=seed, **noise)
     if key.startswith("study_"):
         return synthetic.study(key.removeprefix("study_"))
     return REAL[key]() if key in REAL else uci_all(key)

@@ -65,7 +65,7 @@ def levels() -> np.ndarray:
     return (np.arange(100) + 0.5) / 100
 
 
-def summarised(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
+def summarise(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
     """Moments of draws with their Monte-Carlo errors.
 
     Args:
@@ -162,7 +162,7 @@ class Comparison:
         return shown("\n".join(lines))
 
 
-def compared(
+def compare_summaries(
     name: str, ours: xr.Dataset, theirs: xr.Dataset, evidence: tuple[float | None, float | None]
 ) -> Comparison:
     """The comparison of two summaries of the same quantities, the second with coordinates and the reference's."""

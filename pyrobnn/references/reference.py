@@ -19,7 +19,7 @@ from pyrobnn.data import Dataset
 from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.references.distances import DENSITY, NOISE, Comparison, compared, quantities, summarised
+from pyrobnn.references.distances import DENSITY, NOISE, Comparison, compare_summaries, quantities, summarise
 from pyrobnn.references.problems import problems
 
 _FOLDER = "stored"
@@ -105,7 +105,7 @@ class Reference:
         if draws.ndim != 3 or draws.shape[2] != count or draws.size == 0:
             raise ValueError(f"draws must be (chain, draw, {count}), got shape {draws.shape}")
         check_finite("draws", torch.from_numpy(draws))
-        return compared(self.name, summarised(draws, iid=iid), self.summary, evidence)
+        return compare_summaries(self.name, summarise(draws, iid=iid), self.summary, evidence)
 
     def to_datatree(self) -> xr.DataTree:
         """The function's draws as DataTree: ``pb.diagnose(tree, reference=reference.to_datatree())``."""
@@ -122,14 +122,14 @@ class Reference:
             if index >= count
         }
         tree = xr.DataTree.from_dict({POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)})
-        said = {
+        attributes = {
             "method": "NUTS",
             "label": f"reference {self.name}",
             "kind": "chains",
             "claim": "exact",
             "iid": 0,
         }
-        tree.attrs.update(said | {"likelihood": self.model().likelihood.task})
+        tree.attrs.update(attributes | {"likelihood": self.model().likelihood.task})
         return tree
 
     def _quantities(self, posterior: Posterior) -> np.ndarray:
