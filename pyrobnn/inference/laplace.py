@@ -89,10 +89,11 @@ class Laplace(Method):
     Refused: a program with ``curvature="ggn"``, an unknown site, a layer without Kronecker factors; a full precision
     that does not fit in memory (MemoryError: the message has the bytes and the alternatives).
 
-    Caveat: one mode, and symmetric around it. The Hessian of a network is rarely positive definite off the exact mode;
-    GGN weight draws through the network itself (``predictive="draws"``) underfit badly. Tuning does not move the mode.
-    Beyond 5000 data a search by mini-batches is not followed to the very mode: the posterior of the linearised network
-    then has its mean at the mode of the linear model, which takes one gradient (Antorán et al., 2022).
+    Caveat: one mode, and symmetric around it; ``log_evidence`` is of this one, not of its mirror images. The Hessian of
+    a network is rarely positive definite off the exact mode; GGN weight draws through the network itself
+    (``predictive="draws"``) underfit badly. Tuning does not move the mode. Beyond 5000 data a search by mini-batches is
+    not followed to the very mode: the posterior of the linearised network then has its mean at the mode of the linear
+    model, which takes one gradient (Antorán et al., 2022).
 
     Reference: Laplace Redux (Daxberger et al., 2021); A Practical Bayesian Framework for Backpropagation Networks
     (MacKay, 1992).

@@ -19,6 +19,7 @@ from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding, of_meta
 from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
+from pyrobnn.inference.curvature.images import log_images
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
@@ -47,7 +48,8 @@ class LaplaceMixture(Method):
     .. math:: q(\theta) = \sum_m \pi_m N(\theta; \theta^*_m, \Lambda_m^{-1}), \qquad \pi_m \propto Z_m
 
     A mode that several starts find counts once, and so do its mirror images (units exchanged, or with both signs
-    turned), which make the same function: how often a search ends in a mode says nothing of its mass.
+    turned), which make the same function: how often a search ends in a mode says nothing of its mass. Their evidence
+    counts as often as there are images: log H! + T log 2 of a layer of H different units, T of them odd and not zero.
 
     Args:
         num_modes: starts, each at the net initialised anew: as many modes at most.
@@ -62,8 +64,8 @@ class LaplaceMixture(Method):
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: independent draws in one chain, with ``log_evidence``, that of all modes together, and in
-    ``meta`` ``mode_weights`` (which sum to 1), ``mode_log_evidence`` and ``num_starts``. Callbacks follow every search;
-    True stops that one. A DataLoader is gathered in memory.
+    ``meta`` ``mode_weights`` (which sum to 1), ``mode_log_evidence`` (of a mode and its images) and ``num_starts``.
+    Callbacks follow every search; True stops that one. A DataLoader is gathered in memory.
 
     Refused: ``init``, a plain Pyro program, a value without a prior; a full precision that does not fit in memory.
 
@@ -131,9 +133,12 @@ class LaplaceMixture(Method):
         for callback in run.callbacks:
             end_of(callback)()
         modes = _distinct(found, problem.x)
-        log_z = torch.tensor([mode.log_evidence for mode in modes], dtype=torch.float64)
-        weights = log_z.softmax(0)
         parts = [mode.approximation for mode in modes if isinstance(mode.approximation, BlockGaussian)]
+        log_z = torch.tensor(
+            [_log_z(mode) + log_images(problem.bnn, part, problem.x[:4]) for mode, part in zip(modes, parts)],
+            dtype=torch.float64,
+        )
+        weights = log_z.softmax(0)
         mixture = BlockMixture(parts[0].layout, parts, weights.log())
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in mixture.sample(num_draws).items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -75,6 +77,6 @@ def test_mirror_images_of_a_net_count_once_and_a_program_is_refused():
     posterior = method.fit(model, x, 1.5 * torch.tanh(x), num_draws=50)
     assert signs == {-1.0, 1.0} and posterior.meta["mode_weights"] == [1.0]
     one = pb.Laplace(num_steps=60, compile=False).fit(model, x, 1.5 * torch.tanh(x), num_draws=50)
-    assert posterior.log_evidence == pytest.approx(one.log_evidence, abs=0.05)
+    assert posterior.log_evidence == pytest.approx(one.log_evidence + math.log(2), abs=0.05)
     with pytest.raises(pb.Refused, match="use SMC"):
         method.fit(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), x, x)
