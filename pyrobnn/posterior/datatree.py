@@ -48,18 +48,15 @@ from pyrobnn.posterior.program_groups import (
     log_densities_by_site,
     program_groups,
     relabelled,
+    to_numpy,
 )
 from pyrobnn.posterior.stein import stein_statistics
 from pyrobnn.seeding import generator, seeded
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
-GRID_POINTS = 200
-#: predictive observations at each held-out point, at the least
-MIN_OBSERVATIONS = 1000
-#: and at each training point, where they are of use only to methods of few draws
+#: predictive observations at each training point, at the least; of use only to methods of few draws
 MIN_REPLICATES = 200
-GRID_FUNCTIONS = 30
 
 
 def to_datatree(
@@ -109,7 +106,7 @@ def to_datatree(
     if posterior.sample_stats:
         groups[SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
     if posterior.history:
-        groups[HISTORY] = xr.Dataset({n: ((f"step_{n}",), _array(v)) for n, v in posterior.history.items()})
+        groups[HISTORY] = xr.Dataset({n: ((f"step_{n}",), to_numpy(v)) for n, v in posterior.history.items()})
     has_data = [x is not None, y is not None] == posterior.meta.get("data_given", [True, True])
     if not isinstance(posterior.model, BNN):
         if has_data:
@@ -123,11 +120,8 @@ def to_datatree(
     if isinstance(posterior.model, BNN):
         if x is not None:
             groups |= _function_groups(posterior, x, probe_x, groups, num_prior_draws, seed)
-            moved = (
-                None
-                if y is None
-                else moved_functions(posterior, x, y, _probes(posterior, torch.as_tensor(x), probe_x)[0])
-            )
+            at = _probes(posterior, torch.as_tensor(x), probe_x)[0]
+            moved = None if y is None else moved_functions(posterior, x, y, at)
             if moved is not None:
                 groups[MOVED] = moved
             groups |= _grid_group(posterior, x, grid, true_function)
@@ -149,10 +143,10 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     if len(x) * MIN_REPLICATES <= MAX_PAIRS:
         replicates |= _observations(prediction, y, few, "obs", MIN_REPLICATES, seed)
     return {
-        LOG_PRIOR: xr.Dataset({"log_prior": (shared, _array(log_prior))}),
+        LOG_PRIOR: xr.Dataset({"log_prior": (shared, to_numpy(log_prior))}),
         OBSERVED_DATA: xr.Dataset({"y": _targets(outcome, "obs"), **_extras(prediction, y, "obs")}),
-        LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), _array(log_likelihood))}),
-        CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), _array(x.reshape(len(x), -1)))}),
+        LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), to_numpy(log_likelihood))}),
+        CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}),
         POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
     }
 
@@ -194,23 +188,23 @@ def _function_groups(
     probe_x, kind = _probes(posterior, x, probe_x)
     shared = ("chain", "draw")
     variables: dict[str, Any] = {
-        "f": ((*shared, "probe", "output"), _array(posterior.function(probe_x))),
-        "probe_x": (("probe", "feature"), _array(probe_x.reshape(len(probe_x), -1))),
+        "f": ((*shared, "probe", "output"), to_numpy(posterior.function(probe_x))),
+        "probe_x": (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1))),
         "probe_kind": (("probe",), np.array(kind)),
     }
     if LOG_LIKELIHOOD in known and known[LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
         variables["log_likelihood"] = known[LOG_LIKELIHOOD]["y"].sum("obs")
         variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
     norms = layer_norms(posterior.draws)
-    variables["layer_norm"] = ((*shared, "layer"), _array(torch.stack(list(norms.values()), -1)))
+    variables["layer_norm"] = ((*shared, "layer"), to_numpy(torch.stack(list(norms.values()), -1)))
     if posterior.bnn.likelihood.priors and posterior.bnn.likelihood.normal:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
-        variables["noise"] = ((*shared, "output"), _array(scale))
+        variables["noise"] = ((*shared, "output"), to_numpy(scale))
     groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
     if num_prior_draws:
         prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
         groups[PRIOR] = draws_dataset(prior.draws, {})
-        f = _array(prior.function(probe_x))
+        f = to_numpy(prior.function(probe_x))
         groups[PRIOR_PREDICTIVE] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
     return groups
 
@@ -242,21 +236,21 @@ def _grid_group(
     if grid is None:
         low, high = float(x.min()), float(x.max())
         reach = 0.5 * (high - low)
-        grid = torch.linspace(low - reach, high + reach, GRID_POINTS, dtype=x.dtype)[:, None]
+        grid = torch.linspace(low - reach, high + reach, 200, dtype=x.dtype)[:, None]
     prediction = posterior.predict(grid)
     point = ("grid_point", "output")
     functions = prediction.f.flatten(0, 1)
-    keep = torch.linspace(0, len(functions) - 1, min(GRID_FUNCTIONS, len(functions))).round().long()
+    keep = torch.linspace(0, len(functions) - 1, min(30, len(functions))).round().long()
     variables = {
-        "x": (("grid_point", "feature"), _array(grid)),
-        "f_draws": (("grid_draw", *point), _array(functions[keep])),
+        "x": (("grid_point", "feature"), to_numpy(grid)),
+        "f_draws": (("grid_draw", *point), to_numpy(functions[keep])),
         **{
-            name: (point, _array(getattr(prediction, name)))
+            name: (point, to_numpy(getattr(prediction, name)))
             for name in ("mean", "aleatoric_var", "epistemic_var")
         },
     }
     if true_function is not None:
-        variables["true_f"] = (point, _array(true_function(grid)))
+        variables["true_f"] = (point, to_numpy(true_function(grid)))
     return {GRID: xr.Dataset(variables)}
 
 
@@ -266,20 +260,20 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
     prediction = few.predict(x)
     shared, point = ("chain", "draw"), ("pred_point", "output")
     variables = {
-        "f": ((*shared, *point), _array(prediction.f)),
+        "f": ((*shared, *point), to_numpy(prediction.f)),
         "y": _targets(_sample(prediction, y, seed), *shared, "pred_point"),
-        "log_prob": (("pred_point",), _array(prediction.log_prob(y))),
+        "log_prob": (("pred_point",), to_numpy(prediction.log_prob(y))),
     }
-    variables |= _observations(prediction, y, few, "pred_point", MIN_OBSERVATIONS, seed)
+    variables |= _observations(prediction, y, few, "pred_point", 1000, seed)
     if not prediction.likelihood.classes:
         for name in ("mean", "aleatoric_var", "epistemic_var"):
-            variables[name] = (point, _array(getattr(prediction, name)))
+            variables[name] = (point, to_numpy(getattr(prediction, name)))
     else:
-        variables["probs"] = (("pred_point", "class"), _array(prediction.probs))
+        variables["probs"] = (("pred_point", "class"), to_numpy(prediction.probs))
         for name in ("aleatoric_entropy", "epistemic_entropy"):
-            variables[name] = (("pred_point",), _array(getattr(prediction, name)))
+            variables[name] = (("pred_point",), to_numpy(getattr(prediction, name)))
     data = {
-        "x": (("pred_point", "feature"), _array(x.reshape(len(x), -1))),
+        "x": (("pred_point", "feature"), to_numpy(x.reshape(len(x), -1))),
         "y": _targets(_outcome(prediction, y), "pred_point"),
         **_extras(prediction, y, "pred_point"),
     }
@@ -357,7 +351,7 @@ def _sample(prediction: Prediction, y: Tensor, seed: int, per_draw: int = 1) -> 
 
 
 def _extras(prediction: Prediction, y: Tensor, point: str) -> dict[str, Any]:
-    return {name: ((point,), _array(value)) for name, value in prediction.likelihood.extras(y).items()}
+    return {name: ((point,), to_numpy(value)) for name, value in prediction.likelihood.extras(y).items()}
 
 
 def _outcome(prediction: Prediction, y: Tensor) -> Tensor:
@@ -370,11 +364,7 @@ def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
     """Targets without the output dimension where there is only one."""
     if y.dim() > len(dims) and y.shape[-1] == 1:
         y = y.squeeze(-1)
-    return (*dims, *(["output"] if y.dim() > len(dims) else [])), _array(y)
-
-
-def _array(value: Tensor) -> np.ndarray:
-    return value.detach().cpu().numpy()
+    return (*dims, *(["output"] if y.dim() > len(dims) else [])), to_numpy(y)
 
 
 def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | float | int]:

@@ -33,7 +33,7 @@ Dims = Mapping[str, Sequence[str | None]]
 Coords = Mapping[str, Sequence[Any]]
 
 #: groups whose variables are sites or data of the fit: those that ``dims`` names
-_NAMED = (
+_NAMED = {
     POSTERIOR,
     LOG_LIKELIHOOD,
     POSTERIOR_PREDICTIVE,
@@ -41,7 +41,7 @@ _NAMED = (
     CONSTANT_DATA,
     PRIOR,
     PRIOR_PREDICTIVE,
-)
+}
 
 
 def program_groups(
@@ -63,18 +63,24 @@ def program_groups(
     log_prior, terms = log_densities_by_site(few, density)
     before, replicated = derived.prior(density, num_prior_draws, seed) if num_prior_draws else ({}, {})
     data = _data(density, few.draws)
+
+    def of_data(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in values.items() if name in data}
+
     groups = {
-        LOG_PRIOR: xr.Dataset({"log_prior": (SAMPLE_DIMS, _array(log_prior))}),
+        LOG_PRIOR: xr.Dataset({"log_prior": (SAMPLE_DIMS, to_numpy(log_prior))}),
         LOG_LIKELIHOOD: draws_dataset(terms, _of_batches(density, terms)),
         OBSERVED_DATA: draws_dataset(data, axes, sample_dims=[]),
-        POSTERIOR_PREDICTIVE: draws_dataset(_of(data, derived.replicates(density, few.draws, seed)), axes),
+        POSTERIOR_PREDICTIVE: draws_dataset(of_data(derived.replicates(density, few.draws, seed)), axes),
         PRIOR: draws_dataset(before, axes),
-        PRIOR_PREDICTIVE: draws_dataset(_of(data, replicated), axes),
+        PRIOR_PREDICTIVE: draws_dataset(of_data(replicated), axes),
     }
     if isinstance(x, Tensor) and x.dim():
         rows = {(axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()}
         row = next(iter(rows))[0] if len(rows) == 1 and next(iter(rows))[1] == len(x) else None
-        groups[CONSTANT_DATA] = xr.Dataset({"x": ((row or "obs", "feature"), _array(x.reshape(len(x), -1)))})
+        groups[CONSTANT_DATA] = xr.Dataset(
+            {"x": ((row or "obs", "feature"), to_numpy(x.reshape(len(x), -1)))}
+        )
     return {name: data for name, data in groups.items() if data.data_vars}
 
 
@@ -90,10 +96,6 @@ def _data(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {name: (first[name]["value"], last[name]["value"]) for name in density.derived.replicated}
     fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in found.items()}
     return {name: one for name, (one, _) in found.items() if 2 * int(fixed[name].sum()) >= one.numel()}
-
-
-def _of(data: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in values.items() if name in data}
 
 
 def density_of(posterior: Posterior, x: Any, y: Any) -> Density:
@@ -127,7 +129,7 @@ def draws_dataset(
     values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = SAMPLE_DIMS
 ) -> xr.Dataset:
     """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
-    arrays = {name: _array(value) for name, value in values.items()}
+    arrays = {name: to_numpy(value) for name, value in values.items()}
     known: dict[Hashable, Sequence[Hashable]] = {
         name: [*sample_dims, *dims[name]] for name in arrays if name in dims
     }
@@ -182,12 +184,13 @@ def _batch_shapes(density: Density) -> dict[str, torch.Size]:
 def _of_batches(density: Density, terms: Mapping[str, Tensor]) -> dict[str, list[str | None]]:
     """Plates of the axes of each site's terms: those of its values without the axes of one datum."""
     axes = density.derived.axes
+    shapes = _batch_shapes(density)
     return {
         name: axes[name][: value.dim() - 2]
         for name, value in terms.items()
-        if name in axes and value.shape[2:] == _batch_shapes(density)[name]
+        if name in axes and value.shape[2:] == shapes[name]
     }
 
 
-def _array(value: Tensor) -> np.ndarray:
+def to_numpy(value: Tensor) -> np.ndarray:
     return value.detach().cpu().numpy()

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -28,10 +28,6 @@ from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximati
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
 ENGINE: Final = "h5netcdf"
-#: bytes that a folder must take before anything is computed for it
-_PROBE: Final = 2**16
-#: bytes of draws up to which a file is made in memory before it is written
-_IN_MEMORY: Final = 2**30
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:
@@ -44,9 +40,9 @@ def save(posterior: Posterior, path: str | Path) -> Path:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
     """
     groups = {
-        POSTERIOR: _draws(posterior.draws),
-        SAMPLE_STATS: _draws(posterior.sample_stats),
-        HISTORY: _arrays(posterior.history),
+        POSTERIOR: _dataset(posterior.draws, "chain", "draw"),
+        SAMPLE_STATS: _dataset(posterior.sample_stats, "chain", "draw"),
+        HISTORY: _dataset(posterior.history),
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
     return write_atomically(attach(posterior, tree), path)
@@ -57,7 +53,7 @@ def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
     approximation = posterior.approximation
     family, state = (None, {}) if approximation is None else approximation.state()
     if state:
-        tree["approximation"] = xr.DataTree(_arrays(state))
+        tree["approximation"] = xr.DataTree(_dataset(state))
     tree.attrs |= {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -91,7 +87,7 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
         )
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if need < _IN_MEMORY:
+        if need < 2**30:
             # where a write fails below it, HDF5 ends the whole process; Python raises
             held = io.BytesIO()
             tree.to_netcdf(held, engine=ENGINE, encoding=_checksums(tree))
@@ -131,7 +127,7 @@ def check_writable(folder: str | Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             # as good as no saved run is smaller: an empty file would fit on a full disk
-            probe.write_bytes(bytes(_PROBE))
+            probe.write_bytes(bytes(2**16))
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
@@ -236,18 +232,17 @@ def _check_sites(path: str | Path, draws: dict[str, Tensor], model: Any) -> None
             )
 
 
-def _draws(values: Mapping[str, Tensor]) -> xr.Dataset:
-    return _named(
-        values, lambda name, value: ["chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 2))]
+def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
+    """Arrays whose first dimensions are ``shared``."""
+    return xr.Dataset(
+        {
+            name: (
+                [*shared, *(f"{name}_dim_{i}" for i in range(value.dim() - len(shared)))],
+                value.detach().cpu().numpy(),
+            )
+            for name, value in values.items()
+        }
     )
-
-
-def _arrays(values: dict[str, Tensor]) -> xr.Dataset:
-    return _named(values, lambda name, value: [f"{name}_dim_{i}" for i in range(value.dim())])
-
-
-def _named(values: Mapping[str, Tensor], dims: Callable[[str, Tensor], list[str]]) -> xr.Dataset:
-    return xr.Dataset({n: (dims(n, v), v.detach().cpu().numpy()) for n, v in values.items()})
 
 
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
