@@ -6,28 +6,14 @@ import codecs
 import sys
 import unicodedata
 
-PLAIN = {
-    "≥": ">=",
-    "≤": "<=",
-    "≈": "=",
-    "±": "+/-",
-    "×": "x",
-    "·": "*",
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "→": "->",
-    "…": "...",
-    "√": "sqrt ",
-    "∞": "inf",
-}
-_TABLE = str.maketrans(PLAIN)
+PLAIN = {"≥": ">=", "≤": "<=", "≈": "=", "±": "+/-", "×": "x", "·": "*", "√": "sqrt ", "∞": "inf"}
+PLAIN |= {"−": "-", "–": "-", "—": "-", "→": "->", "…": "..."}
 ERRORS = "pyrobnn.plain"
 
 
 def plain(text: str) -> str:
     """The text with mathematical signs spelled in ASCII; letters, which are names of a user's own, stay."""
-    return text.translate(_TABLE)
+    return text.translate(str.maketrans(PLAIN))
 
 
 def typeset(text: str) -> str:
@@ -50,21 +36,17 @@ def register() -> str:
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """ö as o, τ as tau, ² as 2; of what has no such spelling the escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(_spell, error.object[error.start : error.end])), error.end
-
-
-def _spell(sign: str) -> str:
-    """ö as o, τ as tau, ² as 2; of what has no such spelling the escape."""
-    if sign in PLAIN:
-        return PLAIN[sign]
-    script, _, name = unicodedata.name(sign, "").partition(" ")
-    if script == "GREEK" and " LETTER " in name and "WITH" not in name:
-        greek = name.rpartition(" ")[2].lower()
-        return greek.capitalize() if name.startswith("CAPITAL") else greek
-    parts = [each for each in unicodedata.normalize("NFKD", sign) if not unicodedata.combining(each)]
-    letters = "".join(parts).replace("\N{FRACTION SLASH}", "/")
-    if unicodedata.combining(sign):
-        return ""
-    return letters if letters.isascii() else sign.encode("ascii", "backslashreplace").decode()
+    words = []
+    for sign in error.object[error.start : error.end]:
+        name = unicodedata.name(sign, "")
+        if name.startswith("GREEK") and " LETTER " in name and "WITH" not in name:
+            word = name.rpartition(" ")[2].lower()
+            words.append(word.capitalize() if " CAPITAL " in name else word)
+            continue
+        parts = unicodedata.normalize("NFKD", PLAIN.get(sign, sign)).replace("\N{FRACTION SLASH}", "/")
+        word = "".join(part for part in parts if not unicodedata.combining(part))
+        words.append(word if word.isascii() else sign.encode("ascii", "backslashreplace").decode())
+    return "".join(words), error.end

@@ -27,7 +27,6 @@ from pyrobnn.posterior.storage import attach, check_writable, read, write_atomic
 from pyrobnn.preflight import Preflight, preflight
 from pyrobnn.studies.ahead import Ahead, cores
 from pyrobnn.studies.study import Study
-from pyrobnn.studies.tracking import check_live, check_tracker, watched
 
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
@@ -61,8 +60,6 @@ def run_study(
     attributes: Mapping[str, Mapping[str, str]] | None = None,
     resume: bool = False,
     checkpoint: Path | None = None,
-    tracker: str | None = None,
-    live: bool = False,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -81,19 +78,12 @@ def run_study(
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
         checkpoint: the file to write in place of ``out/<name>.checkpoint``; gone on from where it exists.
-        tracker: one of ``pyrobnn.studies.tracking.TRACKERS``, which gets the numbers of every fit and its figures.
-        live: draw a regression on one input while it is fitted: ``out/<name>.gif``, and to the tracker.
 
     Raises:
-        ValueError: a bad seed, an unknown tracker, a folder that cannot be written to, or data that no live figure
-            can draw; before any fit.
-        ImportError: the tracker's library is not installed.
+        ValueError: a bad seed, or a folder that cannot be written to; before any fit.
     """
     check_count("seed", seed, minimum=0)
     check_writable(out)
-    check_tracker(tracker)
-    if live:
-        check_live(study.train)
     attributes = attributes or {}
     data = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
     marks = {name: data | dict(attributes.get(name, {})) for name in prepared}
@@ -120,16 +110,8 @@ def run_study(
                 check_memory(method, study, arguments, device)
                 if ahead is not None:
                     ahead.wait(name)
-                # Pyro's own sampler calls nothing
-                calls = getattr(method, "engine", "") != "pyro"
-                with watched(tracker, name, out, study.train if live else None) as watch:
-                    told = {"callbacks": [watch]} if watch is not None and calls else {}
-                    posterior = _fitted(
-                        name, method, study, announce, arguments | kept | told, seed, device, progress
-                    )
-                    tree = to_tree(posterior, study, name)
-                    if watch is not None:
-                        watch.figures(tree, study.train.task)
+                posterior = _fitted(name, method, study, announce, arguments | kept, seed, device, progress)
+                tree = to_tree(posterior, study, name)
                 tree.attrs.update(marks[name])
                 write_atomically(tree, out / f"{name}.nc")
             except Refused as error:

@@ -1,9 +1,8 @@
-"""Responses and trackers of the command line: counts, censored times, orders, and where a fit is watched."""
+"""Responses of the command line: counts, censored times, orders."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,6 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn import cli, likelihoods
-from pyrobnn.studies import compare
 from pyrobnn.studies.response import RESPONSES, check_response, likelihood_of
 from pyrobnn.studies.study import load_run, make_study
 
@@ -124,91 +122,3 @@ def test_rows_that_a_response_cannot_take_are_refused_before_any_fit(response, y
             dataset = pb.data.from_frame(frame, "deaths", task=task)
             make_study(dataset, response=response, hidden=[3], seed=seed, **options)
         assert "\n" not in str(refusal.value)
-
-
-# -- trackers ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def study():
-    x = torch.linspace(-1, 1, 30)[:, None]
-    return make_study(pb.data.Dataset(x, x.sin(), "toy", "regression"), hidden=[3])
-
-
-class Recorder:
-    """A tracker that keeps what it is told."""
-
-    def __init__(self):
-        self.steps, self.figures, self.closed = [], [], 0
-
-    def __call__(self, step, metrics):
-        self.steps.append((step, "loss" in metrics))
-
-    def log_figure(self, name, figure, step):
-        self.figures.append((name, step, len(figure.axes)))
-
-    def close(self):
-        self.closed += 1
-
-
-def test_a_tracker_gets_the_numbers_and_the_figures_of_each_fit(study, tmp_path, monkeypatch):
-    from pyrobnn.studies import tracking
-
-    kept = {}
-    monkeypatch.setitem(tracking.TRACKERS, "wandb", lambda name, out: kept.setdefault(name, Recorder()))
-    monkeypatch.setattr(tracking, "needed", lambda *asked: None)
-    prepared = {
-        "map": (pb.MAP(num_steps=5, polish_steps=0, compile=False), {}),
-        "broken": (pb.SVI(num_steps=5, lr=1e30, compile=False), {"num_draws": 5}),
-    }
-    found = dict(compare.run_study(study, prepared, tmp_path, progress=False, tracker="wandb"))
-    assert isinstance(found["broken"], Exception) and kept["broken"].closed == 1
-    watched = kept["map"]
-    assert watched.steps[-1] == (5, True) and watched.closed == 1
-    assert [name for name, _, _ in watched.figures] == [
-        "predicted_vs_observed",
-        "residuals",
-        "calibration",
-        "loss",
-    ]
-    assert all(step == 5 and axes for _, step, axes in watched.figures)
-
-
-def test_a_live_figure_is_drawn_into_the_folder_and_the_tracker(study, tmp_path, monkeypatch):
-    from PIL import Image
-
-    from pyrobnn.studies import tracking
-
-    recorder = Recorder()
-    monkeypatch.setitem(tracking.TRACKERS, "wandb", lambda name, out: recorder)
-    monkeypatch.setattr(tracking, "needed", lambda *asked: None)
-    monkeypatch.setattr(tracking, "EVERY", 50)
-    monkeypatch.setattr(tracking, "SHARE", 1.0)
-    prepared = {"map": (pb.MAP(num_steps=200, polish_steps=0, compile=False), {})}
-    drawn = dict(
-        compare.run_study(study, prepared, tmp_path / "a", progress=False, tracker="wandb", live=True)
-    )
-    frames = [name for name, _, _ in recorder.figures].count("predictive")
-    assert frames > 1
-    with Image.open(tmp_path / "a" / "map.gif") as animation:
-        assert animation.n_frames == frames
-    plain = dict(compare.run_study(study, prepared, tmp_path / "b", progress=False, live=False))
-    # watching changes nothing
-    for name, values in plain["map"]["posterior"].data_vars.items():
-        assert np.array_equal(values, drawn["map"]["posterior"][name])
-
-
-def test_a_live_figure_of_several_inputs_is_refused_before_any_fit(study, tmp_path):
-    wide = replace(study, train=replace(study.train, x=study.train.x.repeat(1, 2)))
-    with pytest.raises(ValueError, match="--live draws a regression on one input"):
-        next(compare.run_study(wide, {}, tmp_path, live=True))
-
-
-def test_a_tracker_that_is_not_installed_is_told_before_any_fit(study, tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
-    with pytest.raises(
-        ImportError, match="--tracker mlflow needs mlflow: install it with  pip install mlflow"
-    ):
-        next(compare.run_study(study, {}, tmp_path, tracker="mlflow"))
