@@ -96,29 +96,29 @@ class Spec:
 
     def blocks(self, trees: Trees) -> list[Block]:
         """Its blocks of those trees that it can be drawn of; one that makes it raise is left out, and named."""
-        notes, chosen = [], {}
-        for label, tree in trees.items():
-            try:
-                if self.has(tree):
-                    self._drawn({label: tree})
-                    chosen[label] = tree
-            except Exception as error:
-                notes.append(f"{label} cannot be drawn: {said(error)}.")
         try:
-            found = self._drawn(chosen) if chosen else []
+            return self._drawn({label: tree for label, tree in trees.items() if self.has(tree)})
         except Exception as error:
-            found, notes = [], [*notes, f"These runs cannot be drawn together: {said(error)}."]
-        return [*found, Block(f"{self.title}: not drawn", "", (), notes=tuple(notes))] if notes else found
+            why = f"{', '.join(trees)} cannot be drawn{' together' if len(trees) > 1 else ''}: {said(error)}."
+        failed = [Block(f"{self.title}: not drawn", "", (), notes=(why,))]
+        if len(trees) == 1:
+            return failed
+        alone = {label: self.blocks({label: tree}) for label, tree in trees.items()}
+        rest = {label: tree for label, tree in trees.items() if all(block.svgs for block in alone[label])}
+        if len(rest) == len(trees):
+            return failed
+        return [
+            *self.blocks(rest),
+            *(block for label in alone if label not in rest for block in alone[label]),
+        ]
 
     def _drawn(self, trees: Trees) -> list[Block]:
-        if self.each:
-            one_by_one = [
-                ({label: tree}, f"{label}: {self.title}", i) for i, (label, tree) in enumerate(trees.items())
-            ]
-        else:
-            one_by_one = [(dict(trees), self.title, 0)]
+        if not trees:
+            return []
         found = []
-        for some, title, number in one_by_one:
+        for number, label in enumerate(trees if self.each else [""]):
+            some = {label: trees[label]} if self.each else trees
+            title = f"{label}: {self.title}" if self.each else self.title
             for output, name in enumerate(output_labels(some) if self.outputs else [""]):
                 of = f": {name}" if name else ""
                 options = {"output": output} if self.outputs else {}
@@ -126,12 +126,11 @@ class Spec:
                     self._svgs(draw(some, **options), f"{self.title}-{number}-{output}-{row}", of)
                     for row, draw in enumerate(self.draw)
                 ]
-                svgs = tuple(svg for row in rows for svg in row)
-                key = line_key(some) if self.lines else self.key
                 columns = len(rows[0]) if len(rows) > 1 else 0
-                found.append(
-                    Block(title + of, self.how, svgs, key, self.each and not columns, columns=columns)
-                )
+                wide = self.each and not columns
+                key = line_key(some) if self.lines else self.key
+                svgs = tuple(svg for row in rows for svg in row)
+                found.append(Block(title + of, self.how, svgs, key, wide, columns=columns))
         return found
 
     def _svgs(self, figure: Figure, prefix: str, of: str) -> tuple[str, ...]:

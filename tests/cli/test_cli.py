@@ -253,3 +253,33 @@ def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(user
         cache.provide_folder()
     assert Path(cache.os.environ[cache.VARIABLE]).parent == tmp_path
     cache.provide_folder()  # which it now does not say again
+
+
+class Answers:
+    """A verdict whose draws pass and whose model fails."""
+
+    def line(self, question):
+        return ("pass" if question == "draws" else "fail", "")
+
+    def checked(self, question):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ([], 0),
+        (["--strict", "draws"], 0),
+        (["--strict", "model"], 1),
+        (["--strict", "all"], 1),
+        (["--strict"], 1),
+    ],
+)
+def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeypatch):
+    monkeypatch.setattr("pyrobnn.cli.saved.judge", lambda *written: {"a": Answers()})
+    monkeypatch.setattr(storage, "read", lambda path: path)
+    file = str(tmp_path / "a.nc")
+    assert cli.main(["report", file, "--out", str(tmp_path / "r.html"), *words]) == status
+    assert (
+        cli.main(["report", *words, file, "--out", str(tmp_path / "r.html")]) == status
+    )  # before the files, too
