@@ -25,6 +25,13 @@ ROOT = Path(__file__).parents[2]
 FAST = ["--quick", "--no-compile", "--no-progress", "--hidden", "5"]
 
 
+@pytest.fixture(autouse=True)
+def few_figures(request, monkeypatch):
+    """Pages without their figures, which take the time; but for the test of the page."""
+    if "summary_and_trees" not in request.node.name:
+        monkeypatch.setattr("pyrobnn.report.page.build_sections", lambda trees: [])
+
+
 @pytest.fixture
 def table(tmp_path):
     generator = torch.Generator().manual_seed(0)
@@ -165,7 +172,7 @@ def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyrobnn.cli.judged.judge_all", interrupted)
+    monkeypatch.setattr("pyrobnn.report.results.judge_all", interrupted)
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
     assert f"pyrobnn report {tmp_path / 'out' / 'map.nc'}" in capsys.readouterr().err
@@ -224,7 +231,7 @@ class Gone(io.TextIOWrapper):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("kind", [io.TextIOWrapper, Gone])
+@pytest.mark.parametrize("kind", [Gone, pytest.param(io.TextIOWrapper, marks=pytest.mark.slow)])
 def test_nothing_that_is_printed_costs_the_page(kind, table, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", kind(io.BytesIO(), encoding="ascii"))
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
