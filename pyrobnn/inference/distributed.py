@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyrobnn.checks import as_tensor, check_choice, check_count
+from pyrobnn.findings import Finding
 from pyrobnn.groups import SAMPLE_STATS
 from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
 from pyrobnn.inference.method import METHODS, check_call
@@ -176,12 +177,9 @@ def _fit_by_rows(
         posterior = method.fit(model, x, y, **options)
     notes = posterior.meta["warnings"]
     if not _alike([float(value.double().sum()) for value in posterior.draws.values()], shared.count):
-        text = (
-            f"the {shared.count} ranks shared one fit and ended with different draws, as where their processors round "
-            "differently: each has its own; keep that of rank 0"
-        )
-        warnings.warn(text, UserWarning, stacklevel=3)
-        notes = [*notes, text]
+        differ = Finding("ranks_differ", {"count": shared.count})
+        warnings.warn(str(differ), UserWarning, stacklevel=3)
+        notes = [*notes, str(differ)]
     meta = {**posterior.meta, "num_ranks": shared.count, "shared": "rows", "warnings": notes}
     return dataclasses.replace(posterior, meta=meta)
 

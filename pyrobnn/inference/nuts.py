@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.findings import Finding
+from pyrobnn.findings import Finding, of_meta
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
 from pyrobnn.inference.fitting.problem import (
@@ -214,15 +214,13 @@ class NUTS(Method):
         step = self.num_chains * (14 * sizes.flat + 2 * sizes.num_data * sizes.datum)
         return Need({"chains and draws": buffers}, {"a step": step})
 
-    def _interruption(self, stats: Tensor, run: FitRun) -> str:
+    def _interruption(self, stats: Tensor, run: FitRun) -> Finding:
         """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""
         chains, draws = stats.shape[:2]
         if draws == run.num_draws and chains < self.num_chains:
             return interruption(self, chains, self.num_chains, "chains")
         which = "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
-        note = interruption(self, draws, run.num_draws, f"draws of {which}")
-        goes_on = f" (the same fit with checkpoint={str(run.checkpoint)!r} goes on)" if run.checkpoint else ""
-        return note + goes_on
+        return interruption(self, draws, run.num_draws, f"draws of {which}", run.checkpoint)
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem, its point parameters held where ``init``, or a search for a mode, has them."""
@@ -243,7 +241,7 @@ class NUTS(Method):
         if run.init is None and self.init == "map":
             search = MAP(num_steps=500, polish_steps=0, compile=self.compile)
             found = whole(lambda: search.fit(model, x, y, seed=run.seed, device=device), "NUTS")
-            run = replace(run, init=found, notes=tuple(found.meta["warnings"]))
+            run = replace(run, init=found, notes=tuple(of_meta(found.meta)))
         held = None if run.init is None else start_values(model, run.init)
         return prepare(model, x, y, points="held", device=device, values=held), run
 

@@ -129,10 +129,8 @@ class _StochasticGradientMCMC(Method):
         except KeyboardInterrupt:
             stopped = "interrupt"
         if stopped == "interrupt":
-            notes.append(
-                interruption(self, run.z.shape[1], num_draws, "draws of each chain")
-                + "; lp is that of the batches, not of all data"
-            )
+            notes.append(interruption(self, run.z.shape[1], num_draws, "draws of each chain"))
+            notes.append(Finding("batch_log_joint"))
         return make_posterior(
             problem,
             self,

@@ -76,6 +76,34 @@ def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
     )
 
 
+def _interrupted(method: str, done: int, total: int, unit: str, checkpoint: str = "") -> str:
+    goes_on = f" (the same fit with checkpoint={checkpoint!r} goes on)" if checkpoint else ""
+    return f"{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit{goes_on}"
+
+
+def _held_points(names: list[str]) -> str:
+    named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"{named}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
+        "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
+        "ones: fit(init=DeepEnsemble().fit(...)), whose members start the chains apart, or a trained net"
+    )
+
+
+def _rows_together(change: float | None) -> str:
+    how = "is not a number" if change is None else f"changes by {change:.2g} among seven others"
+    return (
+        "the output of the net for a row depends on the other rows that it is given with (that of the first row alone "
+        f"{how}): the function is another one for a mini-batch and for the rows of a prediction, and what is computed "
+        "row by row, as curvature is, does not hold. Standardise with numbers of the training data (standardizer=) "
+        "instead of those of the batch"
+    )
+
+
+def _deterministic(names: list[str], what: str) -> str:
+    return f"the deterministic {', '.join(map(repr, names))} {what}"
+
+
 SENTENCES: dict[str, str | Callable[..., str]] = {
     # estimators
     "noise_still_moving": "the noise still moved by {moved:.0%} in the last of {rounds} rounds: compare intervals with "
@@ -96,7 +124,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "returned instead: raise num_steps or lower lr"
     ),
     # all methods
-    "interrupted": "{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit",
+    "interrupted": _interrupted,
+    "batch_log_joint": "lp of the draws is that of the batches, not of all data",
     # searches
     "search_unfinished": _search_unfinished,
     # Laplace
@@ -190,7 +219,51 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
         "num_particles, raise max_moves and max_leapfrogs"
     ),
+    # data and programs
+    "loader_drops_rows": (
+        "the DataLoader drops its last incomplete batch and keeps its order: the last {left_out} of {drawn} points are "
+        "never seen, and N is {num_data}; pass drop_last=False or shuffle=True"
+    ),
+    "loader_weighted": (
+        "the DataLoader draws points with weights of their own: the posterior is that of the weighted data, as wide as "
+        "N = {num_data} points make it"
+    ),
+    "loader_repeats": "an epoch of the DataLoader draws {drawn} times from {size} points: N is {size}",
+    "loader_draws_part": (
+        "an epoch of the DataLoader draws {drawn} of the {size} points of its data set, and N is {num_data}: the "
+        "posterior is as wide as that many make it; draw all for the posterior of all"
+    ),
+    "loader_with_replacement": (
+        "the DataLoader draws with replacement and its points are gathered once: some are there twice, others not at "
+        "all; pass the data themselves"
+    ),
+    "loader_gathered_part": (
+        "the DataLoader drops its last incomplete batch and is gathered once: {left_out} of its {num_data} points are "
+        "left out; pass drop_last=False"
+    ),
+    "loader_changed": (
+        "an epoch of the DataLoader yielded {seen} points where {expected} were expected: N is taken to be {num_data}"
+    ),
+    "held_points": _held_points,
+    "rows_together": _rows_together,
+    "deterministic_too_large": lambda names, gib: _deterministic(
+        names,
+        f"would take {gib:.1f} GiB and are left out: pyro.infer.Predictive(program, "
+        "posterior_samples=posterior.stacked()) computes them in parts",
+    ),
+    "deterministic_failed": lambda names, reason: _deterministic(
+        names, f"could not be computed at every draw ({reason}) and are left out"
+    ),
+    "deterministic_gaps": "the deterministic {name!r} is NaN or infinite in {count} of {draws} draws",
     # fitting and point methods
+    "launched_one_by_one": (
+        "{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "
+        "slower than on the CPU"
+    ),
+    "ranks_differ": (
+        "the {count} ranks shared one fit and ended with different draws, as where their processors round differently: "
+        "each has its own; keep that of rank 0"
+    ),
     "no_mini_batches": (
         "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
     ),

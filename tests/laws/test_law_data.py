@@ -191,7 +191,7 @@ def test_an_epoch_says_what_it_shows(options, num_data, num_batches, note):
     with seeded(0):
         epoch = survey(DataLoader(TensorDataset(X, Y), **options))
     assert (epoch.num_data, epoch.num_batches) == (num_data, num_batches)
-    assert [note in text for text in epoch.notes] == ([] if note is None else [True])
+    assert [note in str(found) for found in epoch.notes] == ([] if note is None else [True])
 
 
 def test_a_note_on_the_data_is_warned_of_and_kept():

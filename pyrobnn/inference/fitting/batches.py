@@ -31,6 +31,7 @@ from torch.utils.data import (
 )
 
 from pyrobnn.checks import Refused, as_tensor
+from pyrobnn.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.density import Density
@@ -58,7 +59,7 @@ class Epoch:
     num_data: int
     num_points: int
     num_batches: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def factor(self) -> float:
@@ -129,24 +130,16 @@ def _shuffles(sampler: Any) -> bool:
     return isinstance(sampler, known) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
 
 
-def _notes(sampler: Any, size: int, drawn: int, points: int, num_data: int) -> Iterator[str]:
+def _notes(sampler: Any, size: int, drawn: int, points: int, num_data: int) -> Iterator[Finding]:
+    counts = {"drawn": drawn, "size": size, "num_data": num_data}
     if points < drawn and not _shuffles(sampler):
-        yield (
-            f"the DataLoader drops its last incomplete batch and keeps its order: the last {drawn - points} of {drawn} "
-            f"points are never seen, and N is {num_data}; pass drop_last=False or shuffle=True"
-        )
+        yield Finding("loader_drops_rows", counts | {"left_out": drawn - points})
     if isinstance(sampler, WeightedRandomSampler):
-        yield (
-            f"the DataLoader draws points with weights of their own: the posterior is that of the weighted data, as "
-            f"wide as N = {num_data} points make it"
-        )
+        yield Finding("loader_weighted", counts)
     elif drawn > size and num_data == size:
-        yield f"an epoch of the DataLoader draws {drawn} times from {size} points: N is {size}"
+        yield Finding("loader_repeats", counts)
     elif drawn < size and not isinstance(sampler, (SubsetRandomSampler, Sequence)):
-        yield (
-            f"an epoch of the DataLoader draws {drawn} of the {size} points of its data set, and N is {num_data}: the "
-            "posterior is as wide as that many make it; draw all for the posterior of all"
-        )
+        yield Finding("loader_draws_part", counts)
 
 
 def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
@@ -173,15 +166,10 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
         return x, y, epoch
     sampler, notes = getattr(loader.batch_sampler, "sampler", None), list(epoch.notes)
     if getattr(sampler, "replacement", False):
-        notes.append(
-            "the DataLoader draws with replacement and its points are gathered once: some are there twice, others "
-            "not at all; pass the data themselves"
-        )
+        notes.append(Finding("loader_with_replacement"))
     elif len(x) < epoch.num_data:
-        notes.append(
-            f"the DataLoader drops its last incomplete batch and is gathered once: {epoch.num_data - len(x)} of its "
-            f"{epoch.num_data} points are left out; pass drop_last=False"
-        )
+        values = {"left_out": epoch.num_data - len(x), "num_data": epoch.num_data}
+        notes.append(Finding("loader_gathered_part", values))
     return x, y, Epoch(len(x), len(x), 1, tuple(notes))
 
 
@@ -301,10 +289,8 @@ def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
             )
         if problem.stream is not None and seen != problem.stream.num_points and not changed:
             changed = True
-            problem.note(
-                f"an epoch of the DataLoader yielded {seen} points where {problem.stream.num_points} were expected: N "
-                f"is taken to be {problem.num_data}"
-            )
+            expected = {"expected": problem.stream.num_points, "num_data": problem.num_data}
+            problem.note(Finding("loader_changed", {"seen": seen} | expected))
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import Refused
+from pyrobnn.findings import Finding
 from pyrobnn.model import BNN
 from pyrobnn.seeding import kept
 
@@ -59,8 +60,8 @@ def _states(device: torch.device) -> list[Tensor]:
 
 
 @torch.no_grad()
-def rows_together(model: BNN, x: Tensor) -> list[str]:
-    """A note if the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
+def rows_together(model: BNN, x: Tensor) -> list[Finding]:
+    """Whether the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
     few = x[:_FEW]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a batch of one is asked for
@@ -68,10 +69,4 @@ def rows_together(model: BNN, x: Tensor) -> list[str]:
     off, most = float((alone - together).abs().max()), float(together.abs().max())
     if off <= _ROUNDING * most or not math.isfinite(most):
         return []
-    how = f"changes by {off:.2g} among seven others" if math.isfinite(off) else "is not a number"
-    return [
-        "the output of the net for a row depends on the other rows that it is given with (that of the first row alone "
-        f"{how}): the function is another one for a mini-batch and for the rows of a prediction, and what is computed "
-        "row by row, as curvature is, does not hold. Standardise with numbers of the training data (standardizer=) "
-        "instead of those of the batch"
-    ]
+    return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]

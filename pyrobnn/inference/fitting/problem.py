@@ -31,7 +31,6 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
-_INTERRUPTED = "was interrupted by Ctrl-C"
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,16 +273,16 @@ def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, 
     }
 
 
-def interruption(method: Any, done: int, asked: int, what: str) -> str:
-    """The note of a fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``)."""
-    name = type(method).__name__
-    return f"{name} {_INTERRUPTED} after {done} of {asked} {what}: it is what there was by then, not a finished fit"
+def interruption(method: Any, done: int, asked: int, what: str, checkpoint: Any = None) -> Finding:
+    """A fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``); where it can go on from."""
+    values = {"method": type(method).__name__, "done": done, "total": asked, "unit": what}
+    return Finding("interrupted", values | ({} if checkpoint is None else {"checkpoint": str(checkpoint)}))
 
 
 def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
     """The result of a fit that another one begins with.
 
-    What it has to say is in its ``meta["warnings"]``, for the other to say.
+    What it has to report is in its ``meta``, for the other to report (:func:`pyrobnn.findings.of_meta`).
 
     Raises:
         KeyboardInterrupt: it was interrupted; of the fit that called for it nothing exists yet.
@@ -296,19 +295,16 @@ def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
             warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
     if found.meta["interrupted"]:
         raise KeyboardInterrupt(
-            f"the search {_INTERRUPTED} while {owner} looked for its start: there is nothing to return yet"
+            f"the search was interrupted by Ctrl-C while {owner} looked for its start: there is nothing to return yet"
         )
     return found
 
 
-def launches(device: torch.device, why: str) -> list[str]:
-    """What must be said of a run on a GPU whose steps are not compiled."""
-    if device.type == "cpu":
-        return []
-    return [
-        f"{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "
-        "slower than on the CPU"
-    ]
+def launches(device: torch.device, why: str) -> list[Finding]:
+    """Of a run on a GPU whose steps are not compiled."""
+    return (
+        [] if device.type == "cpu" else [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
+    )
 
 
 def settings(method: Any) -> dict[str, Any]:
@@ -370,9 +366,4 @@ def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor
     held = sorted(set(problem.density.initial_points) - set(values)) if points == "held" else []
     if not held:
         return
-    names = ", ".join(map(repr, held[:3])) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
-    problem.note(
-        f"{names}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
-        "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
-        "ones: fit(init=DeepEnsemble().fit(...)), whose members start the chains apart, or a trained net"
-    )
+    problem.note(Finding("held_points", {"names": held}))

@@ -15,6 +15,7 @@ from torch.distributions import transforms
 from pyrobnn.checks import Refused, check_finite
 from pyrobnn.compile.trees import mapped
 from pyrobnn.density import Density
+from pyrobnn.findings import Finding
 from pyrobnn.gradient import why_not_batched
 from pyrobnn.model import BNN
 from pyrobnn.seeding import seeded
@@ -144,7 +145,7 @@ def refuse_subsampling(density: Density, method: str) -> None:
 
 def what_program_says(
     density: Density, draws: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+) -> tuple[dict[str, Tensor], dict[str, Any], list[Finding]]:
     """What a posterior keeps of its program beside the draws of its latent sites.
 
     Args:
@@ -167,31 +168,26 @@ def what_program_says(
 
 def _deterministic_draws(
     density: Density, draws: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], list[str]]:
+) -> tuple[dict[str, Tensor], list[Finding]]:
     found = density.derived.deterministic
     chains, num = next(iter(draws.values())).shape[:2]
-    names = ", ".join(map(repr, found))
+    names = list(found)
     size = chains * num * sum(found.values()) * density.dtype.itemsize
     if size > _MAX_DERIVED:
-        advice = (
-            "pyro.infer.Predictive(program, posterior_samples=posterior.stacked()) computes them in parts"
-        )
-        return {}, [f"the deterministic {names} would take {size / 2**30:.1f} GiB and are left out: {advice}"]
+        return {}, [Finding("deterministic_too_large", {"names": names, "gib": size / 2**30})]
     try:
         values = derived.deterministic(density, draws)
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return {}, [
-            f"the deterministic {names} could not be computed at every draw ({reason}) and are left out"
-        ]
+        return {}, [Finding("deterministic_failed", {"names": names, "reason": reason})]
     return values, [note for name, value in values.items() for note in _gaps(name, value)]
 
 
-def _gaps(name: str, values: Tensor) -> list[str]:
+def _gaps(name: str, values: Tensor) -> list[Finding]:
     """What is not finite in every draw is so by the data; in some draws, it is by the parameters."""
     bad = ~torch.isfinite(values).reshape(values.shape[0] * values.shape[1], -1)
     count = int((bad & ~bad.all(0)).any(1).sum())
-    return [f"the deterministic {name!r} is NaN or infinite in {count} of {len(bad)} draws"] if count else []
+    return [Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)})] if count else []
 
 
 def _is_unbounded(transform: Any) -> bool:

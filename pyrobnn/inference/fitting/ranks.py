@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyrobnn.checks import Refused
+from pyrobnn.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def ranks() -> Ranks | None:
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
-def check_shareable(is_bnn: bool = True, from_loader: bool = False, together: Sequence[str] = ()) -> None:
+def check_shareable(is_bnn: bool = True, from_loader: bool = False, together: Sequence[Finding] = ()) -> None:
     """Whether there are rows that ranks can share; nothing where they share none.
 
     Args:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
@@ -66,7 +67,7 @@ class Result:
         """Whether Ctrl-C ended it."""
         return self.stopped == "interrupt"
 
-    def notes(self, method: Any) -> list[str]:
+    def notes(self, method: Any) -> list[Finding]:
         """What the user of ``method`` has to know of how it ended."""
         return [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
 
