@@ -83,9 +83,9 @@ class SVI(Method):
     `Automatic Differentiation Variational Inference (Kucukelbir et al., 2017) <https://arxiv.org/abs/1603.00788>`_.
 
     Example:
-        >>> import pyro.distributions as dist, pyrobnn as pb
+        >>> import pyro.distributions as dist, pyrobnn as pb, torch
         >>> x = torch.linspace(-1, 1, 20)[:, None]
-        >>> model = pb.BNN(nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
+        >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
         ...                pb.likelihoods.HomoskedasticGaussian(0.1))
         >>> posterior = SVI(num_steps=2000, compile=False).fit(model, x, 2 * x, num_draws=100)
         >>> posterior.draws["net.weight"].shape, round(posterior.predict(x[-1:]).mean.item())
