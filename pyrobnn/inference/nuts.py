@@ -250,9 +250,8 @@ class NUTS(Method):
     ) -> tuple[Draws, DrawFile | None, str]:
         """The run, its draws on disk, and why it ended; begun again in float64 where float32 cannot hold it."""
         earlier, save, file, name = None, None, None, ""
-        streamed = run.stream_to is not None
-        if run.checkpoint is not None or streamed:
-            name = run_fingerprint(self, problem, run.init, run.num_draws, run.seed, streamed)
+        if run.checkpoint is not None or run.stream_to is not None:
+            name = run_fingerprint(self, problem, run)
         if run.checkpoint is not None:
             earlier = checkpoints.read(run.checkpoint, name)
             save = run.checkpoint, name, self.checkpoint_every

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from pyrobnn.inference.fitting.initial import common_start
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.langevin.chain_step import Run, full_log_joint
+from pyrobnn.inference.langevin.chain_step import full_log_joint
 from pyrobnn.inference.langevin.equilibrium import judge
 from pyrobnn.inference.langevin.linear_fit import LinearFit
 from pyrobnn.inference.langevin.plan import lay_out, start_chains
@@ -85,23 +85,43 @@ class _StochasticGradientMCMC(Method):
                 )
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        init, seed, num_draws = run.init, run.seed, run.num_draws
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density.subsampled(), type(self).__name__)
-        plan = lay_out(self, num_draws, problem.num_rows)
-        with seeded(seed, problem.device):
+        plan = lay_out(self, run.num_draws, problem.num_rows)
+        with seeded(run.seed, problem.device):
             begun = time.perf_counter()
             line = LinearFit.of(problem)
-            if init is None and self.init_steps and problem.is_bnn:
+            if run.init is None and self.init_steps and problem.is_bnn:
                 z = find_modes(self, problem, line)
             else:
-                z = start_chains(problem.model, problem.density, init, self.num_chains)
+                z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
-            walked = run_chains(self, problem, z, plan, run.callbacks, run.progress, seed)
-            record, found = judge(self, problem, walked, line)
-        meta = {"common_start": common_start(init)} | record
-        return self._posterior(problem, walked, num_draws, seed, searching, meta, found)
+            chains = run_chains(self, problem, z, plan, run.callbacks, run.progress, run.seed)
+            record, found = judge(self, problem, chains, line)
+        notes: list[Finding] = list(found)
+        lp, stopped = chains.lp, chains.stopped
+        try:
+            if stopped != "interrupt" and problem.loader is None:
+                lp = full_log_joint(problem.density, chains.z)
+        except KeyboardInterrupt:
+            stopped = "interrupt"
+        if stopped == "interrupt":
+            notes.append(interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain"))
+            notes.append(Finding("batch_log_joint"))
+        meta = {"temperature": self.temperature, "stopped": stopped, "common_start": common_start(run.init)}
+        return make_posterior(
+            problem,
+            self,
+            problem.density.constrain(chains.z),
+            seed=run.seed,
+            timings={"compile": chains.compile_seconds, "fit": chains.seconds, "start": searching},
+            sample_stats={"lp": lp, "step_size": chains.sizes.expand(self.num_chains, -1)},
+            history={"loss": chains.loss},
+            meta=meta | record,
+            notes=notes,
+            interrupted=stopped == "interrupt",
+        )
 
     @property
     def _num_parallel(self) -> int:
@@ -115,34 +135,6 @@ class _StochasticGradientMCMC(Method):
         step = chains * ((9 if sizes.compiled else 6) * sizes.flat + 2 * sizes.batch * sizes.datum)
         at_end = 0 if sizes.streamed else block * (2 * sizes.flat + sizes.num_data * sizes.datum)
         return Need(resident, {"a step": step, "log joint of the draws": at_end})
-
-    def _posterior(
-        self, problem: Problem, run: Run, num_draws: int, seed: int, searching: float, meta: dict[str, Any],
-        found: list[Finding],
-    ) -> Posterior:  # fmt: skip
-        """The posterior of a run, with the log joint of its draws on all data where that is in memory."""
-        lp, stopped = run.lp, run.stopped
-        notes: list[str | Finding] = list(found)
-        try:
-            if stopped != "interrupt" and problem.loader is None:
-                lp = full_log_joint(problem.density, run.z)
-        except KeyboardInterrupt:
-            stopped = "interrupt"
-        if stopped == "interrupt":
-            notes.append(interruption(self, run.z.shape[1], num_draws, "draws of each chain"))
-            notes.append(Finding("batch_log_joint"))
-        return make_posterior(
-            problem,
-            self,
-            problem.density.constrain(run.z),
-            seed=seed,
-            timings={"compile": run.compile_seconds, "fit": run.seconds, "start": searching},
-            sample_stats={"lp": lp, "step_size": run.sizes.expand(self.num_chains, -1)},
-            history={"loss": run.loss},
-            meta={"temperature": self.temperature, "stopped": stopped} | meta,
-            notes=notes,
-            interrupted=stopped == "interrupt",
-        )
 
     def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -20,7 +20,6 @@ from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.float32 import full_float32
 from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.problem import (
-    Callback,
     Problem,
     interruption,
     launches,
@@ -147,14 +146,15 @@ class SMC(Method):
             return snapshot(problem, self, problem.density.constrain(islands), seed=seed)
 
         with full_float32(problem.device), torch.no_grad():
-            course = _Course(self, num_draws, run.callbacks, run.progress, present)
+            course = _Course(self, run, present)
             with course.watch:
                 z = prior_draws(problem.density, self.num_particles, seed).detach().contiguous()
                 evaluate, mode, seconds = _batched(evaluator(problem.density), z, self.compile)
                 options = self.target_accept, self.max_leapfrogs, self.max_moves
                 particles = Population(evaluate, z, self.num_islands, seed, *options)
                 course.run(particles)
-            draws = problem.density.constrain(course.positions())
+            z, log_joint, ancestor = course.draws()
+            draws = problem.density.constrain(z)
         fit_seconds = time.perf_counter() - started - seconds
         notes: list[str | Finding] = list(course.findings())
         if course.watch.stopped == "interrupt":
@@ -168,7 +168,7 @@ class SMC(Method):
             draws,
             seed=seed,
             timings={"compile": seconds, "fit": fit_seconds},
-            sample_stats=course.stats(),
+            sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=_mean(islands),
             history=course.history(),
             meta={
@@ -209,16 +209,18 @@ class SMC(Method):
 class _Course:
     """The course of a fit: temperatures, then draws."""
 
-    def __init__(
-        self, config: SMC, num_draws: int, callbacks: Sequence[Callback], progress: bool,
-        present: Callable[[Tensor], Posterior],
-    ) -> None:  # fmt: skip
-        self._config, self._num_draws, self._present = config, num_draws, present
+    def __init__(self, config: SMC, run: FitRun, present: Callable[[Tensor], Posterior]) -> None:
+        self._config, self._num_draws, self._present = config, run.num_draws, present
         self.watch = Watch(
-            _STEPS, "SMC", callbacks, progress, finished="num_draws",
-            starting=COMPILING if config.compile else "", metrics=("beta", "acceptance_rate", "moves"),
+            _STEPS,
+            "SMC",
+            run.callbacks,
+            run.progress,
+            finished="num_draws",
+            starting=COMPILING if config.compile else "",
+            metrics=("beta", "acceptance_rate", "moves"),
             worth_keeping=lambda: bool(self._rounds),
-        )  # fmt: skip
+        )
         self.rungs: list[Rung] = []
         self._rounds: list[tuple[Tensor, Tensor, Tensor]] = []
         self._reported = self._steps = 0
@@ -251,11 +253,12 @@ class _Course:
     def _draw(self, rung: Rung) -> None:
         while True:
             self._keep()
-            done = min(self._num_draws, len(self._rounds) * self._particles.num_each)
-            if self._report("sampling", rung, 1.0 if done == self._num_draws else 0.99, done):
-                self.watch.stopped = "callback" if done < self._num_draws else self.watch.stopped
-                return
+            done = min(self._num_draws, self.done)
+            stop = self._report("sampling", rung, 1.0 if done == self._num_draws else 0.99, done)
             if done == self._num_draws:
+                return
+            if stop:
+                self.watch.stopped = "callback"
                 return
             rung = self._particles.moved()
 
@@ -287,27 +290,23 @@ class _Course:
             self._reported = place
         return self.watch.ask(self._steps, metrics | {"phase": phase})
 
-    def positions(self) -> Tensor:
-        """Draws (island, draw, dim)."""
-        return self._drawn(0)
-
-    def stats(self) -> dict[str, Tensor]:
-        """Statistics of the draws, each (island, draw)."""
-        return {"lp": self._drawn(1), "ancestor": self._drawn(2)}
-
     def _lag(self) -> float:
         """What the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up."""
         steps = [after.beta - rung.beta for rung, after in pairwise(self.rungs)]
         return sum(step * rung.rise for step, rung in zip(steps, self.rungs, strict=False))
 
-    def _drawn(self, which: int) -> Tensor:
-        """As many as were asked for, evenly spread over the particles: siblings are neighbours."""
-        found = torch.cat([each[which] for each in self._rounds], 1)
-        if found.shape[1] <= self._num_draws:
-            return found
-        if len(self._rounds) > 1:
-            return found[:, : self._num_draws]
-        return found[:, torch.linspace(0, found.shape[1] - 1, self._num_draws).round().long()]
+    def draws(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions (island, draw, dim), log joints and ancestors (island, draw).
+
+        As many as were asked for, evenly spread over the particles: siblings are neighbours.
+        """
+        found = [torch.cat(each, 1) for each in zip(*self._rounds, strict=True)]
+        num = min(self._num_draws, self.done)
+        picked = torch.arange(num)
+        if len(self._rounds) == 1:
+            picked = torch.linspace(0, self.done - 1, num).round().long()
+        z, log_joint, ancestor = (each[:, picked.to(each.device)] for each in found)
+        return z, log_joint, ancestor
 
     def history(self) -> dict[str, Tensor]:
         """What happened at each temperature, (temperature,)."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:
+    from pyrobnn.inference.method import FitRun
     from pyrobnn.inference.nuts import NUTS
-    from pyrobnn.posterior import Posterior
 
 _MAGIC = b"pyrobnn checkpoint 3\n"
 
@@ -32,27 +32,21 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
     return digest.hexdigest()
 
 
-def run_fingerprint(
-    config: NUTS,
-    problem: Problem,
-    init: Posterior | torch.nn.Module | None,
-    num_draws: int,
-    seed: int,
-    streamed: bool,
-) -> str:
+def run_fingerprint(config: NUTS, problem: Problem, run: FitRun) -> str:
     """Fingerprint of what the draws depend on and every device holds alike.
 
     Not the starts, which a device draws with a generator of its own; and not the density, which rounds otherwise there:
     a resumed run asks for it anew (:func:`check_density`).
     """
     parts = {"x": problem.x, "y": problem.y}
-    if isinstance(init, torch.nn.Module):
-        parts |= {f"init {name}": value for name, value in init.named_parameters()}
-    elif init is not None:
-        parts |= {f"init {name}": draws[:, [0, -1]] for name, draws in init.draws.items()}
+    if isinstance(run.init, torch.nn.Module):
+        parts |= {f"init {name}": value for name, value in run.init.named_parameters()}
+    elif run.init is not None:
+        parts |= {f"init {name}": draws[:, [0, -1]] for name, draws in run.init.draws.items()}
     tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
     sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
-    plan = {**settings(config), "num_draws": num_draws, "seed": seed, "sites": sites, "streamed": streamed}
+    asked = {"num_draws": run.num_draws, "seed": run.seed, "streamed": run.stream_to is not None}
+    plan = {**settings(config), **asked, "sites": sites}
     for name in ("checkpoint_every", "until", "min_ess", "max_seconds"):  # no draw depends on them
         del plan[name]
     return fingerprint(plan, tensors)
