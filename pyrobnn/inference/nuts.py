@@ -173,7 +173,7 @@ class NUTS(Method):
                 result, file, stopped = self._by_machine(problem, z, scale, run)
         seconds = time.perf_counter() - started - result.compile_seconds
         draws = by_site(problem, file, result)
-        notes: list[str | Finding] = []
+        notes: list[Finding] = []
         if result.interrupted:
             notes.append(self._interruption(result.stats, run))
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
@@ -287,7 +287,7 @@ class NUTS(Method):
         density, in_float64 = problem.density, z.dtype != problem.density.dtype
         gradient, why = gradient_of(problem, z, in_float64, self.compile)
         if why:
-            problem.note(f"the chains run one after the other and uncompiled, much slower: {why}")
+            problem.note(Finding("unbatched_chains", {"why": why}))
         most = MOST_WARMUP if self.num_warmup is None else None
         longest = max(self._first_warmup, most or 0)
         machine = Machine(

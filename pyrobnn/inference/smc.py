@@ -156,7 +156,7 @@ class SMC(Method):
             z, log_joint, ancestor = course.draws()
             draws = problem.density.constrain(z)
         fit_seconds = time.perf_counter() - started - seconds
-        notes: list[str | Finding] = list(course.findings())
+        notes = course.findings()
         if course.watch.stopped == "interrupt":
             notes.append(interruption(self, course.done, num_draws, "draws of each island"))
         if self.compile and mode != "inductor":

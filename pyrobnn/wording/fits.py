@@ -166,6 +166,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "them. Use a larger noise, or a float64 net (net.double())"
     ),
     # chains of NUTS
+    "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
     "diverged": _diverged,
     "stuck_chains": _stuck_chains,
     "tree_depth": (

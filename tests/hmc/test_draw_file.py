@@ -54,6 +54,7 @@ def test_draws_on_disk_are_the_draws_in_memory(tmp_path, options):
     assert streamed.meta["num_gradients"] == kept.meta["num_gradients"]
 
 
+@pytest.mark.slow
 def test_a_dense_mass_matrix_changes_no_more_than_the_last_bits(tmp_path):
     config = NUTS(num_chains=2, num_warmup=40, mass_matrix="dense", trajectory=3, compile=False)
     kept = config.fit(program, num_draws=80)
