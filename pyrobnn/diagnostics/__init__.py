@@ -12,11 +12,10 @@ from pyrobnn.diagnostics.convergence import Convergence, convergence
 from pyrobnn.diagnostics.damage import audit
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, cost_per_draw, fidelity
-from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance
+from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance, power_scaling
 from pyrobnn.diagnostics.judge import diagnose
 from pyrobnn.diagnostics.leave_one_out import compare, loo, loo_pit, refit_points
 from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
-from pyrobnn.diagnostics.sensitivity import power_scaling
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
 __all__ = [

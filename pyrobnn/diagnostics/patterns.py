@@ -19,8 +19,7 @@ from pyrobnn.diagnostics.calibration import (
     left_out_pit,
 )
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.names import feature_names
-from pyrobnn.diagnostics.points import class_points, has_classes, replicates
+from pyrobnn.diagnostics.points import class_points, feature_names, has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, grade_tested
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 

@@ -11,7 +11,7 @@ import xarray as xr
 from scipy import stats
 
 from pyrobnn import metrics
-from pyrobnn.diagnostics.evidence import Evidence, statistic
+from pyrobnn.diagnostics.evidence import Evidence, labels, statistic
 from pyrobnn.groups import (
     CONSTANT_DATA,
     GRID,
@@ -308,3 +308,45 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
     inside = np.median(np.interp(inputs, points, sd))
     ratio = float(np.interp(0.5 * (low + high), points, sd) / inside) if inside > 0 else None
     return Gap(low, high, ratio)
+
+
+# the names that users gave
+
+
+def feature_names(evidence: Evidence, count: int) -> list[str]:
+    """Names of the features: ``x``, or ``x[0]`` …, where the tree has none."""
+    unnamed = ["x"] if count == 1 else [f"x[{index}]" for index in range(count)]
+    return _labels(evidence, (CONSTANT_DATA, HELD_OUT), "x", "feature", count) or unnamed
+
+
+def class_names(evidence: Evidence, count: int) -> list[str]:
+    """Names of the classes: their numbers where the tree has none."""
+    return _labels(evidence, (PREDICTIONS,), "probs", "class", count) or [str(i) for i in range(count)]
+
+
+def output_names(evidence: Evidence, count: int) -> list[str]:
+    """Names of the outputs: that of the target, or ``y``, numbered where there are several and none has a name."""
+    found = _labels(evidence, (PREDICTIONS,), "mean", "output", count)
+    found = found or _labels(evidence, (OBSERVED_DATA, HELD_OUT), "y", "output", count)
+    target = evidence.text("target") or outcome(evidence) or "y"
+    return found or ([target] if count == 1 else [f"{target}[{index}]" for index in range(count)])
+
+
+def outcome(evidence: Evidence) -> str | None:
+    """Name of the observed variable: ``y``, or whatever it is called where it is the only one."""
+    names = evidence.names(OBSERVED_DATA)
+    return "y" if "y" in names else names[0] if len(names) == 1 else None
+
+
+def unit(evidence: Evidence) -> str:
+    """Unit of the outcome, where the tree says it (the attribute ``units`` of the observed y); else empty."""
+    y = evidence.variable(OBSERVED_DATA, outcome(evidence) or "y")
+    return "" if y is None else str(y.attrs.get("units", ""))
+
+
+def _labels(
+    evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
+) -> list[str] | None:
+    """The names along a dimension of the first group that has as many."""
+    found = (labels(evidence.variable(group, variable), dim) for group in groups)
+    return next((names for names in found if names and len(names) == count), None)

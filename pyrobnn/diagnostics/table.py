@@ -24,11 +24,10 @@ from pyrobnn.diagnostics.convergence import (
 )
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import against
-from pyrobnn.diagnostics.importance import weighted
+from pyrobnn.diagnostics.importance import prior_sensitivity, weighted
 from pyrobnn.diagnostics.integrity import claim, finite, fit, rows
 from pyrobnn.diagnostics.leave_one_out import tails
 from pyrobnn.diagnostics.patterns import by_region, order, pattern
-from pyrobnn.diagnostics.sensitivity import prior_sensitivity
 from pyrobnn.diagnostics.target import density_moves, function_moves, range_moves, score, virial
 from pyrobnn.diagnostics.verdict import Found, Question
 

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.diagnostics.names import class_names
-from pyrobnn.diagnostics.points import ClassPoints, class_points
+from pyrobnn.diagnostics.points import ClassPoints, class_names, class_points
 from pyrobnn.diagnostics.scores import expected_calibration_error
 from pyrobnn.plots.style import (
     ALEATORIC,

@@ -13,8 +13,16 @@ from scipy.special import expit, softmax
 from scipy.stats import norm
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.diagnostics.names import class_names, feature_names, outcome, output_names
-from pyrobnn.diagnostics.points import COUNTS, has_classes, regression_points, replicates
+from pyrobnn.diagnostics.points import (
+    COUNTS,
+    class_names,
+    feature_names,
+    has_classes,
+    outcome,
+    output_names,
+    regression_points,
+    replicates,
+)
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.groups import (
     CONSTANT_DATA,

@@ -10,8 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.diagnostics.names import feature_names, output_names, unit
-from pyrobnn.diagnostics.points import COUNTS, Points, regression_points, widest_gap
+from pyrobnn.diagnostics.points import (
+    COUNTS,
+    Points,
+    feature_names,
+    output_names,
+    regression_points,
+    unit,
+    widest_gap,
+)
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import (

@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.names import class_names, feature_names, outcome, output_names, unit
-from pyrobnn.diagnostics.points import CLASSES, is_classification
+from pyrobnn.diagnostics.points import (
+    CLASSES,
+    class_names,
+    feature_names,
+    is_classification,
+    outcome,
+    output_names,
+    unit,
+)
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.report.sentences import significant
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from pyrobnn import plots
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
-from pyrobnn.diagnostics.names import output_names
-from pyrobnn.diagnostics.points import class_points, regression_points, replicates
+from pyrobnn.diagnostics.points import class_points, output_names, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS

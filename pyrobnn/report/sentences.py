@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.names import output_names
-from pyrobnn.diagnostics.points import is_censored
+from pyrobnn.diagnostics.points import is_censored, output_names
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import Question
 from pyrobnn.groups import HELD_OUT

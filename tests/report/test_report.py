@@ -21,7 +21,7 @@ from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.names import output_names
+from pyrobnn.diagnostics.points import output_names
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.baselines import _log_mass, baselines
 from pyrobnn.report.facts import facts
