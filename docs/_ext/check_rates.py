@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import beta
 
-from pyrobnn.diagnostics.table import rates
+from pyrobnn.diagnostics.check_table import rates
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SPEAKS = ("warn", "fail")

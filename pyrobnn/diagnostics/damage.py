@@ -9,11 +9,11 @@ from scipy.spatial.distance import cdist
 from scipy.special import gammaln, logsumexp, ndtri
 from scipy.stats import rankdata
 
+from pyrobnn.diagnostics.check_table import Row, of_chains, of_draws
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
 from pyrobnn.diagnostics.judge import made
 from pyrobnn.diagnostics.points import has_classes, replicates
-from pyrobnn.diagnostics.table import Row, of_chains, of_draws
 from pyrobnn.diagnostics.verdict import Found, Verdict, grade
 from pyrobnn.groups import FUNCTION, POSTERIOR
 

@@ -80,7 +80,7 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return Found("warn", temperature, "tempered", limit=1.0)
     notes = evidence.json("warnings")
     notes = [str(note) for note in notes] if isinstance(notes, list) else []
-    numbers = {"first": notes[0].rstrip(".") if notes else "", "findings": evidence.json("findings") or []}
+    numbers = {"first": notes[0].rstrip(".") if notes else ""}
     return Found("warn", float(len(notes)), "fit_warned", numbers, 0.0) if notes else None
 
 

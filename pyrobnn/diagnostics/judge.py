@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from pyrobnn.diagnostics.check_table import TABLE, Row
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
-from pyrobnn.diagnostics.table import TABLE, Row
 from pyrobnn.diagnostics.verdict import Check, Verdict, said
 
 

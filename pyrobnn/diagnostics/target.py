@@ -134,7 +134,7 @@ def _moved(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, float] | None:
     return before, after, float(acceptance)
 
 
-def _undecided(acceptance: float, stayed: float = np.nan) -> Found:
+def _undecided(acceptance: float, stayed: float = 1.0) -> Found:
     return Found("info", None, "moves_undecided", {"acceptance": acceptance, "stayed": stayed})
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pyrobnn.signs import plain, shown
-from pyrobnn.wording import checks as words
+from pyrobnn.wording import verdicts as words
 
 Status = Literal["pass", "warn", "fail", "info"]
 Answer = Literal["pass", "warn", "fail"]
@@ -20,6 +20,7 @@ STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
 QUESTIONS: tuple[Question, ...] = ("draws", "model")
 #: by how much standard deviations may be off, as a share, in draws that pass: a ratio within [0.8, 1.25]
 TOLERANCE = 0.25
+_NOTHING_SEEN = ("not_checked", "nothing_identified")
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class Verdict:
 
     def checked(self, question: Question) -> bool:
         """Whether any check has decided anything about the question; what nobody looked at is never a pass."""
-        return any(c.decides and c.code != "not_checked" for c in self.checks if c.question == question)
+        own = (check for check in self.checks if check.question == question)
+        return any(check.decides and check.code not in _NOTHING_SEEN for check in own)
 
     def of_status(self, *statuses: Status) -> tuple[Check, ...]:
         """The checks of these statuses, those of the draws first."""
@@ -213,9 +215,9 @@ class Verdict:
         """One sentence for a reader who knows none of the checks: whose verdict, and what decided it."""
         same = not self.label or self.label.lower() == self.method.lower()
         name = self.method if same else f"{self.label} ({self.method})"
-        worst = next((c for c in (*self.failed, *self.warned) if c.code != "not_checked"), None)
-        draws, model = (self.answer(each) if self.checked(each) else "not checked" for each in QUESTIONS)
-        return f"{name}: {words.opening(draws, model, None if worst is None else worst.fault)}."
+        answers = [self.answer(each) if self.checked(each) else "not checked" for each in QUESTIONS]
+        faults = ["" if (worst := self.worst(each)) is None else worst.fault for each in QUESTIONS]
+        return f"{name}: {words.opening(*zip(answers, faults, strict=True))}."
 
     def __str__(self) -> str:
         """The summary, both answers, what was seen by the check that decided each, and what to do."""

@@ -13,9 +13,9 @@ import yaml
 from jinja2 import Environment
 
 from pyrobnn.diagnostics import Verdict
+from pyrobnn.diagnostics.check_table import said_rates
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.scores import LEVELS
-from pyrobnn.diagnostics.table import said_rates
 from pyrobnn.groups import HELD_OUT, POSTERIOR
 from pyrobnn.report.facts import config, facts
 from pyrobnn.report.figures import build_sections, output_labels

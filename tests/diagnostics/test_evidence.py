@@ -28,9 +28,9 @@ from pyrobnn.diagnostics import (
     loo,
     power_scaling,
 )
+from pyrobnn.diagnostics.check_table import Row
 from pyrobnn.diagnostics.evidence import statistic
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.table import Row
 from pyrobnn.diagnostics.verdict import Found
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import compare_rows

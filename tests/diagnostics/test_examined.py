@@ -18,8 +18,8 @@ from models import normal_prior, toy_net
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
+from pyrobnn.diagnostics.check_table import rates, said_rates
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.table import rates, said_rates
 from pyrobnn.inference.optim.unfinished import still_falling
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import compare_rows

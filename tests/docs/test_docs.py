@@ -19,7 +19,7 @@ import xarray as xr
 from helpers import seeded
 
 import pyrobnn as pb
-from pyrobnn.diagnostics.table import TABLE
+from pyrobnn.diagnostics.check_table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

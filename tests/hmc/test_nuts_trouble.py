@@ -17,7 +17,7 @@ from models import toy, toy_model
 
 from pyrobnn.checks import divergences_by_chance
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.diagnostics.table import TABLE
+from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.chain_findings import MIN_BFMI, run_findings
 from pyrobnn.inference.hmc.delayed_interrupt import delayed_interrupt

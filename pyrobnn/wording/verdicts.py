@@ -377,8 +377,8 @@ def _filled(template: Template, numbers: Mapping[str, Any]) -> str:
     return template(**numbers) if callable(template) else template.format(**numbers)
 
 
-def opening(draws: str, model: str, worst: str | None) -> str:
-    """The first sentence of a verdict, from both answers (or "not checked") and the worst fault."""
+def opening(draws: tuple[str, str], model: tuple[str, str]) -> str:
+    """The first sentence of a verdict, from both answers (or "not checked") and the worst fault that each found."""
     trust = {
         "pass": "the draws can be relied on",
         "warn": "use the draws with care",
@@ -391,5 +391,5 @@ def opening(draws: str, model: str, worst: str | None) -> str:
         "fail": "the model does not fit the data",
         "not checked": "whether the model fits the data was not checked",
     }
-    joined = f"{trust[draws]}; {fits[model]}"
-    return joined if worst is None else f"{joined}: {worst}"
+    parts = (trust[draws[0]], draws), (fits[model[0]], model)
+    return "; ".join(f"{text}: {why}" if said in ("warn", "fail") else text for text, (said, why) in parts)
