@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.checks import as_tensor, check_cast, check_finite, check_stored_by_name
 from pyrobnn.data import Standardizer
-from pyrobnn.likelihoods import Likelihood
+from pyrobnn.likelihoods import Likelihood, targets
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
 from pyrobnn.seeding import kept, seeded
@@ -230,7 +230,7 @@ class BNN:
         if self.units is None:
             return y
         y = y if y.is_floating_point() else y.double()  # whole numbers are measured in units too
-        return self.likelihood.in_units(y if y.dim() > 1 else y[:, None], *self.units)
+        return targets.in_units(self.likelihood, y if y.dim() > 1 else y[:, None], *self.units)
 
     def initial_values(self) -> dict[str, Tensor]:
         """The net's own parameter values by site: where optimisation starts."""
@@ -325,7 +325,7 @@ def check_data(
         ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
             net's floating type keeps too little.
     """
-    x, y = as_tensor("x", x).to(device), model.likelihood.read(y).to(device)
+    x, y = as_tensor("x", x).to(device), targets.read(model.likelihood, y).to(device)
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):

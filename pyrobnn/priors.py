@@ -84,11 +84,9 @@ class ScaleMixtureNormal(TorchDistribution):
         return torch.randn(shape, dtype=dtype, device=device) * scale
 
 
-_Names, _Modules, _Types = (
-    Sequence[str] | None,
-    Sequence[nn.Module] | None,
-    tuple[type[nn.Module], ...] | None,
-)
+_Names = Sequence[str]
+_Modules = Sequence[nn.Module]
+_Types = tuple[type[nn.Module], ...]
 
 
 class _Choice(Prior):
@@ -117,14 +115,14 @@ class Selective(Prior):
         self,
         hide_all: bool = False,
         expose_all: bool | None = None,
-        hide_modules: _Modules = None,
-        expose_modules: _Modules = None,
-        hide_module_types: _Types = None,
-        expose_module_types: _Types = None,
-        hide_parameters: _Names = None,
-        expose_parameters: _Names = None,
-        hide: _Names = None,
-        expose: _Names = None,
+        hide_modules: _Modules | None = None,
+        expose_modules: _Modules | None = None,
+        hide_module_types: _Types | None = None,
+        expose_module_types: _Types | None = None,
+        hide_parameters: _Names | None = None,
+        expose_parameters: _Names | None = None,
+        hide: _Names | None = None,
+        expose: _Names | None = None,
         hide_fn: Callable[[nn.Module, str], bool] | None = None,
         expose_fn: Callable[[nn.Module, str], bool] | None = None,
     ):

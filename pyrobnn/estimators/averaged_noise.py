@@ -34,7 +34,7 @@ class Averaged(HeteroskedasticGaussian):
     both: residuals of a mean that follows the data are not taken for the noise.
     """
 
-    normal, surrogate = False, True
+    normal = False
 
     def width_error(self, width: int, y: Tensor) -> str | None:
         return None

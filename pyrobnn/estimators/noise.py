@@ -36,7 +36,7 @@ def tries_noises(method: Any, likelihood: Likelihood, num_data: int, num_weights
     if not isinstance(method, Laplace) or not free or likelihood.labels or num_data >= 10 * num_weights:
         return False
     known = type(likelihood) is HeteroskedasticGaussian or (
-        type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.how("scale") != "fixed"
+        type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.noise["scale"] != "fixed"
     )
     if num_data > MAX_TRIED_ROWS or not known:
         warnings.warn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,16 +13,13 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.checks import Refused, as_tensor, check_number
+from pyrobnn.checks import Refused, check_number
 from pyrobnn.priors import move
-from pyrobnn.seeding import generator
 from pyrobnn.sites.point import point
 
 SITE = "likelihood."
 SCALE = f"{SITE}scale"
 DATA = f"{SITE}data"
-#: draws of the network output that stand for its Gaussian where the predictive density has no closed form
-_NUM_DRAWS = 256
 
 
 class Likelihood(torch.nn.Module):
@@ -45,10 +41,10 @@ class Likelihood(torch.nn.Module):
     discrete: ClassVar[bool] = False
     #: whether y given f is normal, with the moments of ``loc_scale``: what has a closed form only then asks this
     normal: ClassVar[bool] = False
-    #: whether y is more than data: what a step towards a fit needs of them
-    surrogate: ClassVar[bool] = False
     #: whether the mean of y is the first outputs of the network, one per column
     linear_mean: ClassVar[bool] = False
+    #: y is (N, 2), the value and 1 where it was seen or 0 where it lies beyond ("right": above, "left": below)
+    censoring: str | None = None
     #: network outputs per target column
     heads: int = 1
     #: the column of x that holds the exposure of each row, see :class:`pyrobnn.networks.Exposed`
@@ -58,14 +54,6 @@ class Likelihood(torch.nn.Module):
     points: Mapping[str, tuple[Tensor, constraints.Constraint]] = {}
 
     # -- data -------------------------------------------------------------------------------------------------------
-
-    def read(self, y: Any) -> Tensor:
-        """``y`` as it was handed over, as a tensor.
-
-        Raises:
-            TypeError: not numeric.
-        """
-        return as_tensor("y", y)
 
     def width(self, num: int) -> int:
         """How many values per point the network returns for ``num`` numbers or classes."""
@@ -84,34 +72,9 @@ class Likelihood(torch.nn.Module):
         """
         raise NotImplementedError
 
-    def values(self, y: Tensor) -> Tensor:
-        """The columns of ``y`` that are predicted."""
-        return y
-
-    def observed(self, y: Tensor) -> Tensor:
-        """Targets of predicted ``values`` of which all were observed."""
-        return y
-
-    def as_observed(self, drawn: Tensor, y: Tensor) -> Tensor:
-        """Draws (…, N, out) of new values as they would have been seen where ``y`` was: cut off at its limits."""
-        return drawn
-
-    def extras(self, y: Tensor) -> dict[str, Tensor]:
-        """What else ``y`` says of its rows, name → (N,)."""
-        return {}
-
     def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and scale of y, of those given, in which the program may measure it; None where y has no units."""
         return None
-
-    def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
-        """Targets in the units that :meth:`units` gave."""
-        return (y - mean) / scale
-
-    def log_volume(self, y: Tensor, scale: Tensor | float) -> Tensor:
-        """What the log density of every row loses where ``y`` is ``scale`` times what the program measures, (N,)."""
-        sizes = torch.as_tensor(scale, dtype=torch.float64, device=y.device)
-        return sizes.log().expand(self.values(y).shape).sum(-1)
 
     # -- law of a datum ---------------------------------------------------------------------------------------------
 
@@ -148,14 +111,6 @@ class Likelihood(torch.nn.Module):
         """Probabilities of the labels, where y is one of ``classes``."""
         raise NotImplementedError
 
-    def entropy(self, probs: Tensor) -> Tensor:
-        """Entropy of :meth:`probs` in nats, without their last dimension."""
-        return torch.special.entr(probs).sum(-1)
-
-    def identified(self, f: Tensor) -> Tensor:
-        """What of ``f`` the data can tell."""
-        return f
-
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r"""A square root of the expected Fisher information of one datum in the network output.
 
@@ -181,29 +136,6 @@ class Likelihood(torch.nn.Module):
         Where that depends on what was observed (a censored row tells less), it is the observed one at ``y``.
         """
         return self.fisher_root(f, params)
-
-    def probit_probs(self, f: Tensor, cov: Tensor) -> Tensor:
-        """Class probabilities averaged over a normal output by the probit approximation.
-
-        Raises:
-            TypeError: the output is no logit of a class.
-        """
-        raise TypeError(f"probit probabilities need Categorical or Bernoulli, the likelihood is {self!r}")
-
-    def log_predictive(self, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """Log density of ``y`` where the network output is normal, by draws of it unless there is a closed form, (N,).
-
-        Args:
-            f: means (N, width). cov: covariances (N, width, width). y: targets as :meth:`target` gives them.
-        """
-        f, cov = f.double(), cov.double()
-        values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
-        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        noise = torch.randn(_NUM_DRAWS, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)
-        noise = torch.cat([noise, -noise])
-        drawn = f + (root @ noise).squeeze(-1)
-        own = {name: value.double() for name, value in params.items()}
-        return torch.logsumexp(self.log_prob(drawn, y, own), 0) - math.log(len(drawn))
 
     # -- own parameters ---------------------------------------------------------------------------------------------
 
@@ -252,19 +184,14 @@ class Likelihood(torch.nn.Module):
             value = value.unsqueeze(-1)
         return value.unsqueeze(-2)
 
-    def how(self, name: str) -> str:
-        """Whether a declared parameter is fixed, learned or inferred."""
-        site = SITE + name
-        return "inferred" if site in self.priors else "learned" if site in self.points else "fixed"
-
     @property
     def noise(self) -> dict[str, str]:
         """How each own parameter comes about: fixed, learned or inferred; by input where heads of the net give it."""
-        named = [site.removeprefix(SITE) for site in (*self.priors, *self.points)]
-        named += [
-            name.removeprefix("fixed_") for name, _ in self.named_buffers() if name.startswith("fixed_")
-        ]
-        return {name: self.how(name) for name in named} | ({"scale": "by input"} if self.heads > 1 else {})
+        fixed = [name.removeprefix("fixed_") for name in self._buffers if name.startswith("fixed_")]
+        found = dict.fromkeys(fixed, "fixed")
+        found |= {site.removeprefix(SITE): "learned" for site in self.points}
+        found |= {site.removeprefix(SITE): "inferred" for site in self.priors}
+        return found | ({"scale": "by input"} if self.heads > 1 else {})
 
     def like(self, weight: Tensor) -> Likelihood:
         """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""

@@ -94,4 +94,4 @@ class Beta(Numbers):
         return torch.diag_embed(slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()).to(f.dtype)
 
     def __repr__(self) -> str:
-        return f"Beta({self.how('precision')} precision, {self.low:g} to {self.high:g})"
+        return f"Beta({self.noise['precision']} precision, {self.low:g} to {self.high:g})"

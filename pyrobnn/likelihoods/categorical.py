@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import pyro.distributions as dist
@@ -15,18 +14,7 @@ from pyrobnn.checks import check_finite
 from pyrobnn.likelihoods.base import Likelihood
 
 
-class _Classes(Likelihood):
-    classes = True
-
-    def log_predictive(self, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """By the probit approximation of MacKay (1992), which drops the correlations of logits."""
-        return self.log_prob(probit(f, cov), y, params).double()
-
-    def probit_probs(self, f: Tensor, cov: Tensor) -> Tensor:
-        return self.probs(probit(f, cov))
-
-
-class Categorical(_Classes, tyxe.likelihoods.Categorical):
+class Categorical(Likelihood, tyxe.likelihoods.Categorical):
     r"""Class labels: :math:`y \sim \mathrm{Categorical}(\mathrm{softmax}(f(x)))`; the network returns logits.
 
     The network's output is (N, classes).
@@ -39,6 +27,7 @@ class Categorical(_Classes, tyxe.likelihoods.Categorical):
     """
 
     task = "categorical"
+    classes = True
     labels = True
 
     def __init__(self) -> None:
@@ -70,10 +59,6 @@ class Categorical(_Classes, tyxe.likelihoods.Categorical):
         """Class probabilities (\\*batch, N, classes)."""
         return f.softmax(-1)
 
-    def identified(self, f: Tensor) -> Tensor:
-        """Logits less their mean: a shift of all of them leaves the probabilities as they are."""
-        return f - f.mean(-1, keepdim=True)
-
     def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """P(Y < y) and P(Y ≤ y) in the order of the labels, (\\*batch, N, 1)."""
         return label_cdf(self.probs(f.double()), y)
@@ -87,7 +72,7 @@ class Categorical(_Classes, tyxe.likelihoods.Categorical):
         return "Categorical()"
 
 
-class Bernoulli(_Classes, tyxe.likelihoods.Bernoulli):
+class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
     r"""Binary labels: :math:`y \sim \mathrm{Bernoulli}(\mathrm{sigmoid}(f(x)))`; one logit per output, (N, out).
 
     Labels are 0 or 1 of shape (N, out), or (N,) for one output.
@@ -98,6 +83,7 @@ class Bernoulli(_Classes, tyxe.likelihoods.Bernoulli):
     """
 
     task = "bernoulli"
+    classes = True
 
     def __init__(self) -> None:
         super().__init__(dataset_size=None, event_dim=1, name="likelihood")
@@ -128,10 +114,6 @@ class Bernoulli(_Classes, tyxe.likelihoods.Bernoulli):
         """Probability of label 1, (\\*batch, N, out)."""
         return f.sigmoid()
 
-    def entropy(self, probs: Tensor) -> Tensor:
-        """Sum over outputs of the entropy of each, in nats."""
-        return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1)
-
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The probability p of label 1 and p (1 − p)."""
         p = f.sigmoid()
@@ -149,12 +131,6 @@ class Bernoulli(_Classes, tyxe.likelihoods.Bernoulli):
 
     def __repr__(self) -> str:
         return "Bernoulli()"
-
-
-def probit(f: Tensor, cov: Tensor) -> Tensor:
-    r"""Logits whose probabilities are about those averaged over f ~ N(f, cov): :math:`f / \sqrt{1 + \pi v / 8}`."""
-    var = cov.diagonal(dim1=1, dim2=2).double()
-    return f / (1 + math.pi / 8 * var).sqrt().to(f)
 
 
 def label_shape_error(name: str, y: Tensor) -> str | None:

@@ -153,5 +153,5 @@ class NegativeBinomial(_Counts):
         return torch.diag_embed((r * (f - r.log()).sigmoid()).sqrt())
 
     def __repr__(self) -> str:
-        parts = [f"{self.how('concentration')} concentration", self._exposed()]
+        parts = [f"{self.noise['concentration']} concentration", self._exposed()]
         return f"NegativeBinomial({', '.join(part for part in parts if part)})"

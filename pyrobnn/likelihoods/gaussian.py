@@ -46,13 +46,6 @@ class _Gaussian(Real):
         by_mean, by_scale = slopes.transpose(1, 2).chunk(2, -1)
         return torch.cat([by_mean / scale.unsqueeze(1), 2**0.5 * by_scale / scale.unsqueeze(1)], -1)
 
-    def log_predictive(self, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """In closed form, with the noise at the mean of f."""
-        loc, scale = self.loc_scale(f, params)
-        var = cov.diagonal(dim1=1, dim2=2).double()[:, : loc.shape[1]]
-        total = (var + scale.double().square()).sqrt()
-        return torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1)
-
 
 class HomoskedasticGaussian(_Gaussian, tyxe.likelihoods.Gaussian):
     r"""Gaussian noise of one standard deviation everywhere (or one per output): :math:`y \sim N(f(x), \sigma^2)`.
@@ -91,7 +84,7 @@ class HomoskedasticGaussian(_Gaussian, tyxe.likelihoods.Gaussian):
         return torch.diag_embed(1 / self.loc_scale(f, params)[1])
 
     def __repr__(self) -> str:
-        return f"HomoskedasticGaussian({self.how('scale')} scale)"
+        return f"HomoskedasticGaussian({self.noise['scale']} scale)"
 
 
 class HeteroskedasticGaussian(_Gaussian, tyxe.likelihoods.HeteroskedasticGaussian):

@@ -72,4 +72,4 @@ class StudentT(Real):
         return torch.diag_embed(((df + 1) / (df + 3)).sqrt() / scale)
 
     def __repr__(self) -> str:
-        return f"StudentT({self.how('df')} df, {self.how('scale')} scale)"
+        return f"StudentT({self.noise['df']} df, {self.noise['scale']} scale)"

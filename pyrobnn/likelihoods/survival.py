@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor, check_choice, check_finite
+from pyrobnn.checks import check_choice, check_finite
 from pyrobnn.likelihoods.numbers import Numbers, Response
+from pyrobnn.likelihoods.targets import observed
 
 
 class _Censored(Numbers):
     """One output; y is (N, 2): the value, and 1 where it was observed or 0 where it is the limit of censoring."""
 
     censoring = "right"
-
-    def read(self, y: Any) -> Tensor:
-        """Also a structured array or a DataFrame of two columns, of which the truth values say what was observed."""
-        names = getattr(getattr(y, "dtype", None), "names", None) or list(getattr(y, "columns", ()))
-        if len(names) != 2:
-            return as_tensor("y", y)
-        columns = [as_tensor("y", np.asarray(y[name])) for name in names]
-        columns.sort(key=lambda column: column.dtype == torch.bool)
-        return torch.stack([column.double() for column in columns], 1)
 
     def width_error(self, width: int, y: Tensor) -> str | None:
         name = type(self).__name__
@@ -55,27 +45,6 @@ class _Censored(Numbers):
         if error := self.value_error(y[:, 0]):
             raise ValueError(error)
         return y.to(dtype)
-
-    def values(self, y: Tensor) -> Tensor:
-        return y[..., :1]
-
-    def observed(self, y: Tensor) -> Tensor:
-        return torch.cat([y, torch.ones_like(y)], -1)
-
-    def extras(self, y: Tensor) -> dict[str, Tensor]:
-        return {"observed": y[..., 1]}
-
-    def as_observed(self, drawn: Tensor, y: Tensor) -> Tensor:
-        limit, event = y[:, :1].to(drawn), y[:, 1:].to(drawn.device)
-        cut = torch.minimum(drawn, limit) if self.censoring == "right" else torch.maximum(drawn, limit)
-        return torch.where(event == 1, drawn, cut)
-
-    def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
-        return torch.cat([(y[..., :1] - mean) / scale, y[..., 1:]], -1)
-
-    def log_volume(self, y: Tensor, scale: Tensor | float) -> Tensor:
-        """Of a density alone: the probability of a censored row has no unit."""
-        return super().log_volume(y, scale) * y[..., 1]
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return Response(self, f, params, 2)
@@ -147,7 +116,7 @@ class CensoredNormal(_Censored):
         return -z if self.censoring == "right" else z
 
     def draw(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return self.observed(f + self.own("scale", f, params) * torch.randn_like(f))
+        return observed(self, f + self.own("scale", f, params) * torch.randn_like(f))
 
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return f, self.own("scale", f, params).square().expand(f.shape)
@@ -165,7 +134,7 @@ class CensoredNormal(_Censored):
         return (torch.where(y[:, 1:] == 1, 1.0, share).sqrt() / scale).unsqueeze(-1)
 
     def __repr__(self) -> str:
-        return f"CensoredNormal({self.how('scale')} scale, {self.censoring})"
+        return f"CensoredNormal({self.noise['scale']} scale, {self.censoring})"
 
 
 class Weibull(_Censored):
@@ -212,7 +181,7 @@ class Weibull(_Censored):
 
     def draw(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         event = torch.empty_like(f).exponential_()
-        return self.observed((f + event.log() / self.own("shape", f, params)).exp())
+        return observed(self, (f + event.log() / self.own("shape", f, params)).exp())
 
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         shape = self.own("shape", f, params)
@@ -233,7 +202,7 @@ class Weibull(_Censored):
         return (shape * (shape * (y[:, :1].log() - f) / 2).exp()).unsqueeze(-1)
 
     def __repr__(self) -> str:
-        return f"Weibull({self.how('shape')} shape)"
+        return f"Weibull({self.noise['shape']} shape)"
 
 
 def log_ndtr(z: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from pyrobnn.groups import (
     SAMPLE_STATS,
     STEIN,
 )
+from pyrobnn.likelihoods import targets
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
@@ -100,7 +101,7 @@ def to_datatree(
         TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`; ``coords`` or ``dims`` that fit nothing.
     """
     if isinstance(posterior.model, BNN) and y is not None:
-        y = posterior.bnn.likelihood.read(y)
+        y = targets.read(posterior.bnn.likelihood, y)
     axes = posterior.meta.get("axes", {})
     groups = {POSTERIOR: draws_dataset(posterior.draws, axes)}
     if posterior.sample_stats:
@@ -255,7 +256,7 @@ def _grid_group(
 
 
 def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
-    x, y = torch.as_tensor(x), posterior.bnn.likelihood.read(y)
+    x, y = torch.as_tensor(x), targets.read(posterior.bnn.likelihood, y)
     few = _thinned(posterior, len(x))
     prediction = few.predict(x)
     shared, point = ("chain", "draw"), ("pred_point", "output")
@@ -347,16 +348,16 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _sample(prediction: Prediction, y: Tensor, seed: int, per_draw: int = 1) -> Tensor:
     """New outcomes as they would have been seen where ``y`` was: a censored row's not beyond its limit."""
-    return prediction.likelihood.as_observed(prediction.sample(seed=seed, per_draw=per_draw), y)
+    return targets.as_observed(prediction.likelihood, prediction.sample(seed=seed, per_draw=per_draw), y)
 
 
 def _extras(prediction: Prediction, y: Tensor, point: str) -> dict[str, Any]:
-    return {name: ((point,), to_numpy(value)) for name, value in prediction.likelihood.extras(y).items()}
+    return {} if prediction.likelihood.censoring is None else {"observed": ((point,), to_numpy(y[..., 1]))}
 
 
 def _outcome(prediction: Prediction, y: Tensor) -> Tensor:
     """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
-    y = prediction.likelihood.values(y)
+    y = targets.values(prediction.likelihood, y)
     return y if prediction.likelihood.classes or y.is_floating_point() else y.double()
 
 

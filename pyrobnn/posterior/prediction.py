@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import check_count
-from pyrobnn.likelihoods import Likelihood
+from pyrobnn.likelihoods import Likelihood, averages, targets
 from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
 from pyrobnn.seeding import generator, seeded
 
@@ -187,13 +187,13 @@ class Prediction:
     @property
     def entropy(self) -> Tensor:
         """Entropy of the averaged probabilities in nats, (point,)."""
-        return self.likelihood.entropy(self.probs)
+        return averages.entropy(self.likelihood, self.probs)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
         """Average entropy of the draws in nats, (point,)."""
         self._need_classes()
-        return _mean(self.likelihood.entropy(self.likelihood.probs(self.f, self.params)))
+        return _mean(averages.entropy(self.likelihood, self.likelihood.probs(self.f, self.params)))
 
     @property
     def epistemic_entropy(self) -> Tensor:
@@ -219,7 +219,9 @@ class Prediction:
         y = self._target(y)
         f, params = self._wide
         log_prob = self.likelihood.log_prob(f, self._standard(y), params)
-        return log_prob if self._unitless else log_prob - self.likelihood.log_volume(y, self._y_scale)
+        return (
+            log_prob if self._unitless else log_prob - targets.log_volume(self.likelihood, y, self._y_scale)
+        )
 
     def pit(self, y: Tensor, *, seed: int = 0) -> Tensor:
         """Probability integral transform of ``y``, (point, out): uniform where the prediction is right.
@@ -249,7 +251,7 @@ class Prediction:
         return not isinstance(self._y_scale, Tensor) and (self._y_mean, self._y_scale) == (0.0, 1.0)
 
     def _target(self, y: Tensor) -> Tensor:
-        y = self.likelihood.read(y).to(self.standard_f.device)
+        y = targets.read(self.likelihood, y).to(self.standard_f.device)
         outputs, points = self.standard_f.shape[-1], self.standard_f.shape[-2]
         y = self.likelihood.target(y, outputs, torch.float64)
         if len(y) != points:
@@ -259,7 +261,7 @@ class Prediction:
         return y
 
     def _standard(self, y: Tensor) -> Tensor:
-        return y if self._unitless else self.likelihood.in_units(y, self._y_mean, self._y_scale)
+        return y if self._unitless else targets.in_units(self.likelihood, y, self._y_mean, self._y_scale)
 
     def sample(self, *, seed: int = 0, per_draw: int = 1) -> Tensor:
         """Noisy observations: (chain, draw · per_draw, point, out), or labels (chain, draw · per_draw, point).
@@ -271,7 +273,7 @@ class Prediction:
         check_count("per_draw", per_draw)
         with seeded(seed, self.f.device):
             law = self.likelihood.distribution(self.standard_f, self.params)
-            drawn = self.likelihood.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
+            drawn = targets.values(self.likelihood, law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
         return drawn if self._unitless else self._in_y(drawn)
 
     def _need_numbers(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 from torch import Tensor
 
+from pyrobnn.likelihoods import targets
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities, prior_posterior
@@ -94,7 +95,7 @@ def replicate(
 def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
     """Parameters drawn from the prior, as a posterior of one draw, and targets (N, out) drawn from the likelihood."""
     truth = prior_posterior(model, 1, seed)
-    return truth, model.likelihood.observed(truth.predict(x).sample(seed=seed + 1)[0, 0])
+    return truth, targets.observed(model.likelihood, truth.predict(x).sample(seed=seed + 1)[0, 0])
 
 
 def rank(

@@ -27,6 +27,7 @@ from test_contract import METHODS, num_draws
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.likelihoods import targets
 from pyrobnn.studies.nuts_batch import fit_batch
 from pyrobnn.studies.sbc import combined, rank, simulate, uniformity
 
@@ -248,7 +249,7 @@ def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
     grid = ends[0] + torch.linspace(0, 1, 20001, dtype=torch.float64)[:, None] * (ends[1] - ends[0])
     lower, upper = likelihood.cdf(f, grid[..., None], {})
     assert torch.equal(lower, upper) and bool((upper.diff(dim=0) >= 0).all())
-    whole = likelihood.observed(grid[..., None])
+    whole = targets.observed(likelihood, grid[..., None])
     inside = torch.trapezoid(likelihood.log_prob(f, whole, {}).exp(), grid, dim=0)
     torch.testing.assert_close(inside, (upper[-1] - upper[0])[..., 0], rtol=1e-5, atol=0)
     torch.testing.assert_close(inside, torch.ones(N, dtype=torch.float64) - 2e-6, rtol=1e-5, atol=0)
@@ -272,7 +273,7 @@ def test_the_curvature_is_the_mean_square_of_the_score(name):
 def test_mean_and_variance_are_those_of_its_draws(name):
     f = outputs(name)
     mean, var = CASES[name].fixed().mean_variance(f, {})
-    y = CASES[name].fixed().values(samples(name, f, 20_000))
+    y = targets.values(CASES[name].fixed(), samples(name, f, 20_000))
     for found, values in ((mean, y), (var, (y - mean).square())):
         error = values.std(0) / len(y) ** 0.5
         assert float(((values.mean(0) - found).abs() / error).max()) < 6.0
@@ -293,7 +294,7 @@ def prediction(name: str, num: int, num_functions: int = 1) -> pb.Prediction:
 def test_the_transform_of_its_own_draws_is_uniform(name):
     p = prediction(name, 2000)
     y = p.sample(seed=3)[0, 0]
-    y = p.likelihood.observed(y)
+    y = targets.observed(p.likelihood, y)
     pit = p.pit(y, seed=1)
     assert pit.shape == (2000, 1) and float(pit.min()) >= 0 and float(pit.max()) <= 1
     assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
@@ -340,7 +341,7 @@ def test_extreme_outputs_are_finite(name):
         f = torch.tensor([-50.0, 50.0], dtype=dtype)[:, None].expand(2, CASES[name].width).clone()
         f.requires_grad_()
         y = torch.ones(2, dtype=torch.long) if likelihood.labels else torch.ones(2, 1, dtype=dtype)
-        y = likelihood.observed(y)
+        y = targets.observed(likelihood, y)
         log_prob = likelihood.log_prob(f, y, {})
         gradient = torch.autograd.grad(log_prob.sum(), f)[0]
         f = f.detach()
@@ -357,7 +358,7 @@ def test_extreme_outputs_are_finite(name):
         var = var.clamp_max(torch.finfo(dtype).max)  # of clustered counts, exp(100) in float32
         assert bool(torch.isfinite(mean).all() and torch.isfinite(var).all())
         with seeded(0):
-            drawn = likelihood.values(likelihood.distribution(f, {}).sample())
+            drawn = targets.values(likelihood, likelihood.distribution(f, {}).sample())
         assert bool(torch.isfinite(drawn).all()) and not (likelihood.discrete and float(drawn.min()) < 0)
         if dtype == torch.float64:
             assert bool(((drawn - mean).abs() < 60 * var.sqrt() + 1).all())
@@ -482,7 +483,7 @@ def test_units_change_nothing_or_what_they_should(name):
         found.append((METHODS["MAP"].fit(model, x, here, seed=0).predict(x), here, factor))
     (p, y, _), (q, z, factor) = found
     factor = factor if has_units else 1.0
-    volume = p.likelihood.log_volume(y, factor)
+    volume = targets.log_volume(p.likelihood, y, factor)
     torch.testing.assert_close(q.standard_f, p.standard_f)
     torch.testing.assert_close(q.mean, factor * p.mean)
     torch.testing.assert_close(q.aleatoric_var, factor**2 * p.aleatoric_var)
@@ -553,7 +554,7 @@ def test_the_transform_of_censored_rows_is_uniform_too(name):
     assert 0.2 < 1 - float(y[:, 1].mean()) < 0.6
     assert stats.kstest(p.pit(y)[:, 0].numpy(), "uniform").pvalue > 0.01
     # replicates are cut off where the row was, so that transforms by draws are uniform as well
-    drawn = p.likelihood.as_observed(p.sample(per_draw=400), y)
+    drawn = targets.as_observed(p.likelihood, p.sample(per_draw=400), y)
     pit = pb.metrics.pit(drawn[0], y[:, :1])
     assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
 

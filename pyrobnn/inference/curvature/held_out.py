@@ -19,6 +19,7 @@ from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP
+from pyrobnn.likelihoods import averages
 from pyrobnn.model import NET
 from pyrobnn.seeding import generator
 
@@ -111,7 +112,7 @@ def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Te
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
-        return likelihood.log_predictive(f, cov, y, parameters)
+        return averages.log_predictive(likelihood, f, cov, y, parameters)
 
     return score
 

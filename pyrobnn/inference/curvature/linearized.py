@@ -17,6 +17,7 @@ from pyrobnn.inference.curvature.blocks import (
 from pyrobnn.inference.curvature.forward import jvp
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.layers import Factors
+from pyrobnn.likelihoods import averages
 
 
 class Linearized:
@@ -105,7 +106,7 @@ class Linearized:
         Raises:
             TypeError: the likelihood is not of classes.
         """
-        return self.jacobian.model.likelihood.probit_probs(*self.output_moments(x))
+        return averages.probit_probs(self.jacobian.model.likelihood, *self.output_moments(x))
 
     @property
     def _by_products(self) -> bool:

@@ -19,6 +19,7 @@ from pyrobnn.findings import Finding
 from pyrobnn.gradient import at_each
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.likelihoods import averages
 from pyrobnn.model import NET
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
             rows = {n: v[chain : chain + 1, start : start + _BLOCK].to(x.device) for n, v in draws.items()}
             one = {name: value[0] for name, value in rows.items()}
             f = at_each(lambda params: model.forward(params, x), one).unsqueeze(0)
-            f = model.likelihood.identified(f)
+            f = averages.identified(model.likelihood, f)
             log_prior = torch.stack([prior.log_prob(rows[name]) for name, prior in model.priors.items()]).sum(
                 0
             )

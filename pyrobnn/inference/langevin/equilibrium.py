@@ -15,6 +15,7 @@ from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.langevin.chain_step import Run
 from pyrobnn.inference.langevin.linear_fit import TOLERATED_NATS, LinearFit, some_rows
+from pyrobnn.likelihoods import averages
 
 #: relative deviation of a site's kinetic temperature that is reported, beyond this many standard errors
 TOLERANCE, ERRORS = 0.1, 4.0
@@ -53,7 +54,7 @@ def disagreement(problem: Problem, run: Run) -> list[Finding]:
         x = some_rows(problem)[0]
         x, net = x[evenly(len(x), NUM_INPUTS).to(x.device)], problem.bnn
         z = torch.stack([net.forward(problem.density.constrain(one), x) for one in z.flatten(0, 1)])
-        z = net.likelihood.identified(z)
+        z = averages.identified(net.likelihood, z)
     values = z.reshape(*shape, -1).movedim(2, 0).double().cpu().numpy()
     values = values[values.std((1, 2)) > 0]
     worst = float(np.nan_to_num(rhat(values), nan=np.inf).max()) if values.size else 1.0

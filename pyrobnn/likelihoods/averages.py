@@ -1,0 +1,80 @@
+"""What a normal network output says of y, and what the data can tell of an output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pyrobnn.likelihoods.base import Likelihood
+from pyrobnn.seeding import generator
+
+#: draws of the network output that stand for its Gaussian where the predictive density has no closed form
+_NUM_DRAWS = 256
+
+
+def entropy(likelihood: Likelihood, probs: Tensor) -> Tensor:
+    """Entropy of :meth:`Likelihood.probs` in nats, without their last dimension.
+
+    Of truth values (those of one label each, not of classes that sum to one) the sum over outputs.
+    """
+    found = torch.special.entr(probs)
+    return (found if likelihood.labels else found + torch.special.entr(1 - probs)).sum(-1)
+
+
+def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
+    """What of ``f`` the data can tell: of logits of classes all but their mean, which leaves probabilities alone."""
+    return f - f.mean(-1, keepdim=True) if likelihood.task == "categorical" else f
+
+
+def probit_probs(likelihood: Likelihood, f: Tensor, cov: Tensor) -> Tensor:
+    """Class probabilities averaged over a normal output by the probit approximation.
+
+    Raises:
+        TypeError: the output is no logit of a class.
+    """
+    if not _has_logits(likelihood):
+        raise TypeError(
+            f"probit probabilities need Categorical or Bernoulli, the likelihood is {likelihood!r}"
+        )
+    return likelihood.probs(_probit(f, cov))
+
+
+def log_predictive(
+    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]
+) -> Tensor:
+    """Log density of ``y`` where the network output is normal, (N,).
+
+    In closed form for normal y, with the noise at the mean of f; of classes by the probit approximation of MacKay
+    (1992), which drops the correlations of logits; otherwise by draws of f.
+
+    Args:
+        f: means (N, width). cov: covariances (N, width, width). y: targets as :meth:`Likelihood.target` gives them.
+    """
+    if likelihood.normal:
+        loc, scale = likelihood.loc_scale(f, params)
+        var = cov.diagonal(dim1=1, dim2=2).double()[:, : loc.shape[1]]
+        total = (var + scale.double().square()).sqrt()
+        return torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1)
+    if _has_logits(likelihood):
+        return likelihood.log_prob(_probit(f, cov), y, params).double()
+    f, cov = f.double(), cov.double()
+    values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    noise = torch.randn(_NUM_DRAWS, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)
+    noise = torch.cat([noise, -noise])
+    drawn = f + (root @ noise).squeeze(-1)
+    own = {name: value.double() for name, value in params.items()}
+    return torch.logsumexp(likelihood.log_prob(drawn, y, own), 0) - math.log(len(drawn))
+
+
+def _has_logits(likelihood: Likelihood) -> bool:
+    return likelihood.task in ("categorical", "bernoulli")
+
+
+def _probit(f: Tensor, cov: Tensor) -> Tensor:
+    r"""Logits whose probabilities are about those averaged over f ~ N(f, cov): :math:`f / \sqrt{1 + \pi v / 8}`."""
+    var = cov.diagonal(dim1=1, dim2=2).double()
+    return f / (1 + math.pi / 8 * var).sqrt().to(f)
