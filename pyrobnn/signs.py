@@ -13,7 +13,9 @@ ERRORS = "pyrobnn.plain"
 
 def plain(text: str) -> str:
     """The text with mathematical signs spelled in ASCII; letters, which are names of a user's own, stay."""
-    return text.translate(str.maketrans({**PLAIN}))
+    for sign, word in PLAIN.items():
+        text = text.replace(sign, word)
+    return text
 
 
 def typeset(text: str) -> str:

@@ -119,7 +119,7 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     todo = f"Next: {_lower(action)}." if action else "See the checks below for what to do next."
     if draws == "fail":
         first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
-        return f"{first}{_reason(verdict, 'draws')}.", todo
+        return f"{first}{_fault(verdict, 'draws')}.", todo
     if draws == "not checked":
         opening = f"Use {best}, with care: nothing has compared its draws with the posterior"
     elif draws == "warn":
@@ -132,15 +132,10 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     return first, _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
 
 
-def _reason(verdict: Verdict, question: Question) -> str:
-    """The deciding evidence in one clause; the rest stands in the table of verdicts."""
-    return _lower(verdict.line(question)[1].strip().split("; ")[0].rstrip("."))
-
-
 def _fault(verdict: Verdict, question: Question) -> str:
     """What is wrong, in a few words."""
-    worst = next(check for check in (*verdict.failed, *verdict.warned) if check.question == question)
-    return str(getattr(worst, "fault", "")) or _reason(verdict, question)
+    worst = verdict.worst(question)
+    return "" if worst is None else worst.fault
 
 
 def _lower(text: str) -> str:
@@ -172,8 +167,8 @@ def _standing(best: str, rows: Sequence[Row]) -> str:
 def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:
     for status, opening in (("fail", "Do not rely on"), ("warn", "Take care with")):
         if found := [label for label in others if answer(verdicts[label], "draws") == status]:
-            reason = f"{'' if len(found) == 1 else f'for {found[0]}, '}{_reason(verdicts[found[0]], 'draws')}"
-            return f"{opening} {_listed(found)}: {reason}."
+            named = [f"{label} ({_fault(verdicts[label], 'draws')})" for label in found]
+            return f"{opening} {_listed(named)}."
     unseen = [label for label in others if answer(verdicts[label], "draws") == "not checked"]
     if unseen:
         return f"The draws of {_listed(unseen)} were not examined as those of a posterior."
