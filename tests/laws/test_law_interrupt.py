@@ -27,12 +27,13 @@ class Tripwire(nn.Tanh):
     calls = 0
     at: tuple[int, ...] = ()
     fired = 0
+    number = signal.SIGINT
 
     def forward(self, x):
         Tripwire.calls += 1
         if Tripwire.calls in Tripwire.at:
             Tripwire.fired += 1
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(Tripwire.number)
         return super().forward(x)
 
 
@@ -83,6 +84,30 @@ def test_ctrl_c_is_never_swallowed(name, moment):
     assert Tripwire.fired == 1
     if posterior is not None:
         assert_marked(posterior, said)
+
+
+class Alarm(Exception):
+    """What the handler of an alarm raises, as a time limit around a fit does."""
+
+
+@pytest.fixture
+def alarm(monkeypatch):
+    def ring(*_):
+        raise Alarm
+
+    monkeypatch.setattr(Tripwire, "number", signal.SIGALRM)
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_handler_of_an_alarm_raises_ends_the_fit(name, moment, alarm):
+    _, calls = whole(name)
+    with pytest.raises(Alarm):
+        fit(name, max(1, round(moment * calls)))
+    assert Tripwire.fired == 1
 
 
 @pytest.mark.slow
