@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
 
 from pyrobnn.checks import check_count
+from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.registry import METHODS, OPTIONAL, Registered, check_use
@@ -130,10 +131,11 @@ class Method(abc.ABC):
         run = FitRun(
             count, seed, init, until_ess, checkpoint, stream_to, tuple(callbacks), progress, (model, x, y)
         )
-        problem, run = self._prepare(run, device)
-        for note in run.notes:
-            problem.note(note)
-        return self._fit(problem, run)
+        with raised_by_handlers():
+            problem, run = self._prepare(run, device)
+            for note in run.notes:
+                problem.note(note)
+            return self._fit(problem, run)
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.

@@ -86,8 +86,8 @@ def test_ctrl_c_is_never_swallowed(name, moment):
         assert_marked(posterior, said)
 
 
-class Alarm(Exception):
-    """What the handler of an alarm raises, as a time limit around a fit does."""
+class Alarm(RuntimeError):
+    """What the handler of an alarm raises, as a time limit around a fit does; checks of programs catch its class."""
 
 
 @pytest.fixture
