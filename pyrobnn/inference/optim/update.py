@@ -110,7 +110,7 @@ class Step(abc.ABC):
         error = (before.var(0) / len(before) + after.var(0) / len(after)).sqrt()
         if bool((before.mean(0) - after.mean(0) > 3 * error).any()):
             self.average_from = step
-            self.table[step:, 2] = 1 / torch.arange(1, len(self.table) - step + 1, device=self.table.device)
+            self.table[step:, 2] = 1 / torch.arange(1, len(self.table) - step + 1).to(self.table)
 
     def final(self) -> Tensor:
         """The averaged iterate if averaging has begun, else the present one."""
