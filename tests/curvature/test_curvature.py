@@ -16,7 +16,7 @@ from torch import nn
 import pyrobnn as pb
 from pyrobnn.density import Density
 from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian, output_root
-from pyrobnn.inference.curvature.blocks import DenseBlock, DiagBlock, KronBlock, LowRankBlock
+from pyrobnn.inference.curvature.gaussian import DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.optim.descent import polish

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pyrobnn as pb
-from pyrobnn.inference.curvature.forward import jvp
+from pyrobnn.inference.curvature.jacobian import jvp
 from pyrobnn.sites.fused import WrittenOut
 
 pytestmark = pytest.mark.filterwarnings(

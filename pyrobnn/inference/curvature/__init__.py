@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pyrobnn.inference.curvature.ggn import DiagCurvature, FullCurvature, KronCurvature, ggn
+from pyrobnn.inference.curvature.ggn import DiagCurvature, FullCurvature, KronCurvature, ggn, output_root
 from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
-from pyrobnn.inference.curvature.output import output_root
 
 __all__ = [
     "DiagCurvature",

@@ -10,17 +10,117 @@ so that one decomposition of :math:`\tilde H` serves every τ and c.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyrobnn.checks import Refused
-from pyrobnn.inference.curvature.blocks import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
+from pyrobnn.findings import Finding
+from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
-from pyrobnn.inference.curvature.output import with_roots
-from pyrobnn.inference.curvature.resolution import EPS, Resolution, check_finite, resolved
+from pyrobnn.likelihoods import Likelihood
+
+
+@dataclass(frozen=True, eq=False)
+class DataRoot:
+    """The square root at data: those of a chunk of rows by :meth:`rows`.
+
+    Args:
+        likelihood, params: as of :func:`output_root`.
+        y: targets (N, …), of which the curvature of a censored row depends on its limit.
+    """
+
+    likelihood: Likelihood
+    params: Mapping[str, Tensor]
+    y: Tensor
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """(N, width, k) at outputs (N, width) of these rows."""
+        return self.likelihood.curvature_root(f, self.y, self.params)
+
+    def rows(self, start: int, stop: int) -> DataRoot:
+        """That of some of the rows."""
+        return DataRoot(self.likelihood, self.params, self.y[start:stop])
+
+
+def with_roots(pieces: Iterable[Tensor], root: Root) -> Iterator[tuple[Tensor, Root]]:
+    """Pieces of the inputs, in their order, each with the root of its rows."""
+    start = 0
+    for piece in pieces:
+        stop = start + len(piece)
+        yield piece, root.rows(start, stop) if isinstance(root, DataRoot) else root
+        start = stop
+
+
+def output_root(likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    """A square root (N, width, k) of the expected Fisher information of each datum: ``likelihood.fisher_root``.
+
+    Reference: New insights and perspectives on the natural gradient method (Martens, 2020).
+
+    Example:
+        >>> import torch
+        >>> from pyrobnn.likelihoods import Bernoulli
+        >>> output_root(Bernoulli(), torch.zeros(1, 1), {})
+        tensor([[[0.5000]]])
+    """
+    return likelihood.fisher_root(f, params)
+
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def resolved(values: Tensor) -> Tensor:
+    """Which eigenvalues (r,), ascending and in float64, a symmetric matrix of that size can tell from zero; bool."""
+    return values > values[-1:].clamp_min(0) * len(values) * EPS
+
+
+def check_finite(curvature: Tensor) -> Tensor:
+    """The curvature itself.
+
+    Raises:
+        Refused: it overflows.
+    """
+    if not bool(curvature.isfinite().all()):
+        raise Refused(
+            "the curvature of the likelihood is not finite: the noise is too small for the network's dtype. "
+            "Use a larger noise, or a float64 net (net.double())"
+        )
+    return curvature
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How far down a whitened curvature is known.
+
+    Attributes: ``top``, the largest eigenvalue, in prior precisions; ``cut``, below which one counts as zero; ``count``
+        of the directions taken as zero; ``dtype`` of the rows that it was made of.
+    """
+
+    top: float
+    cut: float
+    count: int
+    dtype: torch.dtype
+
+    def findings(self, ratio: float) -> list[Finding]:
+        """What to report where the likelihood's curvature counts ``ratio`` times as much against the prior."""
+        top, cut = self.top * ratio, self.cut * ratio
+        if self.count and cut > 1:
+            error = 0.5 * self.count * math.log1p(cut)
+            seen = {"top": top, "cut": cut, "count": self.count, "error": error}
+            return [Finding("curvature_unresolved", seen)]
+        if top * torch.finfo(self.dtype).eps ** 2 > 1:
+            return [Finding("widths_unresolved", {"top": top, "dtype": name_of(self.dtype)})]
+        return []
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """float32, say."""
+    return str(dtype).removeprefix("torch.")
+
 
 Structure = Literal["full", "kron", "diag"]
 

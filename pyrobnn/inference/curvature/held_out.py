@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from pyrobnn.findings import Finding
-from pyrobnn.inference.curvature.ggn import ggn
+from pyrobnn.inference.curvature.ggn import DataRoot, ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
-from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP

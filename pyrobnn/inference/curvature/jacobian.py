@@ -2,15 +2,249 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.gradient import at_each
-from pyrobnn.inference.curvature.layers import Capture, Factors, Layer, find_layers
 from pyrobnn.model import BNN, NET
+from pyrobnn.sites.fused import WrittenOut
+
+SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One supported layer and where its parameters sit in the flat vector.
+
+    Attributes:
+        name: module name in the net.
+        index: (rows, columns) coordinates of the matrix [weight, bias] in the flat vector.
+        weight, bias: which of the two are part of it.
+    """
+
+    name: str
+    index: Tensor
+    weight: bool
+    bias: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """What one layer contributes for a batch.
+
+    Attributes:
+        inputs: (N, T, columns), bias column of ones last; T = positions that share the weight (1 for a
+            plain linear layer).
+        grads: (N, k, T, rows), k columns pulled back from the output.
+    """
+
+    inputs: Tensor
+    grads: Tensor
+
+    def rows(self) -> Tensor:
+        """Per-datum gradients of the matrix, (N, k, rows, columns)."""
+        if self.inputs.shape[1] == 1:
+            return self.grads.squeeze(2).unsqueeze(-1) * self.inputs.unsqueeze(1)
+        return torch.einsum("nktr,ntc->nkrc", self.grads, self.inputs)
+
+
+def find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[list[Layer], list[str]]:
+    """The supported layers that hold the wanted parameters, and what is not covered by them.
+
+    Args:
+        net: the network.
+        coordinates: site → its coordinates in the flat vector, in the parameter's shape, for the wanted sites only.
+
+    Returns:
+        The layers, and descriptions of the modules that hold wanted parameters but are not supported.
+    """
+    layers, unsupported = [], []
+    seen: set[str] = set()
+    for name, module in net.named_modules():
+        prefix = f"{NET}{name}." if name else NET
+        own = [prefix + p for p, _ in module.named_parameters(recurse=False) if prefix + p in coordinates]
+        seen.update(own)
+        if not own:
+            continue
+        if not _is_supported(module):
+            unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
+            continue
+        weight, bias = coordinates.get(prefix + "weight"), coordinates.get(prefix + "bias")
+        parts = []
+        if weight is not None:
+            # an embedding's row is picked by the input: its matrix is (dimension, vocabulary)
+            parts.append(weight.T if isinstance(module, nn.Embedding) else weight.reshape(len(weight), -1))
+        if bias is not None:
+            parts.append(bias.reshape(-1, 1))
+        layers.append(Layer(name, torch.cat(parts, 1), weight is not None, bias is not None))
+    unsupported += [f"{site} (shared)" for site in coordinates if site not in seen]
+    return layers, unsupported
+
+
+def _is_supported(module: nn.Module) -> bool:
+    if type(module) not in SUPPORTED:
+        return False
+    if isinstance(module, nn.Embedding):
+        return module.max_norm is None and not module.scale_grad_by_freq
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return module.groups == 1 and module.padding_mode == "zeros"
+    return True
+
+
+class Capture:
+    """Runs the network on a batch and pulls output vectors back to the layers.
+
+    Args:
+        net: the network in evaluation mode; hooks are added for the duration of a call.
+        params: values of its parameters by name (without ``net.``).
+        layers: the layers to look at.
+    """
+
+    def __init__(self, net: nn.Module, params: Mapping[str, Tensor], layers: Sequence[Layer]):
+        self.net, self.params, self.layers = net, dict(params), list(layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], bool]:
+        """Output (N, width), each layer's inputs and outputs, and whether the output is that of the one layer.
+
+        Raises:
+            ValueError: a layer is called not at all or more than once.
+        """
+        inputs: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
+        made_by: dict[str, object] = {}
+        calls = dict.fromkeys((layer.name for layer in self.layers), 0)
+
+        def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+                calls[name] += 1
+                inputs[name] = args[0].detach()
+                outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
+                # a later in-place activation must not touch what is remembered
+                passed_on = outputs[name].clone()
+                made_by[name] = passed_on.grad_fn
+                return passed_on
+
+            return hook
+
+        found = [(self.net.get_submodule(layer.name), layer.name) for layer in self.layers]
+        handles = [module.register_forward_hook(remember(name)) for module, name in found]
+        try:
+            with torch.enable_grad(), WrittenOut():
+                f = torch.func.functional_call(self.net, self.params, (x,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, count in calls.items():
+            if count != 1:
+                raise Refused(
+                    f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
+                )
+        names = [layer.name for layer in self.layers]
+        alone = len(names) == 1 and f.grad_fn is made_by[names[0]]  # no activation, in place neither
+        return f, [inputs[name] for name in names], [outputs[name] for name in names], alone
+
+    def factors(
+        self, x: Tensor, columns: Tensor | None = None, root: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, list[Factors]]:
+        """Network outputs (N, width) and the factors of every layer.
+
+        Args:
+            x: inputs (N, …).
+            columns: (N, width, k) vectors to pull back; default the identity (the Jacobian itself).
+            root: instead, a function of f giving ``columns``.
+        """
+        f, inputs, outputs, alone = self.forward(x)
+        f_value = f.detach()
+        if root is not None:
+            columns = root(f_value)
+        if columns is None:
+            columns = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
+        if alone:
+            grads = [columns.transpose(1, 2)]
+        else:
+            pulled = [
+                torch.autograd.grad(f, outputs, columns[:, :, k].contiguous(), retain_graph=True)
+                for k in range(columns.shape[-1])
+            ]
+            grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
+        modules = [self.net.get_submodule(layer.name) for layer in self.layers]
+        return f_value, [_factors(*each) for each in zip(modules, self.layers, inputs, grads)]
+
+
+def _factors(module: nn.Module, layer: Layer, inputs: Tensor, grads: Tensor) -> Factors:
+    """Bring inputs (N, …) and output gradients (N, k, …) of any supported layer to one shape."""
+    n, k = grads.shape[:2]
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        grads = grads.flatten(3).transpose(2, 3)
+    else:
+        grads = grads.reshape(n, k, -1, grads.shape[-1])
+    parts = []
+    if layer.weight:
+        parts.append(_unfolded(module, inputs, n).to(grads.dtype))
+    if layer.bias:
+        parts.append(grads.new_ones(n, grads.shape[2], 1))
+    return Factors(torch.cat(parts, -1), grads)
+
+
+def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
+    if isinstance(module, nn.Embedding):
+        hot = nn.functional.one_hot(inputs.reshape(n, -1), module.num_embeddings)
+        if module.padding_idx is not None:
+            hot[..., module.padding_idx] = 0
+        return hot
+    if isinstance(module, nn.Conv1d):
+        padding = module.padding if isinstance(module.padding, str) else (0, module.padding[0])
+        return _patches(
+            inputs.unsqueeze(2),
+            (1, module.kernel_size[0]),
+            (1, module.stride[0]),
+            (1, module.dilation[0]),
+            padding,
+        )
+    if isinstance(module, nn.Conv2d):
+        return _patches(inputs, module.kernel_size, module.stride, module.dilation, module.padding)
+    return inputs.reshape(n, -1, inputs.shape[-1])
+
+
+def _patches(
+    inputs: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: str | tuple[int, ...],
+) -> Tensor:
+    """Patches (N, positions, channels · kernel) that a convolution multiplies with its weight."""
+    if padding == "same":
+        total = [d * (size - 1) for d, size in zip(dilation, kernel)]
+        (top, left) = (t // 2 for t in total)
+        inputs = nn.functional.pad(inputs, (left, total[1] - left, top, total[0] - top))
+    around = (0, 0) if isinstance(padding, str) else padding
+    return nn.functional.unfold(inputs, kernel, dilation, around, stride).transpose(1, 2)
+
+
+def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """``fn(point)`` and its derivative along ``direction``, see :func:`torch.func.jvp`.
+
+    Where an operation has no forward derivative, it is the derivative of the reverse one, which is linear in what is
+    pulled back: three passes in place of one.
+    """
+    with warnings.catch_warnings():
+        # the first call in a process compiles torch's decompositions with the deprecated torch.jit.script
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        try:
+            value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
+        except NotImplementedError:
+            value, pull, *_ = torch.func.vjp(fn, point)
+            push = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1]
+            (slope,) = push(direction)
+        return value, slope
+
 
 Root = Callable[[Tensor], Tensor]
 
@@ -83,7 +317,7 @@ class NetworkJacobian:
             self.unsupported, self.layers = ["a layer whose parameters are also used elsewhere"], []
 
     def factors(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, list[Factors]]:
-        """Outputs (N, width) and every layer's factors, see :class:`pyrobnn.inference.curvature.layers.Capture`."""
+        """Outputs (N, width) and every layer's factors, see :class:`pyrobnn.inference.curvature.jacobian.Capture`."""
         params = {name.removeprefix(NET): value for name, value in self.params.items()}
         return Capture(self.model.eval_net, params, self.layers).factors(x, root=root)
 

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.curvature.blocks import (
+from pyrobnn.inference.curvature.gaussian import (
     Block,
     DenseBlock,
     DiagBlock,
     KronBlock,
     diagonal_output_covariance,
 )
-from pyrobnn.inference.curvature.forward import jvp
-from pyrobnn.inference.curvature.jacobian import NetworkJacobian
-from pyrobnn.inference.curvature.layers import Factors
+from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
 from pyrobnn.likelihoods import averages
 
 

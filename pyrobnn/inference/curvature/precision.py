@@ -15,15 +15,13 @@ from torch import Tensor
 from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding
-from pyrobnn.inference.curvature.blocks import Block, DenseBlock, DiagBlock
-from pyrobnn.inference.curvature.ggn import DiagCurvature, KronCurvature, ggn
+from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
+from pyrobnn.inference.curvature.ggn import DataRoot, DiagCurvature, KronCurvature, check_finite, ggn, name_of
 from pyrobnn.inference.curvature.held_out import hold_out
 from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.mode import Centre
-from pyrobnn.inference.curvature.output import DataRoot
 from pyrobnn.inference.curvature.prior import prior_precision, with_precision
-from pyrobnn.inference.curvature.resolution import check_finite, name_of
 from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
