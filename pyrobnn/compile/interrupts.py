@@ -26,7 +26,10 @@ def raised_by_handlers() -> Iterator[None]:
     changed: dict[signal.Signals, tuple[Any, Any]] = {}
     if threading.current_thread() is threading.main_thread():
         for number in signal.Signals:
-            if callable(handler := signal.getsignal(number)):
+            handler = signal.getsignal(number)
+            if callable(handler) and not hasattr(
+                handler, "carries"
+            ):  # else one around this has taken it over
                 changed[number] = handler, _carrying(handler)
                 signal.signal(number, changed[number][1])
     try:
@@ -46,4 +49,5 @@ def _carrying(handler: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             raise _Raised(error) from None
 
+    handle.carries = True  # type: ignore[attr-defined]
     return handle
