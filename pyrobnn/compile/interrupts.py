@@ -27,9 +27,8 @@ def raised_by_handlers() -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         for number in signal.Signals:
             handler = signal.getsignal(number)
-            if callable(handler) and not hasattr(
-                handler, "carries"
-            ):  # else one around this has taken it over
+            # of one that carries already, a call around this one will take the exception out
+            if callable(handler) and not hasattr(handler, "carries"):
                 changed[number] = handler, _carrying(handler)
                 signal.signal(number, changed[number][1])
     try:

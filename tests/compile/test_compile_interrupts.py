@@ -90,3 +90,15 @@ def test_a_handler_that_sets_another_has_its_way():
         signal.raise_signal(signal.SIGALRM)
     assert signal.getsignal(signal.SIGALRM) is other
     signal.signal(signal.SIGALRM, before)
+
+
+def test_one_inside_of_another_leaves_the_exception_to_the_outer_one(alarm):
+    def swallowing():
+        try:
+            with raised_by_handlers():
+                signal.raise_signal(signal.SIGALRM)
+        except Exception:
+            pytest.fail("taken for another's between the two")
+
+    with pytest.raises(Alarm), raised_by_handlers():
+        swallowing()

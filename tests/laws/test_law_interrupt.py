@@ -171,28 +171,6 @@ def test_an_interrupted_run_with_a_checkpoint_goes_on_to_the_same_draws(moment, 
     assert not again.meta["interrupted"]
 
 
-class Alarm(RuntimeError):
-    """What a user's handler of an alarm raises; of a type that a search for another way may catch."""
-
-
-@pytest.mark.parametrize("moment", [0.6, *(pytest.param(m, marks=pytest.mark.slow) for m in (0.0, 0.3, 0.9))])
-@pytest.mark.parametrize("name", METHODS)
-def test_an_alarm_ends_a_fit_at_once_as_what_its_handler_raised(name, moment, monkeypatch):
-    def ring(number, frame):
-        raise Alarm
-
-    _, calls = whole(name)
-    before = signal.signal(signal.SIGALRM, ring)
-    monkeypatch.setattr(Tripwire, "number", signal.SIGALRM)
-    try:
-        with pytest.raises(Alarm):
-            fit(name, max(1, round(moment * calls)))
-        assert signal.getsignal(signal.SIGALRM) is ring
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert Tripwire.fired == 1 and Tripwire.calls == max(1, round(moment * calls))
-
-
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"NUTS-pyro"}))
 def test_an_interrupt_from_a_callback(name):
     def press(step, metrics):
