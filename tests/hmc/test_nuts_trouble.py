@@ -20,7 +20,7 @@ from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.chain_findings import MIN_BFMI, run_findings
-from pyrobnn.inference.hmc.delayed_interrupt import delayed_interrupt
+from pyrobnn.inference.hmc.delayed_interrupt import DelayedInterrupt
 from pyrobnn.inference.hmc.draws import Draws
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.nuts import NUTS
@@ -353,12 +353,12 @@ def test_ctrl_c_in_the_warm_up_writes_the_checkpoint_at_once_and_later_keeps_the
 def test_ctrl_c_within_a_step_waits_for_its_end_and_a_second_one_does_not():
     done = []
     with pytest.raises(KeyboardInterrupt):
-        with delayed_interrupt():
+        with DelayedInterrupt() as interrupts, interrupts.changing():
             signal.raise_signal(signal.SIGINT)
             done.append("step")
     assert done == ["step"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt):
-        with delayed_interrupt():
+        with DelayedInterrupt() as interrupts, interrupts.changing():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append("never")

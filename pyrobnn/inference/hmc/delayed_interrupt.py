@@ -7,27 +7,44 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 
-@contextlib.contextmanager
-def delayed_interrupt() -> Iterator[None]:
-    """A Ctrl-C inside takes effect at the end of the block, a second one at once; in the main thread."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+class DelayedInterrupt:
+    """The context of a run whose state changes in place; in the main thread, elsewhere it does nothing.
+
+    Within :meth:`changing` a Ctrl-C takes effect at the end, a second one at once.
+
+    Attributes: ``cut``, whether an exception has cut a change in two.
+    """
+
+    def __init__(self) -> None:
+        self.cut = self._waiting = False
+        self._before: Any = None
+
+    def __enter__(self) -> DelayedInterrupt:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.cut and not self._waiting:
+            self._waiting = True
+        else:
+            self._before(number, frame)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change of the state."""
+        self.cut = True
         yield
-        return
-    seen = False
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        if seen:
-            before(number, frame)
-        seen = True
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if seen:
-        before(signal.SIGINT, None)
+        self.cut = False
+        if self._waiting:
+            self._waiting = False
+            self._before(signal.SIGINT, None)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.hmc import checkpoint, metric
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
 from pyrobnn.inference.hmc.capture import Replayed
-from pyrobnn.inference.hmc.delayed_interrupt import delayed_interrupt
+from pyrobnn.inference.hmc.delayed_interrupt import DelayedInterrupt
 from pyrobnn.inference.hmc.draw_file import DrawFile
 from pyrobnn.inference.hmc.draws import Draws, Progress, progress
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
@@ -94,7 +93,7 @@ class Run:
         self.history: list[list[float]] = []
         self._advance: Callable[[int], None] | None = None
         self.compile_seconds, self.mode = 0.0, "eager"
-        self._changing = False  # the state: an interrupt may have cut the change in two
+        self._interrupts = DelayedInterrupt()
 
     # -- beginning, saving, resuming ---------------------------------------------------------------------------------
 
@@ -168,9 +167,10 @@ class Run:
         """
         self.prepare()
         try:
-            return self._sample(num_draws, look, enough, save)
+            with self._interrupts:
+                return self._sample(num_draws, look, enough, save)
         except KeyboardInterrupt:
-            if self._changing:  # a second one
+            if self._interrupts.cut:  # a second one
                 raise
             if save is not None:
                 self._save(*save[:2])
@@ -188,7 +188,7 @@ class Run:
         while True:
             warming = self.phase < len(self.plan)
             wanted = self.plan[self.phase][0] if warming else num_draws
-            with self._whole():
+            with self._interrupts.changing():
                 self.advance(self.every)
                 if self.file is not None and not warming:
                     if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
@@ -200,11 +200,11 @@ class Run:
             stop = look is not None and look(progress(self, warming, count, wanted))
             if warming and stop and (plan := truncate(self.plan, self.phase, count)):
                 self.plan, self.most = plan, None
-                with self._whole():
+                with self._interrupts.changing():
                     self._next_phase()
                 self.unfinished = "; ".join(filter(None, ["its time was spent", self.unfinished]))
             elif count >= wanted and warming:
-                with self._whole():
+                with self._interrupts.changing():
                     self._next_phase()
             elif not warming:
                 if count >= next_check and enough is not None and count < wanted:
@@ -220,14 +220,6 @@ class Run:
         if self.file is not None:
             self.file.flush()
         checkpoint.write(path, fingerprint, self.tensors())
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """A change of the state that Ctrl-C does not cut in two; a second Ctrl-C does."""
-        with delayed_interrupt():
-            self._changing = True
-            yield
-            self._changing = False
 
     def advance(self, num: int) -> None:
         """Take ``num`` leapfrogs with every chain, without looking."""
