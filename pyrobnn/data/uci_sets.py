@@ -116,9 +116,8 @@ def _read(folder: Path) -> Dataset:
 def _integers(folder: Path, file: str, below: int) -> np.ndarray:
     if not (folder / file).is_file():
         raise ValueError(f"there is no file {file} in {folder}")
-    values = np.array((folder / file).read_text().split(), dtype=float).astype(
-        int
-    )  # some are written as floats
+    words = (folder / file).read_text(encoding="utf-8").split()
+    values = np.array(words, dtype=float).astype(int)  # some are written as floats
     if not values.size or values.min() < 0 or values.max() >= below:
         raise ValueError(f"{folder / file} must hold numbers of 0 … {below - 1}: they count from 0")
     return values
