@@ -1,4 +1,4 @@
-"""Whether a posterior can be believed: evidence, thresholds and next actions, from a DataTree alone.
+"""Whether a posterior can be believed: evidence, limits and next actions, from a DataTree alone.
 
 `diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
 DataTrees: `convergence`, `importance` and `corrected_moments`, `loo`, `compare` and `refit_points`, `score`,

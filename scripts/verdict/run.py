@@ -1,4 +1,4 @@
-"""How often a verdict cries wolf, and how often it lets one pass: exact posterior draws, healthy and planted faults.
+"""How often a verdict raises a false alarm, and how often it misses a fault: exact draws, healthy and planted faults.
 
     python scripts/verdict/run.py --healthy 60 --sick 6
     python scripts/verdict/run.py --net-healthy 4 --net-sick 1
