@@ -12,9 +12,9 @@ from typing import Any
 class _Raised(BaseException):
     """Carries a handler's exception past every ``except Exception``, of torch's compiler above all."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, number: int) -> None:
         super().__init__(error)
-        self.error = error
+        self.error, self.number = error, number
 
 
 @contextlib.contextmanager
@@ -34,6 +34,8 @@ def raised_by_handlers() -> Iterator[None]:
     try:
         yield
     except _Raised as carried:
+        if carried.number not in changed:
+            raise
         raise carried.error from carried.error.__cause__
     finally:
         for number, (handler, ours) in changed.items():
@@ -46,7 +48,7 @@ def _carrying(handler: Callable[..., Any]) -> Callable[..., Any]:
         try:
             handler(number, frame)
         except Exception as error:
-            raise _Raised(error) from None
+            raise _Raised(error, number) from None
 
     handle.carries = True  # type: ignore[attr-defined]
     return handle

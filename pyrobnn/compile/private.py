@@ -101,17 +101,17 @@ class Tracer:
     @classmethod
     def active(cls) -> Tracer | None:
         """None where nothing is traced, or this torch does not say so."""
-        place, functorch = "torch.fx.experimental.proxy_tensor.", "torch._C._functorch."
-        mode = find(f"{place}get_proxy_mode")
+        mode = find("torch.fx.experimental.proxy_tensor.get_proxy_mode")
         mode = None if mode is None else mode()
         if mode is None:
             return None
-        names = [
-            f"{place}disable_proxy_modes_tracing",
-            f"{place}has_proxy_slot",
+        names = (
+            "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",
+            "torch.fx.experimental.proxy_tensor.has_proxy_slot",
             "torch._C._DisableFuncTorch",
-        ]
-        names += [f"{functorch}is_functorch_wrapped_tensor", f"{functorch}get_unwrapped"]
+            "torch._C._functorch.is_functorch_wrapped_tensor",
+            "torch._C._functorch.get_unwrapped",
+        )
         found = [find(name) for name in names]
         return None if None in found else cls(mode, found)
 
