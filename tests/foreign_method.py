@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import torch
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, whole
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, run_subfit
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
@@ -42,7 +42,7 @@ class StudentT(Method):
         search = pb.MAP(num_steps=self.num_steps, polish_steps=20, compile=self.compile)
         options = {"seed": run.seed, "init": run.init, "device": problem.device}
         options |= {"callbacks": run.callbacks, "progress": run.progress}
-        mode = whole(lambda: search.fit(model, x, y, **options), "StudentT")
+        mode = run_subfit(lambda: search.fit(model, x, y, **options), "StudentT")
         points = {name: mode.draws[name][0, 0] for name in mode.meta["point_sites"]}
         density = pb.Density(problem.density.program, problem.density.args, points="held", values=points)
         loc = density.unconstrain({site.name: mode.draws[site.name][0, 0] for site in density.sites})

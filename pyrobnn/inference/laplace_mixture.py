@@ -24,7 +24,7 @@ from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.fitting.watch import Continued, end_of
+from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, NET
@@ -124,7 +124,7 @@ class LaplaceMixture(Method):
         notes: list[Finding | str] = []
         found = []
         for start in range(self.num_modes):
-            told = [Continued(callback, start * self.num_steps) for callback in run.callbacks]
+            told = [OffsetCallback(callback, start * self.num_steps) for callback in run.callbacks]
             found.append(
                 self._mode(
                     model, x, y, seed * self.num_modes + start, notes, problem.device, told, run.progress

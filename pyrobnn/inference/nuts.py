@@ -19,7 +19,7 @@ from pyrobnn.inference.fitting.problem import (
     launches,
     make_posterior,
     prepare,
-    whole,
+    run_subfit,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import Need, Sizes
@@ -240,7 +240,7 @@ class NUTS(Method):
             check_proper(density)
         if run.init is None and self.init == "map":
             search = MAP(num_steps=500, polish_steps=0, compile=self.compile)
-            found = whole(lambda: search.fit(model, x, y, seed=run.seed, device=device), "NUTS")
+            found = run_subfit(lambda: search.fit(model, x, y, seed=run.seed, device=device), "NUTS")
             run = replace(run, init=found, notes=tuple(of_meta(found.meta)))
         held = None if run.init is None else start_values(model, run.init)
         return prepare(model, x, y, points="held", device=device, values=held), run

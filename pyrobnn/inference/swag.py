@@ -21,7 +21,7 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.snapshot import snapshot
-from pyrobnn.inference.fitting.watch import Retold
+from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
@@ -321,7 +321,7 @@ class _SGD:
                 log_every=self.every,
                 compile=method.compile,
             ),
-            callbacks=(collect, *(Retold(callback, retold) for callback in self.run.callbacks)),
+            callbacks=(collect, *(MappedCallback(callback, retold) for callback in self.run.callbacks)),
             snapshot=lambda theta: theta,
             progress=self.run.progress,
             name=type(method).__name__,

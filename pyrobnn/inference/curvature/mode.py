@@ -20,8 +20,8 @@ from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.memory import require
-from pyrobnn.inference.fitting.problem import Callback, Problem, whole
-from pyrobnn.inference.fitting.watch import Retold
+from pyrobnn.inference.fitting.problem import Callback, Problem, run_subfit
+from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
@@ -155,9 +155,9 @@ def find_centre(
     notes: Sequence[Finding | str] = ()
     if init is None:
         model, x, y = source
-        told = [Retold(callback, partial(_in_units, problem)) for callback in callbacks]
+        told = [MappedCallback(callback, partial(_in_units, problem)) for callback in callbacks]
         fit = partial(search.fit, seed=seed, device=problem.device, callbacks=told, progress=progress)
-        mode = whole(lambda: fit(model, x, y), "Laplace")
+        mode = run_subfit(lambda: fit(model, x, y), "Laplace")
         values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, of_meta(mode.meta)
     elif problem.is_bnn:
         for site in density.sites:

@@ -279,7 +279,7 @@ def interruption(method: Any, done: int, asked: int, what: str, checkpoint: Any 
     return Finding("interrupted", values | ({} if checkpoint is None else {"checkpoint": str(checkpoint)}))
 
 
-def whole(search: Callable[[], Posterior], owner: str) -> Posterior:
+def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
     """The result of a fit that another one begins with.
 
     What it has to report is in its ``meta``, for the other to report (:func:`pyrobnn.findings.of_meta`).

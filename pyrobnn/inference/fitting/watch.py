@@ -18,7 +18,7 @@ def end_of(callback: Callback) -> Callable[[], object]:
     return getattr(callback, "end", lambda: None)
 
 
-class Retold:
+class MappedCallback:
     """A callback of the user's that is told what ``change`` makes of the metrics."""
 
     def __init__(self, callback: Callback, change: Callable[[Mapping[str, Any]], dict[str, Any]]):
@@ -28,7 +28,7 @@ class Retold:
         return self._callback(step, self._change(metrics))
 
 
-class Continued:
+class OffsetCallback:
     """A callback of the user's that is told the steps of a run as those after ``before`` others, and of no end."""
 
     def __init__(self, callback: Callback, before: int):

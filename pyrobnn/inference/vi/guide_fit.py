@@ -21,7 +21,7 @@ from pyrobnn.inference.fitting.net import rows_together
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.ranks import ranks
-from pyrobnn.inference.fitting.watch import Continued, end_of
+from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.optim.unfinished import falling
@@ -102,12 +102,12 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     first = replace(config, guide="mean_field", num_steps=num_steps)
     plain = GuideFit(first, problem, run.init, run.seed, owner=config)
     try:
-        told = [Continued(callback, 0) for callback in callbacks]
+        told = [OffsetCallback(callback, 0) for callback in callbacks]
         result = plain.train(told, run.progress, "SVI, mean-field first")
         result = replace(result, asked=num_steps + config.num_steps)
         if result.stopped not in ("callback", "interrupt"):
             fitted.begin_at(plain, result)
-            told = [Continued(callback, result.num_steps) for callback in callbacks]
+            told = [OffsetCallback(callback, result.num_steps) for callback in callbacks]
             try:
                 end = fitted.train(told, run.progress)
                 return fitted.posterior(end.params, num_draws, end)
