@@ -13,9 +13,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from scipy import fft
-from scipy.special import ndtri
-from scipy.stats import rankdata
 
 #: R-hat that every quantity of converged chains has at most (Vehtari et al., 2021, section 4)
 RHAT_LIMIT = 1.01
@@ -108,6 +105,9 @@ def _of_each(statistic: Callable[[np.ndarray], np.ndarray], draws: Any) -> np.nd
 
 def _normal_scores(chains: np.ndarray) -> np.ndarray:
     """Normal quantiles (Blom, 1958) of the ranks of each quantity (quantity, chain, draw), ties at their mean rank."""
+    from scipy.special import ndtri  # late: a fit that asks for no R-hat does without SciPy
+    from scipy.stats import rankdata
+
     flat = chains.reshape(len(chains), -1)
     order = np.argsort(flat, axis=1)
     ordered = np.take_along_axis(flat, order, axis=1)
@@ -150,6 +150,8 @@ def _initial_monotone(chains: np.ndarray) -> np.ndarray:
 
 def _autocorrelation(chains: np.ndarray) -> np.ndarray:
     """At every lag, of chains (quantity, chain, draw) that are told apart by their means; (quantity, draw)."""
+    from scipy import fft
+
     _, num_chains, num_draws = chains.shape
     means, length = chains.mean(axis=2), fft.next_fast_len(2 * num_draws)
     spectrum = fft.rfft(chains - means[:, :, None], n=length, axis=2)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import ClassVar
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from pyrobnn.checks import Refused, check_count, check_number
@@ -359,5 +358,7 @@ def student_interval(islands: Tensor, level: float = 0.95) -> list[float] | None
     error = standard_error(islands)
     if error is None:
         return None
+    from scipy import stats
+
     width = float(stats.t.ppf(0.5 + level / 2, len(islands) - 1)) * error
     return [_mean(islands) - width, _mean(islands) + width]
