@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyrobnn.lazy import late_names
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from pyrobnn import callbacks as callbacks
