@@ -31,11 +31,14 @@ class Finding:
 
 def of_meta(meta: Mapping[str, Any]) -> list[Finding | str]:
     """What a fit has kept in its ``meta``: its findings, and the sentences that have no code."""
-    found = [
-        Finding(each["code"], {k: v for k, v in each.items() if k != "code"}) for each in meta["findings"]
-    ]
+    found = findings(meta["findings"])
     known = set(map(str, found))
     return [*found, *(text for text in meta["warnings"] if text not in known)]
+
+
+def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Findings of what ``meta["findings"]`` holds."""
+    return [Finding(each["code"], {k: v for k, v in each.items() if k != "code"}) for each in kept]
 
 
 def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:

@@ -125,6 +125,11 @@ def read(argv: Sequence[str], command: str) -> Config:
     for label, (name, options) in methods.items():
         shorter = METHODS[name].quick if early.quick and written.get("quick") is not True else {}
         written[_key(label)] = {key: value for key, value in options.items() if key not in shorter}
+    for word in words:
+        # of an option that is no method the parser would make a value with parts
+        of = re.match(r"--([\w-]+)\.", word)
+        if of and _key(of[1]) not in map(_key, methods):
+            raise ValueError(_with_hint(f"unrecognized arguments: {word}", parser))
     try:
         namespace = parser.parse_object(_with_lists(written))
         # jsonargparse has a print_config of its own, of another layout

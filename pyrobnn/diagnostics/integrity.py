@@ -9,6 +9,7 @@ from scipy.spatial import cKDTree
 
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.verdict import Found, Status
+from pyrobnn.findings import findings
 from pyrobnn.groups import (
     CONSTANT_DATA,
     FUNCTION,
@@ -23,6 +24,7 @@ from pyrobnn.groups import (
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
+from pyrobnn.wording.fits import QUESTIONS
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR_PREDICTIVE, OBSERVED_DATA, PREDICTIONS, HELD_OUT, GRID)
@@ -78,10 +80,17 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     temperature = evidence.number("temperature", 1.0)
     if temperature != 1.0:
         return Found("warn", temperature, "tempered", limit=1.0)
-    notes = evidence.json("warnings")
-    notes = [str(note) for note in notes] if isinstance(notes, list) else []
+    notes = _about_draws(evidence)
     numbers = {"first": notes[0].rstrip(".") if notes else ""}
     return Found("warn", float(len(notes)), "fit_warned", numbers, 0.0) if notes else None
+
+
+def _about_draws(evidence: Evidence) -> list[str]:
+    """What the fit has found of its draws, by the codes of its findings; all of its warnings where it keeps none."""
+    found, told = evidence.json("findings"), evidence.json("warnings")
+    if not isinstance(found, list):
+        return [str(note) for note in told] if isinstance(told, list) else []
+    return [str(each) for each in findings(found) if each.code in QUESTIONS["draws"]]
 
 
 def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyrobnn.checks import as_tensor, check_choice, check_count
-from pyrobnn.findings import Finding
+from pyrobnn.findings import Finding, as_json
 from pyrobnn.groups import SAMPLE_STATS
 from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
 from pyrobnn.inference.method import METHODS, check_call
@@ -175,12 +175,12 @@ def _fit_by_rows(
                 "to every rank, which takes its part of each batch by itself"
             )
         posterior = method.fit(model, x, y, **options)
-    notes = posterior.meta["warnings"]
+    meta = posterior.meta | {"num_ranks": shared.count, "shared": "rows"}
     if not _alike([float(value.double().sum()) for value in posterior.draws.values()], shared.count):
         differ = Finding("ranks_differ", {"count": shared.count})
         warnings.warn(str(differ), UserWarning, stacklevel=3)
-        notes = [*notes, str(differ)]
-    meta = {**posterior.meta, "num_ranks": shared.count, "shared": "rows", "warnings": notes}
+        meta["warnings"] = [*meta["warnings"], str(differ)]
+        meta["findings"] = [*meta["findings"], *as_json([differ])]
     return dataclasses.replace(posterior, meta=meta)
 
 
@@ -336,11 +336,13 @@ def _joined(
         name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in posterior.meta["timings"]
     }
     notes = [f"rank {rank}: {note}" for rank, meta in enumerate(metas) for note in meta["warnings"]]
+    found = [each for meta in metas for each in meta["findings"]]
+    joined = {"seed": seed, "num_ranks": len(metas), "timings": timings, "warnings": notes, "findings": found}
     return dataclasses.replace(
         posterior,
         draws={name: cat(name, "draws") for name in sorted(posterior.draws)},
         sample_stats={name: cat(name, SAMPLE_STATS) for name in sorted(posterior.sample_stats)},
-        meta={**posterior.meta, "seed": seed, "num_ranks": len(metas), "timings": timings, "warnings": notes},
+        meta={**posterior.meta, **joined},
     )
 
 

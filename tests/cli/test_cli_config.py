@@ -158,6 +158,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, 
     [
         (["--methods", "nuts", "--nuts.num_warmup", "-5"], "nuts: 'num_warmup' must be at least 0, got -5"),
         (["--methods", "svi", "--nuts.num_warmup", "5"], "name the method in --methods"),
+        (["--methods", "svi", "--methods.num_steps", "5"], "did you mean 'svi.num_steps'?"),
         (["--methods", "nuts", "--nuts.num_warmups", "5"], "did you mean 'nuts.num_warmup'?"),
         (
             ["--methods", "svi", "--svi.kl", "cl"],

@@ -12,8 +12,10 @@ from models import normal_prior, toy_net
 from test_contract import METHODS, NO_POINTS, X, Y, num_draws
 
 import pyrobnn as pb
+from pyrobnn.findings import Finding, as_json
 from pyrobnn.inference.mc_dropout import CAVEAT
 from pyrobnn.inference.optim.minimize import Result
+from pyrobnn.wording.fits import QUESTIONS, SENTENCES
 
 HELD = "no data have touched"
 
@@ -93,13 +95,24 @@ def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypat
         assert not [text for text in said if HELD in text]  # the mode has fitted the noise
 
 
-def test_the_verdict_says_what_the_fit_said():
+def test_every_code_has_one_question():
+    assert sorted(code for codes in QUESTIONS.values() for code in codes) == sorted(SENTENCES)
+
+
+def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
     posterior, _ = told(METHODS["SVI"], model_of(0.2), X, Y, num_draws=6)
-    noted = dataclasses.replace(
-        posterior, meta=posterior.meta | {"warnings": ["the noise is too small.", "b"]}
-    )
-    verdict = pb.diagnose(noted.to_datatree(X, Y))
-    found = next(check for check in verdict.checks if check.code == "fit_warned")
-    assert found.status == "warn" and found.value == 2.0 and "the noise is too small" in found.evidence
-    quiet = dataclasses.replace(posterior, meta=posterior.meta | {"warnings": []})
-    assert not any(c.code == "fit_warned" for c in pb.diagnose(quiet.to_datatree(X, Y)).checks)
+
+    def warned(**kept):
+        meta = {name: value for name, value in posterior.meta.items() if name != "findings"} | kept
+        checks = pb.diagnose(dataclasses.replace(posterior, meta=meta).to_datatree(X, Y)).checks
+        return next((check for check in checks if check.code == "fit_warned"), None)
+
+    rounded = Finding("prior_averaged")
+    others = [Finding("loader_repeats", {"drawn": 8, "size": 4}), Finding("one_island")]
+    found = warned(findings=as_json([*others, rounded]), warnings=[*map(str, others), str(rounded)])
+    assert found.status == "warn" and found.value == 1.0 and str(rounded) in found.evidence
+    assert warned(findings=as_json(others), warnings=list(map(str, others))) is None
+    # a file of 0.2.0 holds sentences alone
+    found = warned(warnings=["the noise is too small.", "b"])
+    assert found.value == 2.0 and "the noise is too small" in found.evidence
+    assert warned(warnings=[]) is None
