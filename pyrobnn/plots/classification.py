@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,8 +26,8 @@ from pyrobnn.plots.style import (
 )
 
 
-def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
-    r"""Accuracy against confidence in bins of equal count, with ±2 binomial standard errors, and the ECE.
+def reliability(trees: Trees) -> Figure:
+    r"""Accuracy against confidence in ten bins of equal count, with ±2 binomial standard errors, and the ECE.
 
     .. math:: \mathrm{ECE} = \sum_b \tfrac{n_b}{n} \, |\mathrm{acc}_b - \mathrm{conf}_b|
 
@@ -38,20 +37,14 @@ def reliability(trees: Trees, *, num_bins: int = 10) -> Figure:
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with ``predictions.probs`` and labels.
-        num_bins: number of bins, at least 2.
 
     Returns:
         A figure with one panel per tree.
-
-    Raises:
-        ValueError: if ``num_bins`` is below 2.
     """
-    if num_bins < 2:
-        raise ValueError(f"'num_bins' is {num_bins}; expected at least 2, e.g. 10.")
 
     def draw(ax: Axes, evidence: Evidence, points: ClassPoints) -> None:
         confidence = points.probs.max(1)
-        ece, table = expected_calibration_error(confidence, points.correct, num_bins=num_bins)
+        ece, table = expected_calibration_error(confidence, points.correct)
         claimed, accuracy, count = table.T
         # the standard error of a calibrated bin, so that a bin without errors does not claim certainty
         error = 2 * np.sqrt(claimed * (1 - claimed) / count)
@@ -95,24 +88,20 @@ def entropy_split(trees: Trees) -> Figure:
                 # a hundredth of a nat at least: the epistemic entropy of a point is zero but for rounding
                 edges = np.linspace(0, max(float(values.max()), 1e-2) * 1.02, 25)
                 right, wrong = values[points.correct], values[~points.correct]
-                if right.size:
-                    filled: dict[str, Any] = {
-                        "color": colour,
-                        "alpha": 0.45,
-                        "label": f"right ({right.size})",
-                    }
-                    ax.hist(right, bins=edges, density=True, histtype="stepfilled", **filled)
-                if wrong.size:
-                    outlined: dict[str, Any] = {"color": ALERT, "lw": 1.3, "label": f"wrong ({wrong.size})"}
-                    ax.hist(wrong, bins=edges, density=True, histtype="step", **outlined)
+                for some, label, look in (
+                    (right, "right", {"color": colour, "alpha": 0.45, "histtype": "stepfilled"}),
+                    (wrong, "wrong", {"color": ALERT, "lw": 1.3, "histtype": "step"}),
+                ):
+                    if some.size:
+                        ax.hist(some, edges, density=True, label=f"{label} ({some.size})", **look)
                 ax.set(yticks=[], ylabel=name, ylim=(0, 1.45 * ax.get_ylim()[1]))  # the legend lies above
                 ax.legend(loc="upper right")
             pair[1].set_xlabel("entropy (nats)")
         return figure
 
 
-def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
-    """The items that a model is least sure about: class probabilities as bars, and the image where x is one.
+def most_uncertain(trees: Trees) -> Figure:
+    """The eight items that a model is least sure about: class probabilities as bars, and the image where x is one.
 
     Ordered by epistemic entropy (or by the entropy of the mean prediction where that is missing or next to nothing).
     The true class has a dark outline. Inputs with a square number of features, 64 or more, are shown as images.
@@ -120,7 +109,6 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
     Args:
         trees: one DataTree or a mapping from label to DataTree, with ``predictions.probs`` and labels; only
             the first tree that has them is drawn.
-        num_items: how many items.
 
     Returns:
         A figure with one row of bars, and a row of images above it where x is one.
@@ -132,7 +120,7 @@ def most_uncertain(trees: Trees, *, num_items: int = 8) -> Figure:
             empty_panel(axes[0, 0], "no class probabilities with known labels")
             return figure
         label, points = found
-        order = _by_doubt(points)[:num_items]
+        order = _by_doubt(points)[:8]
         names = class_names(gather(trees)[label], points.probs.shape[1])
         images = _as_images(points)
         figure, axes = panels(

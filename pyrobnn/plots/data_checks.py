@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ from pyrobnn.plots.style import (
 MAX_DATA, MAX_PLACES, MAX_INPUTS, MAX_CLASSES, MAX_COUNTS = 2000, 60, 12, 100, 25
 
 
-def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int = 12) -> Figure:
-    """Density of the observed outcomes (dark) beside that of data sets that the posterior makes (blue).
+def posterior_predictive(trees: Trees, *, output: int = 0) -> Figure:
+    """Density of the observed outcomes (dark) beside that of twelve data sets that the posterior makes (blue).
 
     Kernel densities by ArviZ, of at most 2000 evenly spaced data; limits hold 99 % of all replicates. Of classes,
     and of counts with few values, the share of each value: 50 and 95 % of the data sets that the posterior makes. It
@@ -60,7 +61,6 @@ def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int =
     Args:
         trees: one DataTree or a mapping from label to DataTree, with ``posterior_predictive`` and ``observed_data``.
         output: which output to draw.
-        num_replicates: how many replicated data sets.
 
     Returns:
         A figure with one panel per tree.
@@ -72,7 +72,7 @@ def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int =
         if _frequencies(ax, draws, y, evidence):
             return
         keep = evenly(len(y), MAX_DATA)
-        for replicate in draws[np.ix_(evenly(len(draws), num_replicates), keep)]:
+        for replicate in draws[np.ix_(evenly(len(draws), 12), keep)]:
             _density(ax, replicate, color=EPISTEMIC, lw=0.6, alpha=0.45)
         _density(ax, y[keep], color=INK, lw=1.6)
         low, high = np.quantile(draws[:, keep], (0.005, 0.995))
@@ -80,14 +80,8 @@ def posterior_predictive(trees: Trees, *, output: int = 0, num_replicates: int =
         ax.set(xlim=(min(low, y.min()) - margin, max(high, y.max()) + margin), yticks=[])
         ax.set_ylim(bottom=0)
 
-    return one_each(
-        trees,
-        lambda evidence: replicates(evidence, whole=True),
-        draw,
-        "no replicates of the training data",
-        size=(3.0, 2.2),
-        sharex=True,
-    )
+    missing, read = "no replicates of the training data", partial(replicates, whole=True)
+    return one_each(trees, read, draw, missing, size=(3.0, 2.2), sharex=True)
 
 
 def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence) -> bool:
@@ -217,10 +211,6 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
         A figure with one panel per tree.
     """
 
-    def read(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-        found = expected(evidence)
-        return found if found is not None and found[0].size and found[1].size else None
-
     def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
         classes = has_classes(evidence)
         prior, posterior = (_confidence(each) if classes else each[..., output] for each in found)
@@ -246,7 +236,7 @@ def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
         ax.set_ylabel("P(likeliest class)" if classes else name)
 
     missing = "no functions of the prior in this tree"
-    return one_each(trees, read, draw, missing, size=(3.4, 2.6), sharey=True)
+    return one_each(trees, expected, draw, missing, size=(3.4, 2.6), sharey=True)
 
 
 def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -263,7 +253,7 @@ def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
         )
     if prior is None or posterior is None or prior.shape[1:] != posterior.shape[1:]:
         return None
-    return prior, posterior
+    return (prior, posterior) if prior.size and posterior.size else None
 
 
 def _confidence(f: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,6 @@ def predictive_bands(
     trees: Trees,
     *,
     output: int = 0,
-    num_functions: int = 8,
     xlim: tuple[float, float] | None = None,
     ylim: tuple[float, float] | None = None,
 ) -> Figure:
@@ -64,15 +65,14 @@ def predictive_bands(
               + \underbrace{\operatorname{Var}_s[\mu_s]}_{\text{epistemic}}
 
     The blue inner band is mean ± 1.96 epistemic sd (doubt about the function), the sand outer band adds the
-    noise; the strip below shows both sds, and the ratio of the epistemic sd in the widest gap of the data to
-    its median at the data. The bands take the predictive to be Gaussian; a skewed or bimodal one is not
-    symmetric.
+    noise, thin lines are eight posterior functions. The strip below shows both sds, and the ratio of the epistemic sd
+    in the widest gap of the data to its median at the data. The bands take the predictive to be Gaussian; a skewed or
+    bimodal one is not symmetric.
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with the groups ``grid`` and
             ``constant_data``.
         output: which output to draw.
-        num_functions: how many posterior functions to draw as thin lines.
         xlim, ylim: limits in original units; all panels share them either way.
 
     Returns:
@@ -81,11 +81,7 @@ def predictive_bands(
     trees = gather(trees)
     with style():
         figure, axes = panels(
-            len(trees),
-            rows_per_panel=(3.2, 1.0),
-            size=(3.5, 3.4),
-            sharex=True,
-            sharey=True,
+            len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True
         )
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(label)
@@ -94,7 +90,7 @@ def predictive_bands(
                 empty_panel(main, "no grid of predictions (1-D input only)")
                 strip.set_axis_off()
                 continue
-            _bands(main, strip, evidence, x.values.reshape(-1), mean, output, num_functions)
+            _bands(main, strip, evidence, x.values.reshape(-1), mean, output)
         low, high = _outcome_range(trees, output) if ylim is None else ylim
         if np.isfinite([low, high]).all() and low < high:
             axes[0, 0].set_ylim(low, high)
@@ -105,23 +101,13 @@ def predictive_bands(
         for ax in axes.flat:
             handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         if handles:
-            figure.legend(
-                list(handles.values()),
-                list(handles),
-                loc="outside lower center",
-                ncols=min(4, 2 * len(trees)),
-            )
+            columns = min(4, 2 * len(trees))
+            figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
         return figure
 
 
 def _bands(
-    main: Axes,
-    strip: Axes,
-    evidence: Evidence,
-    x: np.ndarray,
-    means: xr.DataArray,
-    output: int,
-    num_functions: int,
+    main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int
 ) -> None:
     mean, zero = _output(means, output), xr.zeros_like(means)
     sds = []
@@ -131,9 +117,8 @@ def _bands(
     epistemic, aleatoric = sds
     bands(main, x, mean, epistemic, np.hypot(*sds))
     functions = evidence.variable(GRID, "f_draws")
-    if functions is not None and num_functions > 0:
-        chosen = evenly(functions.sizes["grid_draw"], num_functions)
-        for draw in _output(functions, output)[chosen]:
+    if functions is not None:
+        for draw in _output(functions, output)[evenly(functions.sizes["grid_draw"], 8)]:
             main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
     inputs, outcomes = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(OBSERVED_DATA, "y")
     if inputs is not None and outcomes is not None:
@@ -161,10 +146,8 @@ def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, floa
     """Limits that hold data, truth and most of each band: one wild method must not flatten the rest."""
     low, high, data = [], [], []
     for evidence in trees.values():
-        mean, variances = (
-            evidence.variable(GRID, "mean"),
-            [evidence.variable(GRID, f"{k}_var") for k in ("aleatoric", "epistemic")],
-        )
+        mean = evidence.variable(GRID, "mean")
+        variances = [evidence.variable(GRID, f"{kind}_var") for kind in ("aleatoric", "epistemic")]
         if mean is None or mean.size == 0:
             continue
         sd = np.sqrt(sum(np.maximum(_output(v, output), 0) for v in variances if v is not None))
@@ -215,12 +198,12 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
         name = outcome_label(evidence, output)
         ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
 
-    return one_each(
-        trees,
-        lambda evidence: regression_points(evidence, output),
-        draw,
-        "no predictions with known outcomes",
-        size=(3.1, 3.1),
-        sharex=True,
-        sharey=True,
-    )
+    return points_each(trees, output, draw, size=(3.1, 3.1))
+
+
+def points_each(
+    trees: Trees, output: int, draw: Callable[[Axes, Evidence, Points], None], size: tuple[float, float]
+) -> Figure:
+    """A panel per tree of its predictions of one output at points with known outcomes, all with the same limits."""
+    read, missing = partial(regression_points, output=output), "no predictions with known outcomes"
+    return one_each(trees, read, draw, missing, size=size, sharex=True, sharey=True)

@@ -30,12 +30,8 @@ from pyrobnn.plots.style import (
 MAX_CHAINS, MAX_POINTS = 8, 300
 
 
-def _watched(evidence: Evidence, most: int) -> dict[str, np.ndarray]:
-    """What to watch, name → (chain, draw): log density, the function where chains agree least, the noise.
-
-    Of programs the sites where they agree least. The weights of a network are not identified; they are shown only where
-    a tree holds nothing else.
-    """
+def _watched(evidence: Evidence) -> dict[str, np.ndarray]:
+    """What to watch, name → (chain, draw), four quantities at most; weights only where a tree holds nothing else."""
     known, found = quantities(evidence), convergence(evidence)
     functions = [name for name in known if name.startswith(F_AT)]
     sites = evidence.names(POSTERIOR)
@@ -46,18 +42,16 @@ def _watched(evidence: Evidence, most: int) -> dict[str, np.ndarray]:
     first = [name for name in ("log density", *judged, "noise", "noise 0") if name in known]
     chosen = first + [name for name in known if name not in first and not name.startswith(F_AT)]
     if chosen:
-        return {name.split(" #")[0]: known[name] for name in chosen[:most]}
+        return {name.split(" #")[0]: known[name] for name in chosen[:4]}
     stored = {name: evidence.draws(POSTERIOR, name) for name in sites}
     weights = {name: v.reshape(*v.shape[:2], -1)[..., 0] for name, v in stored.items() if v is not None}
-    return {name: v for name, v in list(weights.items())[:most] if np.isfinite(v).all() and np.ptp(v) > 0}
+    return {name: v for name, v in list(weights.items())[:4] if np.isfinite(v).all() and np.ptp(v) > 0}
 
 
-def _of_chains(
-    trees: Trees, most: int, draw: Callable[[Axes, np.ndarray], None], fewest_chains: int = 1
-) -> Figure:
+def _of_chains(trees: Trees, draw: Callable[[Axes, np.ndarray], None], fewest_chains: int = 1) -> Figure:
     """A panel per tree of chains and watched quantity; independent draws have no trace."""
     found = {
-        label: _watched(each, most)
+        label: _watched(each)
         for label, each in gather(trees).items()
         if not each.is_iid and each.num_draws and each.num_chains >= fewest_chains
     }
@@ -77,7 +71,7 @@ def _of_chains(
         return figure
 
 
-def trace(trees: Trees, *, num_quantities: int = 4) -> Figure:
+def trace(trees: Trees) -> Figure:
     """Every chain's path: log density, the function (of programs, the sites) where they agree least, the noise.
 
     Healthy chains overlap like one band. Weights are shown only where a tree holds nothing better: they are
@@ -87,10 +81,9 @@ def trace(trees: Trees, *, num_quantities: int = 4) -> Figure:
 
     Args:
         trees: one DataTree or a mapping from label to DataTree.
-        num_quantities: most panels per tree.
 
     Returns:
-        A figure with one panel per tree and quantity.
+        A figure with one panel per tree and quantity, at most four quantities.
     """
 
     def draw(ax: Axes, path: np.ndarray) -> None:
@@ -99,10 +92,10 @@ def trace(trees: Trees, *, num_quantities: int = 4) -> Figure:
             ax.plot(at, chain[at], color=colour, lw=0.6, alpha=0.75)
         ax.set_xlabel("draw")
 
-    return _of_chains(trees, num_quantities, draw)
+    return _of_chains(trees, draw)
 
 
-def rank(trees: Trees, *, num_quantities: int = 4) -> Figure:
+def rank(trees: Trees) -> Figure:
     """Rank histograms: where each chain's draws stand among the draws of all chains.
 
     Chains that sample the same distribution have flat histograms; the grey band is where a bin's height lies
@@ -113,19 +106,17 @@ def rank(trees: Trees, *, num_quantities: int = 4) -> Figure:
 
     Args:
         trees: one DataTree or a mapping from label to DataTree.
-        num_quantities: most panels per tree.
 
     Returns:
-        A figure with one panel per tree and quantity.
+        A figure with one panel per tree and quantity, at most four quantities.
     """
 
     def draw(ax: Axes, path: np.ndarray) -> None:
         chains, draws = path.shape
         bins = max(4, min(20, draws // 10))
         ranks = stats.rankdata(path).reshape(chains, draws) / (chains * draws)
-        ax.axhspan(
-            *stats.binom.ppf((0.005, 0.995), draws, 1 / bins) * bins / draws, color=MUTED, alpha=0.15, lw=0
-        )
+        low, high = stats.binom.ppf((0.005, 0.995), draws, 1 / bins) * bins / draws
+        ax.axhspan(low, high, color=MUTED, alpha=0.15, lw=0)
         for chain, colour in zip(ranks[:MAX_CHAINS], PALETTE, strict=False):
             height = np.histogram(chain, bins=bins, range=(0, 1))[0] * bins / draws
             ax.stairs(height, np.linspace(0, 1, bins + 1), color=colour, lw=1.1, baseline=None)
@@ -133,7 +124,7 @@ def rank(trees: Trees, *, num_quantities: int = 4) -> Figure:
         ax.set_ylim(bottom=0)
         ax.set_xlabel("rank (share of all draws)")
 
-    return _of_chains(trees, num_quantities, draw, fewest_chains=2)
+    return _of_chains(trees, draw, fewest_chains=2)
 
 
 def energy(trees: Trees) -> Figure:
@@ -169,20 +160,18 @@ def energy(trees: Trees) -> Figure:
         ax.set(yticks=[], xlabel="energy − its mean")
         ax.legend(loc="upper right")
 
-    return one_each(
-        trees, read, draw, "no finite energies: only Hamiltonian samplers have them", size=(3.0, 2.1)
-    )
+    missing = "no finite energies: only Hamiltonian samplers have them"
+    return one_each(trees, read, draw, missing, size=(3.0, 2.1))
 
 
-def loss(trees: Trees, *, name: str = "loss") -> Figure:
-    """The tracked loss against the step, raw (thin) and smoothed over 2 % of the steps.
+def loss(trees: Trees) -> Figure:
+    """The tracked loss (else the first tracked scalar) against the step, raw (thin) and smoothed over 2 % of the steps.
 
     The vertical axis stops at the 95th percentile of the last nine tenths, so that the first steps do not
     flatten the rest. A loss that still falls at the end has not converged.
 
     Args:
         trees: one DataTree or a mapping from label to DataTree with a ``history`` group.
-        name: which tracked scalar; where a tree lacks it, its first one is drawn.
 
     Returns:
         A figure with one panel per tree.
@@ -190,7 +179,7 @@ def loss(trees: Trees, *, name: str = "loss") -> Figure:
 
     def read(evidence: Evidence) -> tuple[str, np.ndarray] | None:
         found = _histories(evidence)
-        chosen = name if name in found else next(iter(found), None)
+        chosen = "loss" if "loss" in found else next(iter(found), None)
         return None if chosen is None else (chosen, found[chosen])
 
     def draw(ax: Axes, evidence: Evidence, found: tuple[str, np.ndarray]) -> None:

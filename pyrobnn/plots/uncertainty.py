@@ -13,7 +13,7 @@ from pyrobnn.diagnostics import leave_one_out as left_out
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.importance import good_k
 from pyrobnn.diagnostics.points import Points, class_points, regression_points
-from pyrobnn.plots.predictive import MAX_POINTS, outcome_label
+from pyrobnn.plots.predictive import MAX_POINTS, outcome_label, points_each
 from pyrobnn.plots.style import (
     ALEATORIC,
     ALERT,
@@ -66,22 +66,20 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             empty_panel(ax, "no predictive draws with known outcomes")
             return figure
         low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
-        ax.fill_between(
-            levels, low, high, color=MUTED, alpha=0.15, lw=0, label="calibrated, 95 % range", zorder=0
-        )
+        grey: dict[str, Any] = {"color": MUTED, "alpha": 0.15, "lw": 0, "zorder": 0}
+        ax.fill_between(levels, low, high, label="calibrated, 95 % range", **grey)
         reference_line(ax)
         ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
-        ax.text(
-            0.97, 0.04, "below: overconfident", transform=ax.transAxes, ha="right", color=MUTED, fontsize=8
-        )
+        look: dict[str, Any] = {"ha": "right", "color": MUTED, "fontsize": 8}
+        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, **look)
         legend_below(figure, ax)
         return figure
 
 
-def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) -> Figure:
+def error_vs_uncertainty(trees: Trees, *, output: int = 0) -> Figure:
     """Absolute error against predicted sd: does the model know where it is wrong?
 
-    Grey points are single errors; the line joins the root mean squared error in bins of equal count, with
+    Grey points are single errors; the line joins the root mean squared error in at most eight bins of equal count, with
     the range of ±2 standard errors. On the dashed diagonal the claimed sd is the sd of the error; a flat
     line means that the predicted sd says nothing about where the errors are.
 
@@ -89,16 +87,10 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) ->
         trees: one DataTree or a mapping from label to DataTree, with predictions at points with known
             outcomes.
         output: which output to judge.
-        num_bins: how many bins of equal count, at least 2.
 
     Returns:
         A figure with one panel per tree; both axes in the outcome's units.
-
-    Raises:
-        ValueError: if ``num_bins`` is below 2.
     """
-    if num_bins < 2:
-        raise ValueError(f"'num_bins' is {num_bins}; expected at least 2: a single bin shows no relation.")
     shown = []
 
     def draw(ax: Axes, evidence: Evidence, points: Points) -> None:
@@ -106,7 +98,7 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) ->
         shown.append(np.stack([sd, error], axis=1))
         keep = evenly(len(error), MAX_POINTS)
         ax.plot(sd[keep], error[keep], ".", color=MUTED, markersize=3, alpha=0.45)
-        bins = [b for b in np.array_split(np.argsort(sd), min(num_bins, max(2, len(sd) // 8))) if len(b) > 1]
+        bins = [b for b in np.array_split(np.argsort(sd), min(8, max(2, len(sd) // 8))) if len(b) > 1]
         squared = [error[b] ** 2 for b in bins]
         rmse = np.sqrt([s.mean() for s in squared])
         # delta method: se(√m) = se(m) / (2√m)
@@ -118,15 +110,7 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0, num_bins: int = 8) ->
         said = f" (rank correlation {ranks:.2f})".replace("-", "−") if np.isfinite(ranks) else ""
         ax.set(xlabel=f"predicted sd{said}", ylabel="|error|")
 
-    figure = one_each(
-        trees,
-        lambda evidence: regression_points(evidence, output),
-        draw,
-        "no predictions with known outcomes",
-        size=(3.1, 2.9),
-        sharex=True,
-        sharey=True,
-    )
+    figure = points_each(trees, output, draw, size=(3.1, 2.9))
     if shown and np.ptp(reach := np.concatenate(shown), axis=0)[0] > 0:
         # a few far points would squeeze the rest; they stay in the rank correlation
         (low, _), (right, top) = reach.min(0), np.quantile(reach, 0.99, axis=0)
@@ -209,10 +193,8 @@ def khat(trees: Trees) -> Figure:
     figure = one_each(trees, left_out.leave_one_out, draw, missing, size=(3.1, 2.1), sharey=True)
     if tails:
         # the note stands in the upper tenth, and no mark does
-        low, high = (
-            min(-0.2, *(tail.min() - 0.05 for tail in tails)),
-            max(1.0, *(tail.max() for tail in tails)),
-        )
+        low = min(-0.2, *(tail.min() - 0.05 for tail in tails))
+        high = max(1.0, *(tail.max() for tail in tails))
         figure.axes[0].set_ylim(low, high + 0.25 * (high - low))
     return figure
 

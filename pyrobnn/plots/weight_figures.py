@@ -61,13 +61,11 @@ def covariance(
     where n exceeds d.
     """
     check_choice("matrix", matrix, ("correlation", "covariance", "precision"))
-    named = (
-        posteriors if isinstance(posteriors, Mapping) and not isinstance(posteriors, xr.DataTree) else None
-    )
-    if named is None:
+    if isinstance(posteriors, Mapping) and not isinstance(posteriors, xr.DataTree):
+        named = posteriors
+    else:
         one: Any = posteriors
-        label = str(one.meta["method"]) if isinstance(one, Posterior) else next(iter(gather(one)))
-        named = {label: one}
+        named = {str(one.meta["method"]) if isinstance(one, Posterior) else next(iter(gather(one))): one}
     with style():
         figure, axes = panels(max(1, len(named)), size=(3.6, 3.3), max_columns=2)
         for (label, source), (ax,) in zip(named.items(), axes, strict=False):
@@ -125,20 +123,14 @@ def _show(figure: Figure, ax: Axes, found: _Picture, matrix: Matrix) -> None:
     ax.grid(visible=False)
     centres = ends - (np.array(list(found.sizes.values())) + 1) / 2
     names = [name.removeprefix("net.") for name in found.sizes]
-    shown = _apart(centres, ends[-1] / MAX_NAMES)
+    shown: list[int] = []
+    for i, centre in enumerate(centres):  # names that would stand in one another are left out
+        if not shown or centre - centres[shown[-1]] >= ends[-1] / MAX_NAMES:
+            shown.append(i)
     ax.set_yticks(centres[shown], [names[i] for i in shown])
     ax.set_xticks([])
     ax.set_xlabel(f"{matrix} {found.source}")
     figure.colorbar(image, ax=ax, shrink=0.6)
-
-
-def _apart(centres: np.ndarray, least: float) -> list[int]:
-    """Which names to write, from the first on: those no nearer than ``least`` to the one before."""
-    shown: list[int] = []
-    for i, centre in enumerate(centres):
-        if not shown or centre - centres[shown[-1]] >= least:
-            shown.append(i)
-    return shown
 
 
 def _transformed(cov: np.ndarray, matrix: Matrix) -> np.ndarray:

@@ -208,13 +208,6 @@ def test_a_dollar_in_a_label_is_text() -> None:
     assert "cost $x^ and $y" in texts(figure)
 
 
-def test_too_few_bins_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_bins"):
-        plots.reliability(KINDS["classification"], num_bins=1)
-    with pytest.raises(ValueError, match="num_bins"):
-        plots.error_vs_uncertainty(KINDS["regression_1d"], num_bins=1)
-
-
 def _gaussian(matrix: np.ndarray) -> pb.Posterior:
     """A posterior whose approximation is a normal of this covariance over the two weights of a line."""
     with seeded(0):
