@@ -11,8 +11,8 @@ from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood
 from pyrobnn.likelihoods.bounded import Beta
 from pyrobnn.likelihoods.categorical import Bernoulli, Categorical
 from pyrobnn.likelihoods.counts import NegativeBinomial, Poisson
-from pyrobnn.likelihoods.gaussian import HeteroskedasticGaussian, HomoskedasticGaussian
 from pyrobnn.likelihoods.mixture import MixtureDensity
+from pyrobnn.likelihoods.normal import HeteroskedasticGaussian, HomoskedasticGaussian
 from pyrobnn.likelihoods.ordinal import Ordinal
 from pyrobnn.likelihoods.robust import StudentT
 from pyrobnn.likelihoods.survival import CensoredNormal, Weibull

@@ -1,0 +1,63 @@
+"""The size that a maintainer must hold. A cap falls with the package and never rises: a new guard deletes an old one."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_import_graph import MODULES, code_lines
+
+ROOT = Path(__file__).parents[2]
+CAPS = {
+    "lines": 40_000,
+    "code lines": 23_000,
+    "files": 230,
+    "numbers in module constants": 420,
+    "file names that stand in two rooms": 0,
+    "scripts": 19,
+    "lines of scripts": 5_700,
+    "bytes of the results page": 8_192,
+    "rows of the table of checks": 25,
+    "warn and note calls": 28,
+}
+
+
+def numbers_in_constants(text: str) -> int:
+    """Numbers in the values of module-level names in capitals, those of tables included."""
+    count = 0
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+        value = getattr(node, "value", None)
+        if value is not None and any(name.lstrip("_").isupper() for name in names):
+            numbers = (each.value for each in ast.walk(value) if isinstance(each, ast.Constant))
+            count += sum(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+    return count
+
+
+def measured() -> dict[str, int]:
+    from pyrobnn.diagnostics.check_table import TABLE
+
+    texts = {name: path.read_text("utf-8") for name, path in MODULES.items()}
+    scripts = [path.read_text("utf-8") for path in (ROOT / "scripts").rglob("*.py")]
+    names = Counter(path.name for path in MODULES.values() if not path.name.startswith("__"))
+    return {
+        "lines": sum(len(text.splitlines()) for text in texts.values()),
+        "code lines": sum(map(code_lines, texts.values())),
+        "files": len(texts),
+        "numbers in module constants": sum(map(numbers_in_constants, texts.values())),
+        "file names that stand in two rooms": sum(count > 1 for count in names.values()),
+        "scripts": len(scripts),
+        "lines of scripts": sum(len(text.splitlines()) for text in scripts),
+        "bytes of the results page": (ROOT / "scripts/results/README.md").stat().st_size,
+        "rows of the table of checks": len(TABLE),
+        "warn and note calls": sum(t.count("warnings.warn(") + t.count(".note(") for t in texts.values()),
+    }
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_the_house_holds_its_caps(name):
+    assert measured()[name] <= CAPS[name]
