@@ -1,9 +1,10 @@
-"""The size that a maintainer must hold. A cap falls with the package and never rises: a new guard deletes an old one."""
+"""The size that a maintainer must hold. Caps fall with the package and never rise: a new guard deletes an old one."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def numbers_in_constants(text: str) -> int:
     return count
 
 
+@cache
 def measured() -> dict[str, int]:
     from pyrobnn.diagnostics.check_table import TABLE
 
