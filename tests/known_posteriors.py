@@ -141,17 +141,6 @@ def healthy_laplace():
     return gaussian_tree(mean, covariance, mean, covariance, 1000, x, y, 0.5, method="Laplace")
 
 
-def healthy_subspace():
-    tree = healthy_svi()
-    stats_of = tree[SAMPLE_STATS].to_dataset()
-    wild = 10.0 * np.random.default_rng(2).normal(size=stats_of["log_p"].shape)
-    tree[SAMPLE_STATS] = stats_of.assign(
-        log_p_subspace=stats_of["log_p"], log_q_subspace=stats_of["log_q"], log_p=stats_of["log_p"] + wild
-    )
-    del tree[LOG_LIKELIHOOD]
-    return tree
-
-
 def healthy_heteroskedastic():
     x, y, scale = line_data(num=400, noise=0.4, slope_of_noise=0.8)
     design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
@@ -225,7 +214,6 @@ HEALTHY = {
     "nuts": exact_tree,
     "svi": healthy_svi,
     "laplace": healthy_laplace,
-    "subspace": healthy_subspace,
     "heteroskedastic": healthy_heteroskedastic,
     "classes": classes_tree,
 }

@@ -1,8 +1,8 @@
 """Whether a posterior can be believed: evidence, limits and next actions, from a DataTree alone.
 
 `diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
-DataTrees: `convergence`, `importance` and `corrected_moments`, `loo`, `compare` and `refit_points`, `score`,
-`pit` and `loo_pit`, `fidelity`, `power_scaling`. Given a tree's `Evidence` instead, they share what they compute.
+DataTrees: `convergence`, `importance`, `loo`, `compare` and `refit_points`, `score`, `pit` and `loo_pit`, `fidelity`,
+`power_scaling`. Given a tree's `Evidence` instead, they share what they compute.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pyrobnn.diagnostics.calibration import pit
 from pyrobnn.diagnostics.convergence import Convergence, convergence
 from pyrobnn.diagnostics.damage import audit
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.fidelity import Fidelity, cost_per_draw, fidelity
-from pyrobnn.diagnostics.importance import Importance, corrected_moments, importance, power_scaling
+from pyrobnn.diagnostics.fidelity import Fidelity, fidelity
+from pyrobnn.diagnostics.importance import Importance, importance, power_scaling
 from pyrobnn.diagnostics.judge import diagnose
 from pyrobnn.diagnostics.leave_one_out import compare, loo, loo_pit, refit_points
 from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
@@ -30,8 +30,6 @@ __all__ = [
     "audit",
     "compare",
     "convergence",
-    "corrected_moments",
-    "cost_per_draw",
     "diagnose",
     "expected_calibration_error",
     "fidelity",

@@ -32,17 +32,12 @@ class Fidelity:
         at: Where the points lie: "probes" or "held-out points".
         agreement: Share of held-out points with the same predicted class; None for regression.
         total_variation: Mean of ``½ Σ_c |p_c − p_c^ref|``; None for regression.
-        elpd_difference: Mean held-out log density minus the reference's, summed over points; negative is worse
-            than the reference.
-        elpd_difference_se: Its standard error over points.
     """
 
     per_point: xr.Dataset | None
     at: str
     agreement: float | None
     total_variation: float | None
-    elpd_difference: float | None
-    elpd_difference_se: float | None
 
 
 def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> Fidelity:
@@ -70,26 +65,10 @@ def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) ->
 def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
     per_point, at = _per_point(evidence, reference)
     ours, theirs = _probabilities(evidence), _probabilities(reference)
-    agreement = total_variation = None
-    same = _same_points(evidence, reference)
-    if ours is not None and theirs is not None and ours.shape == theirs.shape and same:
-        agreement = float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean())
-        total_variation = float(0.5 * np.abs(ours - theirs).sum(axis=1).mean())
-    each = _log_prob_difference(evidence, reference) if same else None
-    difference = error = None
-    if each is not None:
-        difference = float(each.sum())
-        error = float(np.sqrt(each.size) * each.std(ddof=1))
-    return Fidelity(per_point, at, agreement, total_variation, difference, error)
-
-
-def _log_prob_difference(evidence: Evidence, reference: Evidence) -> np.ndarray | None:
-    """Held-out log density minus the reference's (point,); None for fewer than two points, or what is not finite."""
-    pair = [each.values(PREDICTIONS, "log_prob") for each in (evidence, reference)]
-    if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape or pair[0].size < 2:
-        return None
-    difference = np.ravel(pair[0] - pair[1])
-    return difference if np.isfinite(difference).all() else None
+    if ours is None or theirs is None or ours.shape != theirs.shape or not _same_points(evidence, reference):
+        return Fidelity(per_point, at, None, None)
+    agreement = float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean())
+    return Fidelity(per_point, at, agreement, float(0.5 * np.abs(ours - theirs).sum(axis=1).mean()))
 
 
 def predictive_distance(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> float | None:
@@ -120,20 +99,6 @@ def predictive_distance(tree: xr.DataTree | Evidence, reference: xr.DataTree | E
         each = [stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in np.unique(index)]
         distances.append(np.mean(each) / unit)
     return float(np.mean(distances))
-
-
-@statistic
-def cost_per_draw(evidence: Evidence) -> float | None:
-    """Seconds of fitting per effective draw of f: the smallest bulk ESS for chains, the number of draws otherwise."""
-    seconds = evidence.seconds("fit")
-    if seconds is None or evidence.is_point:
-        return None
-    if evidence.is_iid:
-        return seconds / evidence.num_draws
-    found = convergence(evidence)
-    if found is None or not np.isfinite(found.table["ess_bulk"]).any():
-        return None
-    return seconds / max(1.0, float(found.table["ess_bulk"].min()))
 
 
 def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:

@@ -46,14 +46,12 @@ class Importance:
         log_weights: Smoothed and normalised log weights (chain, draw).
         good_k: Largest k-hat that is reliable at this number of draws.
         ess: Effective number of draws after weighting, 1/Σw².
-        space: "full" or "subspace".
     """
 
     k: float
     log_weights: np.ndarray
     good_k: float
     ess: float
-    space: str
 
 
 @statistic
@@ -116,32 +114,24 @@ def _psislw(log_ratio: np.ndarray, r_eff: float) -> tuple[np.ndarray, np.ndarray
 
 
 @statistic
-def importance(evidence: Evidence, *, space: str = "full") -> Importance | None:
+def importance(evidence: Evidence) -> Importance | None:
     """Pareto-smoothed importance weights p/q of the draws of an approximation.
 
     Args:
-        tree: A DataTree whose ``sample_stats`` hold ``log_p`` and ``log_q`` (or ``*_subspace``).
-        space: "full", or "subspace" for the last layer or another part that the approximation treats as random.
+        tree: A DataTree whose ``sample_stats`` hold ``log_p`` and ``log_q``.
 
     Returns:
         The weights and their k-hat; None for Markov chains, where log_q is missing, or with fewer than 25 draws.
 
-    Raises:
-        ValueError: If `space` is neither.
-
     Caveat:
-        k-hat grows with dimension: in thousands of weights every approximation fails in full. It then says
-        nothing about the predictive; look at the subspace and at the distance from a reference.
+        k-hat grows with dimension: in thousands of weights every approximation fails. It then says nothing about the
+        predictive; look at the distance from a reference.
 
     References:
         Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html
         Yes, but did it work? (Yao et al., 2018) https://arxiv.org/abs/1802.02538
     """
-    if space not in ("full", "subspace"):
-        raise ValueError(f"'space' is {space!r}; expected 'full' or 'subspace'.")
-    suffix = "" if space == "full" else "_subspace"
-    log_p = log_target(evidence) if space == "full" else evidence.draws(SAMPLE_STATS, "log_p" + suffix)
-    log_q = evidence.draws(SAMPLE_STATS, "log_q" + suffix)
+    log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None or log_p.size < _MIN_DRAWS:
         return None
     log_ratio = log_p - log_q
@@ -149,56 +139,7 @@ def importance(evidence: Evidence, *, space: str = "full") -> Importance | None:
         return None
     log_weights, k = pareto_smooth(log_ratio)
     ess = 1.0 / float((np.exp(log_weights) ** 2).sum())
-    return Importance(float(k), log_weights, good_k(log_p.size), ess, space)
-
-
-@statistic
-def corrected_moments(evidence: Evidence, *, group: str = FUNCTION) -> xr.Dataset | None:
-    """Mean and sd of f before and after importance weighting, where k-hat allows it.
-
-    Args:
-        tree: A DataTree of an approximation.
-        group: "function" (probes) or "predictions" (held-out points).
-
-    Returns:
-        Dataset over (point, output) with ``mean``, ``sd`` of the raw draws and ``mean_corrected``,
-        ``sd_corrected``, in the units of f; None where k-hat (in full, else in the subspace) exceeds its limit
-        or nothing can be computed.
-    """
-    found = reliable(evidence)
-    if found is None:
-        return None
-    f = evidence.f if group == FUNCTION else evidence.draws(group, "f")
-    if f is None:
-        return None
-    f = f.reshape(*f.shape[:3], -1)
-    mean, sd, corrected, sd_corrected = _moments(f, found)
-    dims = ("point", "output")
-    return xr.Dataset(
-        {
-            "mean": (dims, mean),
-            "sd": (dims, sd),
-            "mean_corrected": (dims, corrected),
-            "sd_corrected": (dims, sd_corrected),
-        }
-    )
-
-
-def reliable(evidence: Evidence) -> Importance | None:
-    """The weights over all of the parameters, else over the random part of them, if their k-hat is within its limit."""
-    for space in ("full", "subspace"):
-        found = importance(evidence, space=space)
-        if found is not None and found.k <= found.good_k:
-            return found
-    return None
-
-
-def _moments(values: np.ndarray, found: Importance) -> tuple[np.ndarray, ...]:
-    """Mean and sd of values (chain, draw, …), as they are and weighted."""
-    weights = np.exp(found.log_weights).reshape(*values.shape[:2], *[1] * (values.ndim - 2))
-    corrected = (weights * values).sum(axis=(0, 1))
-    weighted_sd = np.sqrt((weights * (values - corrected) ** 2).sum(axis=(0, 1)))
-    return values.mean(axis=(0, 1)), values.std(axis=(0, 1)), corrected, weighted_sd
+    return Importance(float(k), log_weights, good_k(log_p.size), ess)
 
 
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -207,19 +148,22 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     The weights of a net with hidden units are many and not what is predicted with: of them k-hat decides nothing.
     """
     log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
-    if (log_p is None or log_q is None) and importance(evidence, space="subspace") is None:
+    if log_p is None or log_q is None:
         return None
-    bad = 0 if log_p is None or log_q is None else int((~np.isfinite(log_p - log_q)).sum())
-    if bad:
+    if bad := int((~np.isfinite(log_p - log_q)).sum()):
         return Found("fail", None, "density_not_finite", {"count": bad})
     count = float(evidence.num_draws)
     few = grade(count, *limits[4:], higher=True)
-    found, part = reliable(evidence), importance(evidence, space="subspace")
+    found = importance(evidence)
     if found is None:
-        found = part or importance(evidence)
-        if found is None:
-            return Found(few, count, "few_draws", limit=limits[4])
-        return _unreliable(found, evidence, decides=part is not None or not evidence.has_hidden_units)
+        return Found(few, count, "few_draws", limit=limits[4])
+    if found.k > found.good_k:
+        unreliable = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
+        value = float(found.k) if np.isfinite(found.k) else None
+        if evidence.has_hidden_units:
+            return Found("info", value, "khat_undecided", unreliable, found.good_k)
+        code = "khat_infinite" if value is None else "khat"
+        return Found("fail" if found.k > PARETO_K else "warn", value, code, unreliable, found.good_k)
     status, numbers = _corrected(evidence, found, limits)
     said = {**numbers, "khat": float(found.k), "remedy": evidence.remedy}
     if few != "pass" and status == "pass":
@@ -233,7 +177,13 @@ def _corrected(
     """How far weighting moves means and sds, in the median, beyond the error of the weights."""
     f = evidence.f
     values = f if f is not None else np.stack([*quantities(evidence).values()], axis=-1)
-    mean, sd, corrected, sd_corrected = _moments(values, found)
+    weights = np.exp(found.log_weights).reshape(*values.shape[:2], *[1] * (values.ndim - 2))
+    mean, sd, corrected = (
+        values.mean(axis=(0, 1)),
+        values.std(axis=(0, 1)),
+        (weights * values).sum(axis=(0, 1)),
+    )
+    sd_corrected = np.sqrt((weights * (values - corrected) ** 2).sum(axis=(0, 1)))
     use = (sd_corrected > 0.0) & (sd > 0.0)
     if not use.any():
         return "pass", {"shift": 0.0, "ratio": 1.0}
@@ -245,15 +195,6 @@ def _corrected(
     return status, {"shift": min(shift, 1e6), "ratio": float(min(np.exp(-np.median(gaps)), 1e6))}
 
 
-def _unreliable(found: Importance, evidence: Evidence, *, decides: bool) -> Found:
-    numbers = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
-    value = float(found.k) if np.isfinite(found.k) else None
-    if not decides:
-        return Found("info", value, "khat_undecided", numbers, found.good_k)
-    status: Status = "fail" if found.k > PARETO_K else "warn"
-    return Found(status, value, "khat" if value is not None else "khat_infinite", numbers, found.good_k)
-
-
 # power scaling
 
 
@@ -263,15 +204,14 @@ def power_scaling(evidence: Evidence) -> xr.Dataset | None:
 
     In a network the log prior sums over hundreds of weights, and its Monte-Carlo correlation with f alone gives
     a sensitivity well above 0.05. The noise floor says how large: the same statistic with the log prior shifted
-    along the chains, which
-    keeps its autocorrelation but breaks its link to f.
+    along the chains, which keeps its autocorrelation but breaks its link to f.
 
     Args:
         tree: A DataTree with function values, ``log_prior`` and ``log_likelihood``.
 
     Returns:
-        Dataset over (quantity) with ``prior``, ``likelihood`` and their noise floors ``prior_floor``,
-        ``likelihood_floor``; None where something is missing or there are fewer than 100 draws.
+        Dataset over (quantity) with ``prior``, ``likelihood`` and the noise floor of the first, ``prior_floor``; None
+        where something is missing or there are fewer than 100 draws.
 
     References:
         Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024).
@@ -300,7 +240,6 @@ def power_scaling(evidence: Evidence) -> xr.Dataset | None:
         "prior": _psense(values, log_prior),
         "likelihood": _psense(values, total),
         "prior_floor": _floor(values, log_prior),
-        "likelihood_floor": _floor(values, total),
     }
     return xr.Dataset({name: ("quantity", array) for name, array in found.items()})
 

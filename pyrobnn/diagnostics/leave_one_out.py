@@ -174,7 +174,8 @@ def relative_efficiency(evidence: Evidence) -> float:
     return float(each.mean() / evidence.num_draws) if each.size else 1.0
 
 
-def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed: int = 0) -> ELPDData | None:
+@statistic
+def loo(evidence: Evidence) -> ELPDData | None:
     """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
 
     The weights are smoothed by ArviZ, for approximations with their log_p and log_q. From 50 000 data on (or 40 million
@@ -182,52 +183,24 @@ def loo(tree: xr.DataTree | Evidence, *, num_subsample: int | None = None, seed:
 
     Args:
         tree: A DataTree with a ``log_likelihood`` group.
-        num_subsample: Number of data to subsample; None decides by size.
-        seed: Seed of the subsample.
 
     Returns:
         ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
         computed: no log-likelihood, or one of a single datum, fewer than 25 draws, no datum that more than one draw
         and its copies decide, or an approximation without log_q (an ensemble's draws are no posterior draws).
 
-    Raises:
-        ValueError: If `num_subsample` is not positive.
-
     References:
         Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)
         https://doi.org/10.1007/s11222-016-9696-4 Bayesian leave-one-out cross-validation for large data
         (Magnusson et al., 2019) https://arxiv.org/abs/1904.10679
     """
-    if num_subsample is not None and num_subsample < 1:
-        raise ValueError(f"'num_subsample' is {num_subsample}; expected a positive number of data, or None.")
-    evidence = Evidence.of(tree)
     pointwise = usable(evidence)
     if pointwise is None:
         return None
-    if num_subsample is None and is_large(pointwise):
-        num_subsample = _SUBSAMPLE_SIZE
-    if num_subsample is not None and num_subsample < pointwise.shape[2]:
-        return _subsampled(evidence, num_subsample=num_subsample, seed=seed)
-    return _full(evidence)
-
-
-def elpd_data(**fields: Any) -> ELPDData:
-    """Expected log predictive densities as ArviZ compares them, from the fields of its ``ELPDData``."""
-    # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
-    one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
-    return ELPDData(kind="loo", **fields) if one is None else one(**fields)
-
-
-@statistic
-def _full(evidence: Evidence) -> ELPDData | None:
-    pointwise = evidence.log_likelihood
-    found = None if pointwise is None else leave_one_out(evidence, every=is_large(pointwise))
-    if (
-        pointwise is None
-        or found is None
-        or not np.isfinite(found.elpd.sum())
-        or not np.isfinite(found.k).any()
-    ):
+    if is_large(pointwise) and pointwise.shape[2] > _SUBSAMPLE_SIZE:
+        return _subsampled(evidence, pointwise)
+    found = leave_one_out(evidence, every=is_large(pointwise))
+    if found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
         return None
     num_data, num_draws = len(found.points), pointwise[:, :, 0].size
     coords = {"obs": found.points}
@@ -246,11 +219,15 @@ def _full(evidence: Evidence) -> ELPDData | None:
     )
 
 
-@statistic
-def _subsampled(evidence: Evidence, *, num_subsample: int, seed: int) -> ELPDData | None:
-    pointwise, pair = evidence.log_likelihood, densities(evidence)
-    if pointwise is None:
-        return None
+def elpd_data(**fields: Any) -> ELPDData:
+    """Expected log predictive densities as ArviZ compares them, from the fields of its ``ELPDData``."""
+    # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
+    one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
+    return ELPDData(kind="loo", **fields) if one is None else one(**fields)
+
+
+def _subsampled(evidence: Evidence, pointwise: np.ndarray) -> ELPDData | None:
+    pair = densities(evidence)
     sizes = (*SAMPLE_DIMS, "obs")
     coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
     # a tree of the log-likelihood alone, so that ArviZ reads nothing else
@@ -266,12 +243,12 @@ def _subsampled(evidence: Evidence, *, num_subsample: int, seed: int) -> ELPDDat
             warnings.simplefilter("ignore")
             found = arviz_stats.loo_subsample(
                 data,
-                observations=num_subsample,
+                observations=_SUBSAMPLE_SIZE,
                 pointwise=True,
                 reff=relative_efficiency(evidence),
                 log_p=log_p,
                 log_q=log_q,
-                seed=seed,
+                seed=0,
             )
     except ValueError as error:
         if "tail values are the same" not in str(error):

@@ -1,4 +1,4 @@
-"""Held-out scores with two error bars apart: one for the finite data, one for the finite number of draws."""
+"""Held-out scores, with error bars for the finite data."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy.special import logsumexp, softmax
 
 from pyrobnn import metrics
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import predictive_draws
-from pyrobnn.groups import FUNCTION, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 LEVELS = (0.5, 0.9, 0.95)
-_NUM_BATCHES = 8
-_MIN_PER_BATCH = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One score with its error bars.
+    """One score with its error bar.
 
     Args:
         name: ``"log_prob"``, ``"crps"``, ``"rmse"``, ``"coverage_90"``, ``"width_90"``, ``"sharpness"``; for
@@ -30,8 +27,6 @@ class Score:
             deviation of the output's training targets. Coverage has no unit: it is of all outputs together.
         value: The score, a mean over held-out data, in original units unless its name says otherwise.
         data_se: Standard error from the finite number of data; None where it has no simple estimate.
-        mc_se: Standard error from the finite number of draws (batch means, which respect autocorrelation); None
-            where the tree does not hold what it takes.
         better: ``"higher"``, ``"lower"``, or ``"nominal"`` for coverage.
         points: What it is the mean of, (point,), for paired differences between methods (of the RMSE the squared
             errors); None where it is no mean.
@@ -40,7 +35,6 @@ class Score:
     name: str
     value: float
     data_se: float | None
-    mc_se: float | None
     better: str
     points: np.ndarray | None = field(default=None, repr=False, compare=False)
 
@@ -67,12 +61,11 @@ class Scores:
         return any(score.name == name for score in self.scores)
 
     def to_dict(self) -> dict[str, dict[str, float | str | None]]:
-        """Score name → value, data_se, mc_se, better."""
+        """Score name → value, data_se, better."""
         return {
             score.name: {
                 "value": score.value,
                 "data_se": score.data_se,
-                "mc_se": score.mc_se,
                 "better": score.better,
             }
             for score in self.scores
@@ -94,7 +87,7 @@ def score(evidence: Evidence) -> Scores:
         The scores that the tree allows, possibly none.
 
     Caveat:
-        ``data_se`` treats held-out data as independent; ``mc_se`` needs at least 80 draws.
+        ``data_se`` treats held-out data as independent.
 
     References:
         Strictly proper scoring rules (Gneiting & Raftery, 2007) https://doi.org/10.1198/016214506000001437
@@ -105,7 +98,7 @@ def score(evidence: Evidence) -> Scores:
     found: list[Score] = []
     log_prob = evidence.values(PREDICTIONS, "log_prob")
     if log_prob is not None:
-        found.append(_mean_score("log_prob", log_prob, _log_prob_mc_se(evidence, y, log_prob), "higher"))
+        found.append(_mean_score("log_prob", log_prob, "higher"))
     probs = evidence.values(PREDICTIONS, "probs")
     if probs is not None:
         found.extend(_class_scores(probs, y))
@@ -134,22 +127,10 @@ def expected_calibration_error(
     return metrics.mean_gap(bins), torch.stack([each.double() for each in bins], dim=1).numpy()
 
 
-def _mean_score(name: str, values: np.ndarray, mc_se: float | None, better: str) -> Score:
+def _mean_score(name: str, values: np.ndarray, better: str) -> Score:
     flat = np.asarray(values, dtype=np.float64).ravel()
     data_se = float(flat.std(ddof=1) / math.sqrt(flat.size)) if flat.size > 1 else None
-    return Score(name, float(flat.mean()), data_se, mc_se, better, flat)
-
-
-def _batches(num_draws: int) -> list[slice]:
-    """Contiguous batches of draws; none when they would be too short to mean anything."""
-    size = num_draws // _NUM_BATCHES
-    if size < _MIN_PER_BATCH:
-        return []
-    return [slice(index * size, (index + 1) * size) for index in range(_NUM_BATCHES)]
-
-
-def _batch_se(values: list[float]) -> float | None:
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return Score(name, float(flat.mean()), data_se, better, flat)
 
 
 def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
@@ -157,28 +138,23 @@ def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
     mean = evidence.values(PREDICTIONS, "mean")
     if mean is not None:
         mean = mean.reshape(num_data, -1)[:, :num_outputs]
-    f = evidence.draws(PREDICTIONS, "f")
-    if f is not None:
-        f = f.reshape(f.shape[0] * f.shape[1], num_data, -1)[:, :, :num_outputs]
     seen = evidence.values(HELD_OUT, "observed")
-    if (
-        seen is not None and not seen.all()
-    ):  # how far the mean is from a value that was not seen, nobody knows
-        mean = None
-    rest = (mean, f, predictive_draws(evidence))
+    if seen is not None and not seen.all():
+        mean = None  # how far it is from a value that was not seen, nobody knows
+    rest = mean, predictive_draws(evidence)
     if num_outputs == 1:
         return _scores_of(y, *rest)
     # outputs have units of their own: nothing is averaged over them but multiples of their spread
     scale = training_sd(evidence, num_outputs)
     by = np.ones(num_outputs) if scale is None else scale
     standard = [None if part is None else part / by for part in rest]
-    found = _scores_of(y / by, standard[0], standard[1], standard[2], "_standardized")
+    found = _scores_of(y / by, standard[0], standard[1], "_standardized")
     if scale is None:
         found = [score for score in found if score.better == "nominal"]
     for output in range(num_outputs):
         one = slice(output, output + 1)
         column = [None if part is None else part[..., one] for part in rest]
-        found.extend(_scores_of(y[:, one], column[0], column[1], column[2], f"[{output}]"))
+        found.extend(_scores_of(y[:, one], column[0], column[1], f"[{output}]"))
     return found
 
 
@@ -207,7 +183,7 @@ def units(evidence: Evidence) -> np.ndarray | None:
 
 
 def _scores_of(
-    y: np.ndarray, mean: np.ndarray | None, f: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
+    y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
 ) -> list[Score]:
     """Scores of (point, output) in one unit, each the mean of its values for the outputs."""
     found: list[Score] = []
@@ -217,34 +193,20 @@ def _scores_of(
         data_se = None
         if len(y) > 1 and (each > 0).all():
             data_se = float((square / (2 * each)).mean(axis=1).std(ddof=1) / math.sqrt(len(y)))
-        mc_se = None
-        if f is not None:
-            errors = [np.sqrt(((f[part].mean(axis=0) - y) ** 2).mean(axis=0)) for part in _batches(len(f))]
-            mc_se = _batch_se([float(error.mean()) for error in errors])
-        found.append(Score(f"rmse{suffix}", float(each.mean()), data_se, mc_se, "lower", square.mean(axis=1)))
+        found.append(Score(f"rmse{suffix}", float(each.mean()), data_se, "lower", square.mean(axis=1)))
     if draws is None or len(draws) < 2:
         return found
-    batches = _batches(len(draws))
-    by_batch = [float(_crps(draws[part], y).mean()) for part in batches]
-    crps = _crps(draws, y).mean(axis=1)
-    found.append(_mean_score(f"crps{suffix}", crps, _batch_se(by_batch), "lower"))
-    all_inside, all_widths = _intervals(draws, y)
-    in_batches = [_intervals(draws[part], y) for part in batches]
-    for index, level in enumerate(LEVELS):
-        inside, width = all_inside[index], all_widths[index]
-        batch = [(each[0][index], each[1][index]) for each in in_batches]
+    crps = metrics.crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+    found.append(_mean_score(f"crps{suffix}", crps.mean(axis=1), "lower"))
+    for level, inside, width in zip(LEVELS, *_intervals(draws, y), strict=True):
         percent = f"{100 * level:.0f}"
         # Laplace's rule keeps the binomial error positive at 0 and 1; the outputs of one point may go together
         share = (inside.mean() * len(y) + 1.0) / (len(y) + 2.0)
         data_se = math.sqrt(share * (1.0 - share) / len(y))
-        mc_se = _batch_se([float(each[0].mean()) for each in batch])
         name = f"coverage_{percent}{suffix.replace('_standardized', '')}"  # a share has no unit
-        found.append(Score(name, float(inside.mean()), data_se, mc_se, "nominal"))
-        mc_width = _batch_se([float(each[1].mean()) for each in batch])
-        found.append(_mean_score(f"width_{percent}{suffix}", width.mean(axis=1), mc_width, "lower"))
-    by_batch = [float(draws[part].std(axis=0).mean()) for part in batches]
-    sharpness = draws.std(axis=0).mean(axis=1)
-    found.append(_mean_score(f"sharpness{suffix}", sharpness, _batch_se(by_batch), "lower"))
+        found.append(Score(name, float(inside.mean()), data_se, "nominal"))
+        found.append(_mean_score(f"width_{percent}{suffix}", width.mean(axis=1), "lower"))
+    found.append(_mean_score(f"sharpness{suffix}", draws.std(axis=0).mean(axis=1), "lower"))
     return found
 
 
@@ -261,10 +223,6 @@ def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.stack([np.abs(u - 0.5) <= level / 2 for level in LEVELS]), high - low
 
 
-def _crps(draws: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return metrics.crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
-
-
 def class_tensors(probs: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Class probabilities (point, class), rows summing to one, and labels (point,), as in `pyrobnn.metrics`."""
     probs = np.asarray(probs, dtype=np.float64).reshape(len(y), -1)
@@ -279,50 +237,7 @@ def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
     ece, _ = expected_calibration_error(p.max(dim=1).values.numpy(), (p.argmax(dim=1) == labels).numpy())
     one_hot = torch.nn.functional.one_hot(labels, p.shape[1])
     return [
-        _mean_score("accuracy", (p.argmax(dim=1) == labels).numpy(), None, "higher"),
-        _mean_score("brier", (p - one_hot).square().sum(dim=1).numpy(), None, "lower"),
-        Score("ece", ece, None, None, "lower"),
+        _mean_score("accuracy", (p.argmax(dim=1) == labels).numpy(), "higher"),
+        _mean_score("brier", (p - one_hot).square().sum(dim=1).numpy(), "lower"),
+        Score("ece", ece, None, "lower"),
     ]
-
-
-def _log_prob_mc_se(evidence: Evidence, y: np.ndarray, log_prob: np.ndarray) -> float | None:
-    """Monte-Carlo error of the mean log density, where per-draw densities can be rebuilt from f; else None.
-
-    They can for classes, and for Gaussian noise that is the same everywhere. The mixture of the rebuilt
-    densities must reproduce the stored one, or nothing is claimed.
-    """
-    per_draw = _per_draw_log_prob(evidence, y)
-    if per_draw is None or not np.isfinite(per_draw).all():
-        return None
-    mixture = logsumexp(per_draw, axis=0) - math.log(len(per_draw))
-    if not np.allclose(mixture, log_prob.ravel(), rtol=1e-3, atol=1e-3):
-        return None
-    by_batch = []
-    for part in _batches(len(per_draw)):
-        each = per_draw[part]
-        by_batch.append(float((logsumexp(each, axis=0) - math.log(len(each))).mean()))
-    return _batch_se(by_batch)
-
-
-def _per_draw_log_prob(evidence: Evidence, y: np.ndarray) -> np.ndarray | None:
-    f = evidence.draws(PREDICTIONS, "f")
-    if f is None:
-        return None
-    flat = f.reshape(f.shape[0] * f.shape[1], len(y), -1)
-    law = evidence.likelihood
-    labels = y.reshape(len(y), -1)
-    if law == "categorical":
-        return np.log(softmax(flat, axis=2))[:, np.arange(len(y)), labels[:, 0].astype(int)]
-    if law != "gaussian" or flat.shape[2] != 1 or labels.shape[1] != 1:
-        return None
-    noise, constant = (
-        evidence.draws(FUNCTION, "noise"),
-        evidence.values(PREDICTIONS, "aleatoric_var"),
-    )
-    if noise is None and constant is not None:
-        noise = np.full(len(flat), np.sqrt(constant.mean(dtype=np.float64)))
-    if noise is None or noise.size != len(flat):
-        return None
-    scale = noise.reshape(-1, 1)
-    z = (labels[None, :, 0].astype(np.float64) - flat[:, :, 0]) / scale
-    return -0.5 * z**2 - np.log(scale) - 0.5 * math.log(2.0 * math.pi)

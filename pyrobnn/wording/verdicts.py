@@ -11,7 +11,6 @@ from typing import Any
 Template = str | Callable[..., str]
 
 _NEW_STARTS = "Raise num_warmup, and draw new starts (another seed)."
-_TARGET = "Check that data, prior and likelihood are those that the draws were made with, then fit again for longer."
 
 
 def _plural(count: int, one: str) -> str:
@@ -42,7 +41,6 @@ WORDS: dict[str, tuple[str, Template, Template]] = {
         lambda count, **_: f"The fit was interrupted; it had {_plural(count, 'draw')} by then.",
         "Run it again to the end before relying on it.",
     ),
-    "optimum": ("the search reached its optimum", "A few more steps would gain {value:.3g} nats.", ""),
     "unfinished": (
         "the search was stopped before its optimum",
         "A few more steps would gain {value:.3g} nats (at most {limit:.3g} at an optimum).",

@@ -24,7 +24,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pyrobnn as pb
-from pyrobnn.diagnostics import Check, Verdict, cost_per_draw, diagnose, fidelity, pit, power_scaling, score
+from pyrobnn.diagnostics import Check, Verdict, diagnose, fidelity, pit, power_scaling, score
 
 
 def find(verdict, name):
@@ -180,7 +180,7 @@ def test_the_noise_floor_of_power_scaling_covers_a_log_prior_that_f_ignores():
 # scores
 
 
-def test_scores_match_closed_forms_and_keep_the_two_errors_apart():
+def test_scores_match_closed_forms():
     """Predictive N(0, 1) for y ~ N(0, 1): CRPS 1/√π, log density −½ log 2π − ½, coverage nominal."""
     rng = np.random.default_rng(0)
     size, shape = 2000, (4, 300)
@@ -212,30 +212,21 @@ def test_scores_match_closed_forms_and_keep_the_two_errors_apart():
         "coverage_95": 0.95,
     }
     for name, value in expected.items():
-        error = np.hypot(found[name].data_se, found[name].mc_se)
-        assert abs(found[name].value - value) < 5 * error, name
-    assert abs(found["width_90"].value - 2 * stats.norm.ppf(0.95)) < 5 * found["width_90"].mc_se + 0.01
-    assert found["log_prob"].mc_se == 0.0 and found["rmse"].mc_se == 0.0
-    assert found["crps"].mc_se < found["crps"].data_se
+        assert abs(found[name].value - value) < 5 * found[name].data_se, name
+    assert found["width_90"].value == pytest.approx(2 * stats.norm.ppf(0.95), rel=0.01)
     values = pit(tree).ravel()
     assert stats.kstest(values, "uniform").pvalue > 1e-4
 
 
-def test_monte_carlo_error_shrinks_with_draws_and_data_error_does_not():
+def test_data_error_does_not_shrink_with_draws():
     few, many = score(exact_tree(4, 50)), score(exact_tree(4, 1000))
-    assert (
-        few["log_prob"].mc_se is None and many["log_prob"].mc_se is None
-    )  # no noise in the tree: nothing is claimed
-    assert many["crps"].mc_se < few["crps"].mc_se
     assert many["crps"].data_se == pytest.approx(few["crps"].data_se, rel=0.1)
 
 
 def test_overconfident_classes_are_caught():
     found = find(diagnose(classes_tree(sharpness=4.0)), "ece")
     assert found.status in ("warn", "fail") and found.code == "overconfident"
-    assert (
-        score(classes_tree())["accuracy"].data_se > 0 and score(classes_tree())["log_prob"].mc_se is not None
-    )
+    assert score(classes_tree())["accuracy"].data_se > 0
 
 
 def test_narrow_intervals_are_caught():
@@ -266,7 +257,6 @@ def test_fidelity_measures_shift_and_scale_against_the_reference():
     found = fidelity(tree, reference)
     np.testing.assert_allclose(found.per_point["wasserstein"], 0.5, atol=1e-6)
     np.testing.assert_allclose(found.per_point["sd_ratio"], 1.0, atol=1e-6)
-    assert found.elpd_difference == 0.0
     tree["function"] = (
         tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
     )
@@ -285,14 +275,11 @@ def test_a_reference_that_has_not_converged_decides_nothing():
     assert found.status == "info" and found.code == "reference_undecided"
 
 
-def test_class_fidelity_and_cost():
+def test_class_fidelity():
     tree, reference = classes_tree(sharpness=3.0), classes_tree()
     found = fidelity(tree, reference)
     assert found.agreement > 0.95 and found.total_variation > 0.1
     assert find(diagnose(tree, reference=reference), "reference").status in ("warn", "fail")
-    svi = healthy_svi()
-    svi.attrs["timings"] = json.dumps({"fit": 4.0})
-    assert cost_per_draw(svi) == pytest.approx(4.0 / 2000)
 
 
 # size

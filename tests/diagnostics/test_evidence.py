@@ -22,7 +22,6 @@ from pyrobnn.diagnostics import (
     Evidence,
     convergence,
     diagnose,
-    importance,
     judge,
     leave_one_out,
     loo,
@@ -55,10 +54,18 @@ def test_a_statistic_is_computed_once_per_evidence_and_options():
 
 
 def test_errors_are_not_remembered():
+    calls = []
+
+    @statistic
+    def broken(evidence):
+        calls.append(evidence)
+        raise ValueError("broken")
+
     evidence = Evidence(healthy_svi())
-    for _ in range(2):
-        with pytest.raises(ValueError, match="space"):
-            importance(evidence, space="half")
+    for count in (1, 2):
+        with pytest.raises(ValueError, match="broken"):
+            broken(evidence)
+        assert len(calls) == count
 
 
 def test_a_whole_report_smooths_every_ratio_once(monkeypatch, tmp_path):
