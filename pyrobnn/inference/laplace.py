@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding
-from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
+from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
 from pyrobnn.inference.curvature.head import Split
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
@@ -202,7 +202,11 @@ class Laplace(Method):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
         timings = {"mode": found - started, "fit": time.perf_counter() - started}
-        network, moments = _networks(self, precision, loc if exact else None)
+        network = None
+        if precision.jacobian is not None:
+            features = None if centre.split is None else centre.split.features
+            moved = loc if exact else None
+            network = _network(vars(self), precision.jacobian, precision.blocks, moved, features)
         tuned = precision.centre.problem
         return make_posterior(
             tuned if centre.split is None else centre.split.of_inputs(tuned, problem.x),
@@ -217,7 +221,7 @@ class Laplace(Method):
             notes=remarks,
             importance=self.importance,
             network=network,
-            moments=moments,
+            moments=getattr(network, "moments", None),
         )
 
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
@@ -274,10 +278,8 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
     points = layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
-    settings = posterior.meta["settings"]
     weights = [site.name for site in approximation.sites if site.name.startswith("net.")]
-    network: Linearized | SubsetNetwork | None = None
-    moments = None
+    network = None
     if weights:
         values = posterior.bnn.initial_values() | points | layout.constrain(approximation.centre)
         params = {name: value for name, value in values.items() if name.startswith(NET)}
@@ -286,11 +288,8 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
         if not posterior.meta["layer_products"]:
             jacobian.layers = []
         loc = None if approximation.centre is approximation.loc else approximation.loc
-        linear = Linearized(jacobian, approximation.blocks, loc, parts.features)
-        if settings["predictive"] == "linearized":
-            network, moments = linear, linear.moments
-        elif settings["subset"] != "all":
-            network = SubsetNetwork(jacobian, parts.features)
+        network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
+    moments = getattr(network, "moments", None)
     return replace(posterior, approximation=approximation, network=network, moments=moments)
 
 
@@ -302,17 +301,17 @@ def _layout(problem: Problem, centre: Centre) -> Density:
     return Density(model.sample_parameters, (), points="held", values=centre.points)
 
 
-def _networks(
-    method: Laplace, precision: Precision, loc: Tensor | None
-) -> tuple[Linearized | SubsetNetwork | None, Callable[[Tensor], tuple[Tensor, Tensor]] | None]:
-    jacobian = precision.jacobian
-    if jacobian is None:
-        return None, None
-    features = None if precision.centre.split is None else precision.centre.split.features
-    if method.predictive == "linearized":
-        linear = Linearized(jacobian, precision.blocks, loc, features)
-        return linear, linear.moments
-    return (None if method.subset == "all" else SubsetNetwork(jacobian, features)), None
+def _network(
+    settings: Mapping[str, Any],
+    jacobian: NetworkJacobian,
+    blocks: Sequence[Block],
+    loc: Tensor | None,
+    features: Callable[[Tensor], Tensor] | None,
+) -> Linearized | SubsetNetwork | None:
+    """What predictions are made by; None: the net itself."""
+    if settings["predictive"] == "linearized":
+        return Linearized(jacobian, blocks, loc, features)
+    return None if settings["subset"] == "all" else SubsetNetwork(jacobian, features)
 
 
 def _log_evidence(precision: Precision) -> float:

@@ -7,13 +7,11 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
 
 from pyrobnn.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.density import Density
@@ -22,7 +20,7 @@ from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
 from pyrobnn.inference.curvature.images import log_images
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.laplace import Laplace
@@ -57,7 +55,6 @@ class LaplaceMixture(Method):
         predictive: ``"linearized"``: every draw through the net linearised at its own mode, with exact mean and
             variance; or ``"draws"`` through the network itself.
         num_steps, lr: of the searches.
-        importance: compute log_p and log_q of the draws (k-hat, LOO).
         compile: compile the searches; False gives the same numbers slower.
 
     Raises:
@@ -91,7 +88,6 @@ class LaplaceMixture(Method):
     predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
     lr: float = 1e-2
-    importance: bool = True
     compile: bool = True
 
     kind: ClassVar[Kind] = "independent"
@@ -122,14 +118,19 @@ class LaplaceMixture(Method):
             )
         started = time.perf_counter()
         notes: list[Finding | str] = []
-        found = []
-        for start in range(self.num_modes):
-            told = [OffsetCallback(callback, start * self.num_steps) for callback in run.callbacks]
-            found.append(
-                self._mode(
-                    model, x, y, seed * self.num_modes + start, notes, problem.device, told, run.progress
-                )
-            )
+        found: list[Posterior] = []
+        laplace = self._laplace()
+        for start in range(seed * self.num_modes, (seed + 1) * self.num_modes):
+            steps = len(found) * self.num_steps
+            told = [OffsetCallback(callback, steps) for callback in run.callbacks]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # what it warns of joins the notes
+                mode = laplace.fit(
+                    model.reinitialized(start), x, y, num_draws=1, seed=start, device=problem.device,
+                    callbacks=told, progress=run.progress,
+                )  # fmt: skip
+            notes += [note for note in of_meta(mode.meta) if note not in notes]
+            found.append(mode)
         for callback in run.callbacks:
             end_of(callback)()
         modes = _distinct(found, problem.x)
@@ -161,38 +162,15 @@ class LaplaceMixture(Method):
                 "layer_products": modes[0].meta["layer_products"],
             },
             notes=notes,
-            importance=self.importance,
             network=network,
             moments=None if network is None else network.moments,
         )
-
-    def _mode(
-        self,
-        model: BNN,
-        x: Any,
-        y: Any,
-        seed: int,
-        notes: list[Finding | str],
-        device: str | torch.device | None,
-        callbacks: Sequence[Callback],
-        progress: bool,
-    ) -> Posterior:
-        """Laplace around the mode that one start leads to; what it warns of joins the notes."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            found = self._laplace().fit(
-                model.reinitialized(seed), x, y, num_draws=1, seed=seed, device=device, callbacks=callbacks,
-                progress=progress,
-            )  # fmt: skip
-        notes += [note for note in of_meta(found.meta) if note not in notes]
-        return found
 
     def _laplace(self) -> Laplace:
         return Laplace(
             structure=self.structure,
             num_steps=self.num_steps,
             lr=self.lr,
-            importance=False,
             compile=self.compile,
         )
 
@@ -203,22 +181,12 @@ class LaplaceMixture(Method):
         return Need(need.resident | {"modes": 8 * self.num_modes * one}, need.phases)
 
 
-class MixtureNormal(TorchDistribution):
+class MixtureNormal(BlockNormal):
     """Laplace's normals side by side, each with its weight; event (p,)."""
-
-    arg_constraints = {}
-    support = constraints.real_vector
-    has_rsample = False
 
     def __init__(self, normals: Sequence[BlockNormal], log_weights: Tensor):
         self.normals, self.log_weights = list(normals), log_weights
-        super().__init__(torch.Size(), self.normals[0].event_shape)
-
-    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> MixtureNormal:
-        """Itself for an empty batch shape; plates are not supported."""
-        if len(batch_shape):
-            raise ValueError("a Laplace guide has no batch dimensions: take it out of the plate")
-        return self
+        super().__init__(normals[0].loc, normals[0].blocks)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, p)."""
@@ -232,15 +200,11 @@ class MixtureNormal(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,), float64."""
-        return self.log_parts(value).logsumexp(-1)
-
-    def log_parts(self, value: Tensor) -> Tensor:
-        """Log density with the weight of each normal, (\\*batch, mode), float64."""
         parts = [
             weight + normal.log_prob(value)
             for weight, normal in zip(self.log_weights.unbind(), self.normals, strict=True)
         ]
-        return torch.stack(parts, -1)
+        return torch.stack(parts, -1).logsumexp(-1)
 
 
 class BlockMixture(BlockGaussian):
@@ -337,9 +301,7 @@ def _log_z(mode: Posterior) -> float:
 
 
 def _linear(mode: Posterior) -> Linearized:
-    if not isinstance(mode.network, Linearized):
-        raise TypeError(f"this needs Laplace's linearised network, got {mode.network!r}")
-    return mode.network
+    return cast(Linearized, mode.network)
 
 
 @restores(FAMILY)

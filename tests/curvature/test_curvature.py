@@ -15,7 +15,7 @@ from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.density import Density
-from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian, output_root
+from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian
 from pyrobnn.inference.curvature.gaussian import DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
@@ -146,7 +146,7 @@ def test_a_layer_without_factors_is_named_and_the_rows_are_right(make, match):
         ggn(around, x, identity, "kron", ones)
 
 
-def identity(f):
+def identity(f, rows):
     return torch.eye(f.shape[1]).to(f).expand(len(f), -1, -1)
 
 
@@ -185,9 +185,9 @@ def expected_hessian(likelihood, f, params):
     ],
     ids=repr,
 )
-def test_output_root_squares_to_the_expected_hessian(likelihood, width, params):
+def test_the_fisher_root_squares_to_the_expected_hessian(likelihood, width, params):
     f = numbers(width)
-    root = output_root(likelihood, f[None], params)[0]
+    root = likelihood.fisher_root(f[None], params)[0]
     torch.testing.assert_close(root @ root.T, expected_hessian(likelihood, f, params))
 
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from pyrobnn.inference.curvature.ggn import DiagCurvature, FullCurvature, KronCurvature, ggn, output_root
+from pyrobnn.inference.curvature.ggn import ggn
 from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
 
-__all__ = [
-    "DiagCurvature",
-    "FullCurvature",
-    "KronCurvature",
-    "ggn",
-    "hessian",
-    "hessian_diagonal",
-    "output_root",
-]
+__all__ = ["ggn", "hessian", "hessian_diagonal"]

@@ -11,9 +11,10 @@ so that one decomposition of :math:`\tilde H` serves every τ and c.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,52 +23,18 @@ from pyrobnn.checks import Refused
 from pyrobnn.findings import Finding
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
-from pyrobnn.likelihoods import Likelihood
+
+#: network output (N, width) of some rows → square root (N, width, k) of the curvature of each
+RowRoot = Callable[..., Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class DataRoot:
-    """The square root at data: those of a chunk of rows by :meth:`rows`.
-
-    Args:
-        likelihood, params: as of :func:`output_root`.
-        y: targets (N, …), of which the curvature of a censored row depends on its limit.
-    """
-
-    likelihood: Likelihood
-    params: Mapping[str, Tensor]
-    y: Tensor
-
-    def __call__(self, f: Tensor) -> Tensor:
-        """(N, width, k) at outputs (N, width) of these rows."""
-        return self.likelihood.curvature_root(f, self.y, self.params)
-
-    def rows(self, start: int, stop: int) -> DataRoot:
-        """That of some of the rows."""
-        return DataRoot(self.likelihood, self.params, self.y[start:stop])
-
-
-def with_roots(pieces: Iterable[Tensor], root: Root) -> Iterator[tuple[Tensor, Root]]:
+def with_roots(pieces: Iterable[Tensor], root: RowRoot) -> Iterator[tuple[Tensor, Root]]:
     """Pieces of the inputs, in their order, each with the root of its rows."""
     start = 0
     for piece in pieces:
         stop = start + len(piece)
-        yield piece, root.rows(start, stop) if isinstance(root, DataRoot) else root
+        yield piece, partial(root, rows=slice(start, stop))
         start = stop
-
-
-def output_root(likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-    """A square root (N, width, k) of the expected Fisher information of each datum: ``likelihood.fisher_root``.
-
-    Reference: New insights and perspectives on the natural gradient method (Martens, 2020).
-
-    Example:
-        >>> import torch
-        >>> from pyrobnn.likelihoods import Bernoulli
-        >>> output_root(Bernoulli(), torch.zeros(1, 1), {})
-        tensor([[[0.5000]]])
-    """
-    return likelihood.fisher_root(f, params)
 
 
 EPS = torch.finfo(torch.float64).eps
@@ -79,11 +46,7 @@ def resolved(values: Tensor) -> Tensor:
 
 
 def check_finite(curvature: Tensor) -> Tensor:
-    """The curvature itself.
-
-    Raises:
-        Refused: it overflows.
-    """
+    """The curvature itself, refused where it overflows."""
     if not bool(curvature.isfinite().all()):
         raise Refused(
             "the curvature of the likelihood is not finite: the noise is too small for the network's dtype. "
@@ -126,14 +89,14 @@ Structure = Literal["full", "kron", "diag"]
 
 
 def ggn(
-    jacobian: NetworkJacobian, x: Tensor, root: Root, structure: Structure, prior_prec: Tensor
+    jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor
 ) -> FullCurvature | KronCurvature | DiagCurvature:
     r"""Whitened Gauss-Newton matrix of the log likelihood, :math:`H = \sum_n J_n^\top H_n J_n`.
 
     Args:
         jacobian: the network around the mode.
         x: all inputs (N, …).
-        root: network output (N, width) → square root of H_n, see :func:`pyrobnn.inference.curvature.output_root`.
+        root: called with the output (N, width) and ``rows``, a slice of the data; a square root (N, width, k) of H_n.
         structure: ``"full"``, ``"kron"`` (one Kronecker product per layer) or ``"diag"``.
         prior_prec: the prior's precision D (p,).
 
@@ -172,7 +135,7 @@ class FullCurvature:
     then the spectrum is taken, and what float64 cannot tell from zero is zero.
     """
 
-    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: Root, prior_prec: Tensor):
+    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
         self.index, self.prior_prec = jacobian.index, prior_prec
         self.group_names, self.group = layer_groups(jacobian)
         whiten = prior_prec.rsqrt()
@@ -282,7 +245,7 @@ class DiagCurvature:
 
     cheap = True
 
-    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: Root, prior_prec: Tensor):
+    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
         self.index, self.prior_prec = jacobian.index, prior_prec
         self.group_names, self.group = layer_groups(jacobian)
         total = torch.zeros(jacobian.size, dtype=torch.float64, device=x.device)
@@ -317,7 +280,7 @@ class KronCurvature:
 
     cheap = True
 
-    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: Root, prior_prec: Tensor):
+    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
         if not jacobian.layers:
             raise Refused(
                 f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; supported are Linear, Conv1d, Conv2d "
@@ -326,12 +289,21 @@ class KronCurvature:
             )
         self.index, self.prior_prec = jacobian.index, prior_prec
         self.group_names, self.group = layer_groups(jacobian)
-        inputs, grads, positions = self._accumulate(jacobian, x, root)
+        like: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
+        shapes = [layer.index.shape for layer in jacobian.layers]
+        inputs = [torch.zeros(columns, columns, **like) for _, columns in shapes]
+        grads = [torch.zeros(rows, rows, **like) for rows, _ in shapes]
+        counts = [0] * len(shapes)
+        for part, here in with_roots(_factor_chunks(jacobian, x), root):
+            for i, factors in enumerate(jacobian.factors(part, here)[1]):
+                inputs[i] += _gram(factors.inputs.flatten(0, 1))
+                grads[i] += _gram(factors.grads.flatten(0, 2))
+                counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
         #: whether some layer's prior precision had to be averaged over its output rows
         self.averaged = False
         self.layers = []
         self.resolutions: list[Resolution] = []
-        for layer, a, b, count in zip(jacobian.layers, inputs, grads, positions):
+        for layer, a, b, count in zip(jacobian.layers, inputs, grads, counts):
             place = jacobian.positions(layer)
             prior = prior_prec[place].double()
             columns = prior.mean(0)
@@ -371,27 +343,8 @@ class KronCurvature:
         """How far down the curvature is known, in the worst layer."""
         return max(self.resolutions, key=lambda layer: layer.top)
 
-    @staticmethod
-    def _accumulate(
-        jacobian: NetworkJacobian, x: Tensor, root: Root
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[int]]:
-        inputs: list[Tensor] = []
-        grads: list[Tensor] = []
-        counts = [0] * len(jacobian.layers)
-        for part, here in with_roots(_factor_chunks(jacobian, x), root):
-            for i, factors in enumerate(jacobian.factors(part, here)[1]):
-                a, b = _gram(factors.inputs.flatten(0, 1)), _gram(factors.grads.flatten(0, 2))
-                if i == len(inputs):
-                    inputs.append(a)
-                    grads.append(b)
-                else:
-                    inputs[i] += a
-                    grads[i] += b
-                counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
-        return inputs, grads, counts
 
-
-def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: Root, whiten: Tensor) -> Tensor:
+def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, whiten: Tensor) -> Tensor:
     """Σ_n B_n ⊗ a_n a_nᵀ with B_n = Σ_k g gᵀ: the k columns are summed before the inputs multiply them."""
     layer = jacobian.layers[0]
     place = jacobian.positions(layer)
@@ -420,11 +373,7 @@ def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: Root, white
 def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:
     if not jacobian.layers:
         return ()
-    _, factors = jacobian.factors(x[:1])
-    # a convolution's diagonal forms its rows; everything else only inputs and gradients
-    shared = sum(f.rows().numel() for f in factors if f.inputs.shape[1] > 1)
-    per_point = sum(f.inputs.numel() + 2 * f.grads.numel() for f in factors) + shared
-    return jacobian.chunks(x, per_point)
+    return jacobian.chunks(x, jacobian.factor_scalars(x))
 
 
 def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.density import Density
+from pyrobnn.inference.curvature.jacobian import hooked
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
@@ -58,7 +58,7 @@ class Split:
         def stop(module: nn.Module, inputs: tuple[Tensor]) -> None:
             raise _Reached(*inputs)
 
-        with _hooked([self.whole.eval_net.get_submodule(self.path).register_forward_pre_hook(stop)]):
+        with hooked([self.whole.eval_net.get_submodule(self.path).register_forward_pre_hook(stop)]):
             try:
                 self.whole.forward(self.params, x)
             except _Reached as reached:
@@ -118,7 +118,7 @@ def _path(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Ten
         calls[module] += 1
 
     module: nn.Module = model.eval_net
-    with _hooked([each.register_forward_hook(remember) for each in module.modules()]):
+    with hooked([each.register_forward_hook(remember) for each in module.modules()]):
         model.forward(params, x)
     path: list[str] = []
     inside = [name.removeprefix(NET) for name in names if name.startswith(NET)]
@@ -157,12 +157,3 @@ def _tail(module: nn.Module, path: Sequence[str]) -> nn.Module:
     return nn.Sequential(
         OrderedDict((name, _tail(child, rest) if name == first else child) for name, child in kept)
     )
-
-
-@contextmanager
-def _hooked(handles: Sequence[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

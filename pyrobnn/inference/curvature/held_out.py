@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from pyrobnn.findings import Finding
-from pyrobnn.inference.curvature.ggn import DataRoot, ggn
-from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.ggn import ggn
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import averages
-from pyrobnn.model import NET
 from pyrobnn.seeding import generator
 
 #: factors on the prior precision that are tried; the middle one is the declared prior
@@ -102,12 +100,8 @@ def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Te
     """(τ, x, y) → log predictive density (N,) of points, linearised, with the curvature at the centre."""
     problem = centre.problem
     likelihood = problem.bnn.likelihood
-    parameters = centre.density.constrain(centre.mode) | centre.points
-    weights = [name for name in centre.names if name.startswith(NET)]
-    jacobian = NetworkJacobian(problem.bnn, centre.density, centre.mode, centre.points, weights)
-    jacobian.prefer_products(problem.x)
-    root = DataRoot(likelihood, parameters, problem.y)
-    curvature = ggn(jacobian, problem.x, root, method.structure, prior_precision(jacobian).prec)
+    jacobian, parameters = centre.jacobian(), centre.values
+    curvature = ggn(jacobian, problem.x, centre.root, method.structure, prior_precision(jacobian).prec)
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
@@ -120,7 +114,7 @@ def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Te
 def _knows(centre: Centre, x: Tensor, y: Tensor) -> bool:
     """Whether the net that the search started from fits the points no worse than the mode."""
     model = centre.problem.bnn
-    values = centre.density.constrain(centre.mode) | centre.points
+    values = centre.values
     start = values | model.initial_values()
     fits = [
         model.likelihood.log_prob(model.forward(each, x), y, values).double().sum()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,9 @@ from pyrobnn.density import Density
 from pyrobnn.gradient import at_each
 from pyrobnn.model import BNN, NET
 from pyrobnn.sites.fused import WrittenOut
+
+#: network output (N, width) → columns (N, width, k) to pull back
+Root = Callable[[Tensor], Tensor]
 
 SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 
@@ -54,16 +60,8 @@ class Factors:
         return torch.einsum("nktr,ntc->nkrc", self.grads, self.inputs)
 
 
-def find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[list[Layer], list[str]]:
-    """The supported layers that hold the wanted parameters, and what is not covered by them.
-
-    Args:
-        net: the network.
-        coordinates: site → its coordinates in the flat vector, in the parameter's shape, for the wanted sites only.
-
-    Returns:
-        The layers, and descriptions of the modules that hold wanted parameters but are not supported.
-    """
+def _find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[list[Layer], list[str]]:
+    """The supported layers that hold the sites with ``coordinates`` in the flat vector, and what they don't cover."""
     layers, unsupported = [], []
     seen: set[str] = set()
     for name, module in net.named_modules():
@@ -97,84 +95,61 @@ def _is_supported(module: nn.Module) -> bool:
     return True
 
 
-class Capture:
-    """Runs the network on a batch and pulls output vectors back to the layers.
+@contextmanager
+def hooked(handles: Sequence[Any]) -> Iterator[None]:
+    """The hooks hold inside and are removed after it."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
-    Args:
-        net: the network in evaluation mode; hooks are added for the duration of a call.
-        params: values of its parameters by name (without ``net.``).
-        layers: the layers to look at.
-    """
 
-    def __init__(self, net: nn.Module, params: Mapping[str, Tensor], layers: Sequence[Layer]):
-        self.net, self.params, self.layers = net, dict(params), list(layers)
+def _layer_factors(
+    net: nn.Module, params: dict[str, Tensor], layers: Sequence[Layer], x: Tensor, root: Root | None
+) -> tuple[Tensor, list[Factors]]:
+    """Outputs (N, width) of the net, and of every layer the factors of what ``root``, or the identity, pulls back."""
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    made_by: dict[str, object] = {}
+    calls = dict.fromkeys((layer.name for layer in layers), 0)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], bool]:
-        """Output (N, width), each layer's inputs and outputs, and whether the output is that of the one layer.
+    def remember(module: nn.Module, args: tuple[Tensor, ...], out: Tensor, *, name: str) -> Tensor:
+        calls[name] += 1
+        inputs[name] = args[0].detach()
+        outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
+        # a later in-place activation must not touch what is remembered
+        passed_on = outputs[name].clone()
+        made_by[name] = passed_on.grad_fn
+        return passed_on
 
-        Raises:
-            ValueError: a layer is called not at all or more than once.
-        """
-        inputs: dict[str, Tensor] = {}
-        outputs: dict[str, Tensor] = {}
-        made_by: dict[str, object] = {}
-        calls = dict.fromkeys((layer.name for layer in self.layers), 0)
+    modules = {name: net.get_submodule(name) for name in calls}
+    handles = [each.register_forward_hook(partial(remember, name=name)) for name, each in modules.items()]
+    with hooked(handles), torch.enable_grad(), WrittenOut():
+        f = torch.func.functional_call(net, params, (x,))
+    for name, count in calls.items():
+        if count != 1:
+            raise Refused(
+                f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
+            )
+    value = f.detach()
+    columns = _identity(value) if root is None else root(value)
+    if len(calls) == 1 and f.grad_fn in made_by.values():  # no activation, in place neither
+        grads = [columns.transpose(1, 2)]
+    else:
+        ends = [outputs[name] for name in calls]
+        pulled = [
+            torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True)
+            for k in range(columns.shape[-1])
+        ]
+        grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
+    named = zip(layers, grads, strict=True)
+    return value, [_factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named]
 
-        def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-                calls[name] += 1
-                inputs[name] = args[0].detach()
-                outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
-                # a later in-place activation must not touch what is remembered
-                passed_on = outputs[name].clone()
-                made_by[name] = passed_on.grad_fn
-                return passed_on
 
-            return hook
-
-        found = [(self.net.get_submodule(layer.name), layer.name) for layer in self.layers]
-        handles = [module.register_forward_hook(remember(name)) for module, name in found]
-        try:
-            with torch.enable_grad(), WrittenOut():
-                f = torch.func.functional_call(self.net, self.params, (x,))
-        finally:
-            for handle in handles:
-                handle.remove()
-        for name, count in calls.items():
-            if count != 1:
-                raise Refused(
-                    f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
-                )
-        names = [layer.name for layer in self.layers]
-        alone = len(names) == 1 and f.grad_fn is made_by[names[0]]  # no activation, in place neither
-        return f, [inputs[name] for name in names], [outputs[name] for name in names], alone
-
-    def factors(
-        self, x: Tensor, columns: Tensor | None = None, root: Callable[[Tensor], Tensor] | None = None
-    ) -> tuple[Tensor, list[Factors]]:
-        """Network outputs (N, width) and the factors of every layer.
-
-        Args:
-            x: inputs (N, …).
-            columns: (N, width, k) vectors to pull back; default the identity (the Jacobian itself).
-            root: instead, a function of f giving ``columns``.
-        """
-        f, inputs, outputs, alone = self.forward(x)
-        f_value = f.detach()
-        if root is not None:
-            columns = root(f_value)
-        if columns is None:
-            columns = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
-        if alone:
-            grads = [columns.transpose(1, 2)]
-        else:
-            pulled = [
-                torch.autograd.grad(f, outputs, columns[:, :, k].contiguous(), retain_graph=True)
-                for k in range(columns.shape[-1])
-            ]
-            grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
-        modules = [self.net.get_submodule(layer.name) for layer in self.layers]
-        return f_value, [_factors(*each) for each in zip(modules, self.layers, inputs, grads)]
+def _identity(f: Tensor) -> Tensor:
+    """Columns (N, width, width) that pull back the Jacobian itself."""
+    return torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
 
 
 def _factors(module: nn.Module, layer: Layer, inputs: Tensor, grads: Tensor) -> Factors:
@@ -246,8 +221,6 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
         return value, slope
 
 
-Root = Callable[[Tensor], Tensor]
-
 #: scalars of the largest intermediate kept at once, 64 MiB of float32
 CHUNK_SCALARS = 2**24
 
@@ -280,17 +253,15 @@ class NetworkJacobian:
         self.sites = sites
         everything = torch.arange(density.dim, device=mode.device)
         self.index = torch.cat([everything[site.start : site.stop] for site in sites])
-        plain = [
-            torch.equal(constrained[site.name].reshape(-1), mode[site.start : site.stop]) for site in sites
+        self.layers: list[Layer] = []
+        self.unsupported = [
+            f"{site.name} (constrained)"
+            for site in sites
+            if not torch.equal(constrained[site.name].reshape(-1), mode[site.start : site.stop])
         ]
-        coordinates = (
-            {site.name: everything[site.start : site.stop].reshape(site.shape) for site in sites}
-            if all(plain)
-            else {}
-        )
-        self.layers, self.unsupported = find_layers(model.net, coordinates)
-        if not all(plain):
-            self.unsupported = [f"{s.name} (constrained)" for s, same in zip(sites, plain) if not same]
+        if not self.unsupported:
+            places = {site.name: everything[site.start : site.stop].reshape(site.shape) for site in sites}
+            self.layers, self.unsupported = _find_layers(model.net, places)
 
     @property
     def size(self) -> int:
@@ -307,19 +278,26 @@ class NetworkJacobian:
             return
         few = x[:2]
         try:
-            _, factors = self.factors(few)
+            f, factors = self.factors(few)
         except (ValueError, RuntimeError) as error:
             self.unsupported, self.layers = [str(error)], []
             return
-        product, true = self._joined(factors), self._general(few, self._identity(few))
+        product, true = self._joined(factors), self._general(few, _identity(f))
         scale = true.abs().amax().clamp_min(1e-30)
         if not float((product - true).abs().amax() / scale) < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
             self.unsupported, self.layers = ["a layer whose parameters are also used elsewhere"], []
 
     def factors(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, list[Factors]]:
-        """Outputs (N, width) and every layer's factors, see :class:`pyrobnn.inference.curvature.jacobian.Capture`."""
+        """Outputs (N, width) and every layer's factors, of the Jacobian or of its product with ``root(f)``."""
         params = {name.removeprefix(NET): value for name, value in self.params.items()}
-        return Capture(self.model.eval_net, params, self.layers).factors(x, root=root)
+        return _layer_factors(self.model.eval_net, params, self.layers, x, root)
+
+    def factor_scalars(self, x: Tensor) -> int:
+        """Numbers that the factors of one point take: a convolution's diagonal forms its rows."""
+        return sum(
+            f.inputs.numel() + 2 * f.grads.numel() + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
+            for f in self.factors(x[:1])[1]
+        )
 
     def rows(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, Tensor]:
         """Outputs (N, width) and rows (N, k, p): the Jacobian, or its product with ``root(f)`` (N, width, k)."""
@@ -328,7 +306,7 @@ class NetworkJacobian:
             return f, self._joined(factors)
         with torch.no_grad():
             f = self.model.forward(self.params, x)
-            columns = self._identity(x, f) if root is None else root(f)
+            columns = _identity(f) if root is None else root(f)
         return f, self._general(x, columns)
 
     def chunks(self, x: Tensor, scalars_per_point: int | None = None) -> Iterator[Tensor]:
@@ -347,11 +325,6 @@ class NetworkJacobian:
         for layer, factor in zip(self.layers, factors):
             rows[:, :, self.positions(layer).reshape(-1)] = factor.rows().reshape(n, k, -1)
         return rows
-
-    def _identity(self, x: Tensor, f: Tensor | None = None) -> Tensor:
-        with torch.no_grad():
-            f = self.model.forward(self.params, x) if f is None else f
-        return torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(x), -1, -1)
 
     def output(self, z: Tensor, x: Tensor) -> Tensor:
         """Network output (N, width) at subset coordinates ``z`` (p,), differentiable."""

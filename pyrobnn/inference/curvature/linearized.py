@@ -18,7 +18,29 @@ from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
 from pyrobnn.likelihoods import averages
 
 
-class Linearized:
+class SubsetNetwork:
+    """The network where only some sites vary: the others stay at the mode, so that what precedes them is computed once.
+
+    Args:
+        jacobian: the network around the mode; its sites vary.
+        features: what this is a function of, from its inputs; default these themselves.
+    """
+
+    def __init__(self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None):
+        self.jacobian, self.model = jacobian, jacobian.model
+        self.features = features or _unchanged
+
+    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Output (N, width) of one set of parameters."""
+        return self.head(params, self.features(x))
+
+    def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """As a function of the features."""
+        moving = {site.name: params[site.name] for site in self.jacobian.sites}
+        return self.jacobian.model.forward(self.jacobian.params | moving, x)
+
+
+class Linearized(SubsetNetwork):
     r"""The network as a linear function of its parameters, under a Gaussian over them.
 
     .. math:: f(x, \theta) \approx f(x, \theta^*) + J(x) (\theta - \theta^*), \qquad
@@ -45,23 +67,17 @@ class Linearized:
         loc: Tensor | None = None,
         features: Callable[[Tensor], Tensor] | None = None,
     ):
-        self.jacobian, self.model = jacobian, jacobian.model
-        self.features = features or _unchanged
+        super().__init__(jacobian, features)
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
         inside = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in inside]
         self._scalars: int | None = None
         self._covariance: Tensor | None = None
 
-    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """f(θ*) + J (θ − θ*) for one set of parameters, (N, width)."""
-        return self.head(params, self.features(x))
-
     def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """As a function of the features."""
+        """f(θ*) + J (θ − θ*) as a function of the features."""
         jacobian = self.jacobian
-        values = {site.name: params[site.name] for site in jacobian.sites}
-        parts = [site.transform.inv(values[site.name]).reshape(-1) for site in jacobian.sites]
+        parts = [site.transform.inv(params[site.name]).reshape(-1) for site in jacobian.sites]
         return self._moved(x, torch.cat(parts) - jacobian.mode[jacobian.index])
 
     def _moved(self, x: Tensor, by: Tensor) -> Tensor:
@@ -112,15 +128,11 @@ class Linearized:
 
     def _scalars_per_point(self, x: Tensor) -> int:
         if self._scalars is None:
-            if not self._by_products:
+            if self._by_products:
+                self._scalars = self.jacobian.factor_scalars(x)
+            else:
                 width = self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1]
                 self._scalars = 4 * width * self.jacobian.size
-            else:
-                _, factors = self.jacobian.factors(x[:1])
-                self._scalars = sum(
-                    f.inputs.numel() + f.grads.numel() + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
-                    for f in factors
-                )
         return self._scalars
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,28 +204,6 @@ def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient:
             step = block.sample(block.root(gradient[block.index].unsqueeze(0)))
             mode[block.index] += step.squeeze(0).to(mode)
     return mode
-
-
-class SubsetNetwork:
-    """The network where only some sites vary: the others stay at the mode, so that what precedes them is computed once.
-
-    Args:
-        jacobian: the network around the mode; its sites vary.
-        features: as of :class:`Linearized`.
-    """
-
-    def __init__(self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None):
-        self.jacobian, self.model = jacobian, jacobian.model
-        self.features = features or _unchanged
-
-    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Output (N, width) of one set of parameters."""
-        return self.head(params, self.features(x))
-
-    def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """As a function of the features."""
-        moving = {site.name: params[site.name] for site in self.jacobian.sites}
-        return self.jacobian.model.forward(self.jacobian.params | moving, x)
 
 
 def _unchanged(x: Tensor) -> Tensor:

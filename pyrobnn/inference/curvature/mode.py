@@ -17,6 +17,7 @@ from pyrobnn.density import Density, Site
 from pyrobnn.findings import Finding, of_meta
 from pyrobnn.inference.curvature.head import Split, split
 from pyrobnn.inference.curvature.hessian import gradient
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian, hooked
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.memory import require
@@ -52,6 +53,22 @@ class Centre:
     notes: Sequence[Finding | str] = ()
     split: Split | None = None
 
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """Site → value at the mode, of point parameters too."""
+        return self.density.constrain(self.mode) | self.points
+
+    def root(self, f: Tensor, rows: slice) -> Tensor:
+        """Square root (N, width, k) of the likelihood's curvature at outputs (N, width) of these rows."""
+        return self.problem.bnn.likelihood.curvature_root(f, self.problem.y[rows], self.values)
+
+    def jacobian(self) -> NetworkJacobian:
+        """The network around the mode in the weights that vary, by products of its layers where they are right."""
+        weights = [name for name in self.names if name.startswith(NET)]
+        jacobian = NetworkJacobian(self.problem.bnn, self.density, self.mode, self.points, weights)
+        jacobian.prefer_products(self.problem.x)
+        return jacobian
+
 
 def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, ...]:
     """Names of the latent sites that vary, in the order of the flat vector.
@@ -85,11 +102,8 @@ def _last_layer(problem: Problem) -> str:
         for name, module in net.named_modules()
         if name and any(True for _ in module.parameters(recurse=False))
     ]
-    try:
+    with hooked(handles):
         problem.bnn.forward({}, problem.x[:1])
-    finally:
-        for handle in handles:
-            handle.remove()
     return NET + called[-1] if called else NET.rstrip(".")
 
 
@@ -195,11 +209,7 @@ def _is_at_mode(search: MAP, mode: Posterior, problem: Problem, theta: Tensor) -
 
 
 def _centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names: tuple[str, ...]) -> Centre:
-    """The centre for the flat vector of a problem whose latent sites come first.
-
-    Raises:
-        FloatingPointError: the log joint is not finite there.
-    """
+    """The centre for the flat vector of a problem whose latent sites come first."""
     held = Density(problem.density.program, problem.density.args, points="held", values=points)
     mode = theta[: held.dim].detach()
     slope = gradient(held, mode) if not problem.is_bnn else -in_parts(held, problem.x, problem.y)(mode)[0]

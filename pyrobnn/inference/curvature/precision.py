@@ -16,7 +16,7 @@ from pyrobnn.checks import Refused
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
-from pyrobnn.inference.curvature.ggn import DataRoot, DiagCurvature, KronCurvature, check_finite, ggn, name_of
+from pyrobnn.inference.curvature.ggn import DiagCurvature, KronCurvature, check_finite, ggn, name_of
 from pyrobnn.inference.curvature.held_out import hold_out
 from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -57,8 +57,8 @@ def hessian_precision(
     """Exact Hessian, full or its diagonal."""
     index = _coordinates(centre, centre.names)
     block, damping = _hessian_block(centre, index, method.structure, method.damping, remarks)
-    weights = [name for name in centre.names if centre.problem.is_bnn and name.startswith(NET)]
-    jacobian = _jacobian(centre, weights) if weights else None
+    weights = centre.problem.is_bnn and any(name.startswith(NET) for name in centre.names)
+    jacobian = centre.jacobian() if weights else None
     return Precision(centre, [block], jacobian, damping)
 
 
@@ -72,19 +72,15 @@ def ggn_precision(
     Raises:
         ValueError: no weight among the sites; a prior or layer that the structure or the tuning can't take.
     """
-    weights = [name for name in centre.names if name.startswith(NET)]
-    if not weights:
+    if not any(name.startswith(NET) for name in centre.names):
         raise Refused(f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'")
-    jacobian = _jacobian(centre, weights)
+    jacobian = centre.jacobian()
     prior = prior_precision(jacobian)
     damping = max(method.damping, prior.raised)
     if prior.raised:
         sites = ", ".join(prior.raised_sites)
         remarks.append(Finding("prior_raised", {"sites": sites, "raised": prior.raised}))
-    likelihood = centre.problem.bnn.likelihood
-    parameters = centre.density.constrain(centre.mode) | centre.points
-    root = DataRoot(likelihood, parameters, centre.problem.y)
-    curvature = ggn(jacobian, centre.problem.x, root, method.structure, prior.prec + method.damping)
+    curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec + method.damping)
     if isinstance(curvature, KronCurvature) and curvature.averaged:
         remarks.append(Finding("prior_averaged"))
     tuned, held_out = Tuned(torch.ones(1, dtype=torch.float64), 1.0), None
@@ -122,12 +118,6 @@ def ggn_precision(
         blocks, damping = [*blocks, block], max(damping, added)
     has_evidence = held_out is None or not tuned.at_bound
     return Precision(centre, blocks, jacobian, damping, report, has_evidence)
-
-
-def _jacobian(centre: Centre, weights: list[str]) -> NetworkJacobian:
-    jacobian = NetworkJacobian(centre.problem.bnn, centre.density, centre.mode, centre.points, weights)
-    jacobian.prefer_products(centre.problem.x)
-    return jacobian
 
 
 def _coordinates(centre: Centre, names: Any) -> Tensor:
@@ -186,7 +176,7 @@ def _residual(centre: Centre) -> Residual | None:
     problem = centre.problem
     if SCALE not in centre.points or not problem.bnn.likelihood.normal:
         return None
-    f = forward_in_parts(problem.bnn, centre.density.constrain(centre.mode) | centre.points, problem.x)
+    f = forward_in_parts(problem.bnn, centre.values, problem.x)
     loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)
     return Residual(float(((problem.y - loc) / scale).double().square().sum()), loc.numel())
 

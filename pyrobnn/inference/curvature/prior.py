@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import pyro.distributions as dist
 import torch
@@ -78,11 +79,7 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
 
 
 def check_elementwise(priors: Mapping[str, Distribution]) -> None:
-    """The priors (by site) that a diagonal can hold.
-
-    Raises:
-        Refused: a prior whose elements depend on each other.
-    """
+    """Refuse priors (by site) whose elements depend on each other: a diagonal cannot hold them."""
     for name, prior in priors.items():
         if (base := elementwise(prior)).event_shape:
             raise Refused(
@@ -92,11 +89,7 @@ def check_elementwise(priors: Mapping[str, Distribution]) -> None:
 
 
 def check_normal(priors: Mapping[str, Distribution]) -> None:
-    """The priors (by site) whose width can be tuned.
-
-    Raises:
-        Refused: one that is not normal.
-    """
+    """Refuse priors (by site) that are not normal: their widths cannot be tuned."""
     for name, prior in priors.items():
         if not isinstance(base := elementwise(prior), Normal):
             raise Refused(
@@ -112,15 +105,9 @@ def elementwise(prior: Distribution) -> Distribution:
 
 
 def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:
-    """The normal prior of a site, its precision multiplied.
-
-    Raises:
-        TypeError: it is of another family.
-    """
-    base = elementwise(prior)
-    if not isinstance(base, Normal):
-        raise TypeError(f"only normal priors are tuned: that of {name!r} is a {type(base).__name__}")
-    shape = prior.event_shape
+    """The normal prior of a site, its precision multiplied."""
+    check_normal({name: prior})
+    base, shape = cast(Normal, elementwise(prior)), prior.event_shape
     return dist.Normal(base.loc, base.scale * factor**-0.5).expand(shape).to_event(len(shape))
 
 

@@ -18,7 +18,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn.density import Density, Site, _is_identity
+from pyrobnn.density import Density, _is_identity
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments, base_distribution
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
@@ -101,7 +101,12 @@ class Elbo:
         """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
         values = self.density.constrain(z)
         moments = self._site_moments(given)
-        with self._local_noise(values, moments, noise):
+        inside: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if self.estimator is not None:
+            plain = [site.name for site in self.latent if _is_identity(site.transform)]
+            weights = [(values[name], *moments[name]) for name in plain]
+            inside = LocalNoise(weights, self.estimator, noise)
+        with inside:
             nodes = self.density.trace(values, args)
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
@@ -128,21 +133,6 @@ class Elbo:
             for site, loc, scale in zip(self.latent, locs, scales)
         }
 
-    def _local_noise(
-        self, values: Mapping[str, Tensor], moments: Mapping[str, tuple[Tensor, Tensor]], noise: Noise
-    ) -> contextlib.AbstractContextManager:
-        if self.estimator is None:
-            return contextlib.nullcontext()
-        return LocalNoise(
-            [
-                (values[site.name], *moments[site.name])
-                for site in self.latent
-                if _is_identity(site.transform)
-            ],
-            self.estimator,
-            noise,
-        )
-
     def _closed_sites(self) -> tuple[frozenset[str], frozenset[str]]:
         """Sites of normal prior under a Gaussian guide, and those among them whose prior is the same at every draw.
 
@@ -150,22 +140,19 @@ class Elbo:
         when the guide's coordinates are independent.
         """
         first, second = (self._priors(z) for z in self.density.sample_prior(2, seed=0))
-        closed, unmoved = set(), set()
-        for site in self.latent:
-            here, there = first[site.name], second[site.name]
-            if here is None or there is None:
-                continue
-            constant = all(map(torch.equal, here, there))
-            if constant or self.family.factorized:
-                closed.add(site.name)
-            if constant:
-                unmoved.add(site.name)
-        return frozenset(closed), frozenset(unmoved)
+        normal = first.keys() & second.keys()
+        unmoved = frozenset(name for name in normal if all(map(torch.equal, first[name], second[name])))
+        return frozenset(normal) if self.family.factorized else unmoved, unmoved
 
-    def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor] | None]:
+    def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Location and scale of every site with a plain normal prior at ``z``."""
-        nodes = self.density.trace(self.density.constrain(z))
-        return {site.name: _normal_prior(nodes[site.name], site) for site in self.latent}
+        nodes, found = self.density.trace(self.density.constrain(z)), {}
+        for site in self.latent:
+            node = nodes[site.name]
+            prior, unmasked = base_distribution(node["fn"]), node["mask"] is None or node["mask"] is True
+            if type(prior) is dist.Normal and unmasked and _is_identity(site.transform):
+                found[site.name] = prior.loc, prior.scale
+        return found
 
 
 def _path_log_q(draw: Draw) -> Tensor:
@@ -178,14 +165,6 @@ def _path_log_q(draw: Draw) -> Tensor:
     return draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
 
 
-def _normal_prior(node: Mapping[str, Any], site: Site) -> tuple[Tensor, Tensor] | None:
-    fn = base_distribution(node["fn"])
-    unmasked = node["mask"] is None or node["mask"] is True
-    if type(fn) is dist.Normal and unmasked and _is_identity(site.transform):
-        return fn.loc, fn.scale
-    return None
-
-
 def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
     r""":math:`-E_q[\log N(\theta; m, s^2)] = \log s + \frac{(\mu - m)^2 + \sigma^2}{2 s^2} + \frac12 \log 2\pi`."""
     prior = base_distribution(node["fn"])
@@ -194,29 +173,3 @@ def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) ->
     if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event
         total = total.flatten(total.dim() - node["fn"].event_dim).sum(-1) if node["fn"].event_dim else total
     return (total * node["scale"]).sum(dtype=torch.float64)
-
-
-def gradient_samples(
-    elbo: Elbo, theta: Tensor, num_samples: int, *args: Any, seed: int = 0, chunk: int = 64
-) -> Tensor:
-    """Independent stochastic gradients of the loss (KL weight one) at ``theta``, (num_samples, len(theta)).
-
-    To compare estimators: their means agree, their variances don't.
-
-    Args:
-        elbo: the objective.
-        theta: guide and point parameters.
-        num_samples: number of gradients.
-        args: data instead of the model's own, a mini-batch for instance.
-        seed: of the draws.
-        chunk: gradients computed at once.
-    """
-    one = torch.ones((), dtype=torch.float64, device=theta.device)
-
-    def gradient(key: Tensor) -> Tensor:
-        return torch.func.grad(lambda t: elbo(t, one, key, *args)[0])(theta)
-
-    batched = torch.func.vmap(gradient, randomness="different")
-    keys = Noise(torch.tensor(seed, device=theta.device)).split(num_samples).split(chunk)
-    with seeded(seed, theta.device):
-        return torch.cat([batched(some) for some in keys])

@@ -49,13 +49,7 @@ class LocalNoise(TorchFunctionMode):
         self._kept = weights  # identities are only unique while the tensors live
         self._moments = {id(value): (mean, var) for value, mean, var in weights}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _RANKS:
             x, weight, bias, rest = _arguments(args, kwargs)
@@ -104,13 +98,7 @@ class WeightUses(TorchFunctionMode):
             id(value): [] for value in values
         }
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for value in (*args, *kwargs.values()):
             if id(value) in self.found and func is not Tensor.is_floating_point:

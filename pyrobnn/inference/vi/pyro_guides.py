@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -190,23 +190,13 @@ class _Given(Messenger):
 
 
 class _FunctionalNoise(TorchFunctionMode):
-    """``torch.empty(...).normal_()``, as torch's distributions draw, cannot be batched by vmap; a fresh tensor can.
-
-    Args:
-        normal: makes it, of the shape and type of another.
-    """
+    """``torch.empty(...).normal_()``, as distributions draw, cannot be batched by vmap: ``normal(like)`` can."""
 
     def __init__(self, normal: Callable[[Tensor], Tensor]):
         super().__init__()
         self.normal = normal
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.normal_ and len(args) == 1 and not kwargs:
             return self.normal(args[0])
         return func(*args, **(kwargs or {}))
