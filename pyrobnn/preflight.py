@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.compile import is_loaded
-from pyrobnn.inference.fitting.memory import free_bytes
-from pyrobnn.inference.fitting.sizes import measure
+from pyrobnn.inference.fitting.sizes import free_bytes, measure
 from pyrobnn.inference.registry import METHODS, check_use
 from pyrobnn.model import BNN
 

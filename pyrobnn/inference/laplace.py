@@ -38,7 +38,7 @@ from pyrobnn.inference.curvature.precision import (
 )
 from pyrobnn.inference.curvature.prior import check_elementwise, check_normal
 from pyrobnn.inference.fitting.batches import in_parts, survey
-from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes

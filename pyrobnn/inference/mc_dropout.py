@@ -15,9 +15,8 @@ from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.fitting.snapshot import snapshot
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nets.batch_norm import training_norms
 from pyrobnn.inference.nets.dropout_masks import (

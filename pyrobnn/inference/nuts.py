@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.findings import Finding, of_meta
-from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -22,22 +22,17 @@ from pyrobnn.inference.fitting.problem import (
     run_subfit,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
-from pyrobnn.inference.fitting.sizes import Need, Sizes
+from pyrobnn.inference.fitting.sizes import Need, Sizes, free_bytes, require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.chain_findings import run_findings
-from pyrobnn.inference.hmc.chain_gradient import chains_per_call, gradient_of
-from pyrobnn.inference.hmc.checkpoint import run_fingerprint
-from pyrobnn.inference.hmc.converged import check_until, until_converged
-from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws, named_stats
+from pyrobnn.inference.hmc.checkpoint import DrawFile, run_fingerprint
+from pyrobnn.inference.hmc.converged import check_until, run_findings, until_converged
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
-from pyrobnn.inference.hmc.machine import Machine
-from pyrobnn.inference.hmc.memory_needed import check_memory, needed_bytes, num_slots
+from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.metric import described, form_of
-from pyrobnn.inference.hmc.precision_loss import PrecisionLoss, inspector
-from pyrobnn.inference.hmc.run import Run
-from pyrobnn.inference.hmc.starts import starts
+from pyrobnn.inference.hmc.run import Draws, Run, named_stats
+from pyrobnn.inference.hmc.starts import chains_per_call, gradient_of, starts
+from pyrobnn.inference.hmc.warmup import kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN
@@ -47,6 +42,7 @@ from pyrobnn.posterior import Posterior
 DEFAULT_WARMUP = 200
 #: up to which the default warm-up goes on where it is not finished: the length of Stan's
 MOST_WARMUP = 1000
+_BLOCK = 64  # draws per chain between writes to a file
 
 
 @register("nuts", standard=True, quick={"num_warmup": 150, "num_draws": 150, "max_tree_depth": 6})
@@ -338,3 +334,44 @@ def _on_cpu(what: Any) -> Any:
     if isinstance(what, dict):
         return {name: value.cpu() for name, value in what.items()}
     return replace(what, model=what.model.to(torch.device("cpu"))) if what.is_bnn else what
+
+
+def num_slots(dim: int, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> int:
+    """Draws per chain that the machine holds: those of a warm-up window, and all draws or a block of them."""
+    kept = kept_in_warmup(num_warmup, config.num_chains, dim)
+    return max(_BLOCK if streamed else num_draws, kept)
+
+
+def needed_bytes(
+    dim: int, dtype: torch.dtype, config: NUTS, num_draws: int, num_warmup: int, streamed: bool
+) -> int:
+    """Bytes of a run's static buffers and of the copies on the way to the posterior."""
+    chains, item = config.num_chains, dtype.itemsize
+    slots = num_slots(dim, config, num_draws, num_warmup, streamed) + 1
+    levels = 2 * (config.max_tree_depth + 1)
+    copies = 2 if streamed else 3  # the draws, without the whitening, and by site
+    rows = slots + num_draws if streamed else slots
+    need = chains * (dim * item * (copies * slots + levels + 24) + rows * 8 * len(STATS))
+    if config.mass_matrix == "low_rank":  # a window of draws and one of gradients, copied in float64
+        need += chains * kept_in_warmup(num_warmup, chains, dim) * dim * (2 * item + 6 * 8)
+    return need + (dim * dim * item * 3 if config.mass_matrix == "dense" else 0)
+
+
+def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> None:
+    """Refuse a run whose buffers do not fit before it starts.
+
+    Raises:
+        NotEnoughMemory: naming the bytes and the options to change.
+    """
+    dim, dtype = problem.density.dim, problem.density.dtype
+    form = form_of(config.mass_matrix, problem.is_bnn or config.engine == "pyro")
+    config = replace(config, mass_matrix="low_rank" if form == "auto" else form)  # the most that it may need
+    need = needed_bytes(dim, dtype, config, num_draws, num_warmup, streamed)
+    options = ["lower num_chains" if streamed else "lower num_draws or num_chains"]
+    free = free_bytes(problem.device)
+    if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
+        options.append("write the draws to disk with fit(stream_to=PATH)")
+    if form != "diag":
+        options.append("use mass_matrix='diag'")
+    what = f"a run of {config.num_chains} chains × {num_draws} draws × {dim} parameters"
+    require(need, problem.device, what, ", or ".join(options))

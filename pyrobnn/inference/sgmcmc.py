@@ -13,16 +13,13 @@ from torch import Tensor
 from pyrobnn.checks import check_choice, check_count, check_number
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.batches import check_batch_size
-from pyrobnn.inference.fitting.initial import common_start
+from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.langevin.chain_step import full_log_joint
 from pyrobnn.inference.langevin.equilibrium import judge
-from pyrobnn.inference.langevin.linear_fit import LinearFit
-from pyrobnn.inference.langevin.plan import lay_out, start_chains
-from pyrobnn.inference.langevin.start import find_modes
-from pyrobnn.inference.langevin.walk import run_chains
+from pyrobnn.inference.langevin.start import LinearFit, find_modes
+from pyrobnn.inference.langevin.walk import full_log_joint, lay_out, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior

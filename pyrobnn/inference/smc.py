@@ -16,18 +16,17 @@ from torch import Tensor
 from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.compile import compiled
 from pyrobnn.findings import Finding
-from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.memory import require
+from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
     Problem,
     interruption,
     launches,
     make_posterior,
+    snapshot,
 )
-from pyrobnn.inference.fitting.sizes import Need, Sizes
-from pyrobnn.inference.fitting.snapshot import snapshot
+from pyrobnn.inference.fitting.sizes import Need, Sizes, require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.chain_gradient import chains_per_call
+from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering.path import Evaluate, evaluator, prior_draws, refuse_without_prior
 from pyrobnn.inference.tempering.population import Population, Rung

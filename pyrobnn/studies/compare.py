@@ -19,7 +19,7 @@ from pyrobnn.checks import Refused, check_choice, check_count, check_device
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import OBSERVED_DATA
-from pyrobnn.inference.fitting.memory import NotEnoughMemory
+from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.method import METHODS, Method, check_use
 from pyrobnn.posterior import Posterior

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import make_posterior, prepare
-from pyrobnn.inference.hmc.draws import named_stats
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.hmc.run import Run
+from pyrobnn.inference.hmc.run import Run, named_stats
 from pyrobnn.inference.nuts import DEFAULT_WARMUP, NUTS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior

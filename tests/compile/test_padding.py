@@ -18,7 +18,7 @@ from pyrobnn.compile import compiled
 from pyrobnn.compile.inductor import traced
 from pyrobnn.inference.fitting.padding import bucket, padded_log_joint
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.chain_gradient import gradient_of
+from pyrobnn.inference.hmc.starts import gradient_of
 
 ROOT = Path(__file__).parents[2]
 LIKELIHOODS = {

@@ -16,7 +16,7 @@ from test_contract import METHODS, ONE_DRAW, X, Y, gaussian, num_draws
 import pyrobnn as pb
 from pyrobnn.checks import check_device
 from pyrobnn.compile import CudaGraph, compiled
-from pyrobnn.inference.fitting import memory
+from pyrobnn.inference.fitting import sizes
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.run import Run
@@ -60,7 +60,7 @@ def run_of() -> Run:
 @pytest.mark.parametrize("graph", [Replays, Waits])
 def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
     """Through all phases of a warm-up, each of which hands over another state and metric."""
-    monkeypatch.setattr("pyrobnn.inference.hmc.capture.CudaGraph", graph)
+    monkeypatch.setattr("pyrobnn.inference.hmc.run.CudaGraph", graph)
     with torch.no_grad():
         plain, replayed = run_of(), run_of()
         captured = replayed._capture(replayed.machine.step)
@@ -95,7 +95,7 @@ def test_a_device_has_its_number(monkeypatch):
 def test_memory_that_torch_keeps_for_later_is_free(monkeypatch):
     for name, found in {"mem_get_info": (100, 1000), "memory_reserved": 700, "memory_allocated": 300}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
-    assert memory.free_bytes(torch.device("cuda")) == 100 + 400
+    assert sizes.free_bytes(torch.device("cuda")) == 100 + 400
 
 
 # -- on a GPU, and on the CPU as far as that goes --------------------------------------------------------------------

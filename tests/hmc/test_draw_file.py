@@ -18,8 +18,7 @@ from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc import memory_needed
-from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.nuts import NUTS, needed_bytes
 
 # more draws than a block holds, so that the blocks' seams are inside
 MANY = 150
@@ -100,23 +99,25 @@ def test_progress_counts_what_is_on_disk(tmp_path):
 def test_memory_holds_a_block_only():
     config = NUTS(num_chains=4, num_warmup=100)
     size = prepare(program, points="held").density.dim, torch.float32
-    few, many = (memory_needed.needed_bytes(*size, config, num, 100, True) for num in (1000, 10_000))
+    few, many = (needed_bytes(*size, config, num, 100, True) for num in (1000, 10_000))
     per_draw = 4 * 8 * 7  # of four chains, seven statistics in float64: no positions
     assert many - few == 9000 * per_draw
-    kept = memory_needed.needed_bytes(*size, config, 10_000, 100, False)
+    kept = needed_bytes(*size, config, 10_000, 100, False)
     assert many < kept / 1.5
 
 
 def test_a_refused_run_is_told_of_the_file(monkeypatch):
     config = NUTS(num_chains=4, num_warmup=10, max_tree_depth=3, mass_matrix="diag", compile=False)
     dim = prepare(program, points="held").density.dim
-    streamed = memory_needed.needed_bytes(dim, torch.float32, config, 5000, 10, True)
-    monkeypatch.setattr(memory_needed.memory, "free_bytes", lambda device: streamed)
+    streamed = needed_bytes(dim, torch.float32, config, 5000, 10, True)
+    for place in ("nuts", "fitting.sizes"):
+        monkeypatch.setattr(f"pyrobnn.inference.{place}.free_bytes", lambda device: streamed)
     with pytest.raises(
         ValueError, match=r"needs [\d,]+ bytes .* or write the draws to disk with fit\(stream_to"
     ):
         config.fit(program, num_draws=5000)
-    monkeypatch.setattr(memory_needed.memory, "free_bytes", lambda device: streamed - 1)
+    for place in ("nuts", "fitting.sizes"):
+        monkeypatch.setattr(f"pyrobnn.inference.{place}.free_bytes", lambda device: streamed - 1)
     with pytest.raises(ValueError, match="are free: lower num_draws or num_chains$"):
         config.fit(program, num_draws=5000)
 

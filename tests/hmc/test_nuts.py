@@ -14,7 +14,7 @@ from helpers import assert_mean_within, assert_var_within
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.chain_gradient import chains_per_call
+from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

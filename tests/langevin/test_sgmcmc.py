@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.langevin.plan import lay_out
+from pyrobnn.inference.langevin.walk import lay_out
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN

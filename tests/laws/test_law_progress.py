@@ -11,8 +11,8 @@ from models import toy_model
 from test_contract import METHODS, X, Y, num_draws
 from test_law_interrupt import EARLY
 
-from pyrobnn.inference.hmc.draws import Progress
 from pyrobnn.inference.hmc.hooks import Hooks
+from pyrobnn.inference.hmc.run import Progress
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Training

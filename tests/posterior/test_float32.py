@@ -8,7 +8,7 @@ from global_state import GlobalState
 from test_contract import METHODS, X, Y, gaussian, num_draws
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.floats import full_float32
 
 CUDA = torch.device("cuda")
 _BACKENDS = torch.backends

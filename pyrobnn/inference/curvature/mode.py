@@ -20,8 +20,8 @@ from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, hooked
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.problem import Callback, Problem, run_subfit
+from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP

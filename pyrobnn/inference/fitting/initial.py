@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from pyrobnn.density import Density
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
@@ -60,3 +62,30 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
             "'init' is a net with other parameters than the model's: pass the net the BNN was built from"
         )
     return values
+
+
+def start_chains(model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int) -> Tensor:
+    """Starting points (num_chains, dim), from torch's present random state.
+
+    Draws of an earlier posterior, different ones where it has enough, and of each of its chains in turn; the parameters
+    of a net, for all chains alike; or draws from the prior. Sites that ``init`` lacks come from the prior.
+
+    Raises:
+        TypeError, ValueError: ``init`` is something else, or of another model.
+    """
+    points = density.sample_prior(num_chains, seed=int(torch.randint(2**31, ())))
+    if init is None:
+        return points
+    if isinstance(init, Posterior):
+        stacked = init.stacked()
+        # from every chain of an earlier run in turn: its chains, or islands of particles, were found apart
+        chains = init.num_chains if init.meta.get("kind") == "chains" else 1
+        size = len(next(iter(stacked.values()))) // chains
+        rows = torch.randperm(max(size, num_chains))[:num_chains] % size
+        pick = torch.arange(num_chains) % chains * size + rows
+        values = {name: value[pick.to(value.device)] for name, value in stacked.items()}
+    else:
+        one = start_values(model, init)
+        values = {name: value.expand(num_chains, *value.shape) for name, value in one.items()}
+    given = {site.name: values[site.name] for site in density.sites if site.name in values}
+    return density.unconstrain(density.constrain(points) | given)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrobnn.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
-from pyrobnn.inference.fitting.float64 import log_joint_float64
+from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.problem import Problem
 
 _MOST = 2**20  # values of x: beyond, the copy and the work on it cost more than a compile now and then

@@ -20,11 +20,16 @@ from pyrobnn.data import Dataset
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding, as_json
 from pyrobnn.inference.fitting import batches
-from pyrobnn.inference.fitting.float32 import full_float32
-from pyrobnn.inference.fitting.memory import require
-from pyrobnn.inference.fitting.net import refuse_random, rows_together
-from pyrobnn.inference.fitting.program import check_gaps, check_signature, what_program_says
+from pyrobnn.inference.fitting.floats import full_float32
+from pyrobnn.inference.fitting.program import (
+    check_gaps,
+    check_signature,
+    refuse_random,
+    rows_together,
+    what_program_says,
+)
 from pyrobnn.inference.fitting.ranks import check_shareable
+from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
@@ -367,3 +372,20 @@ def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor
     if not held:
         return
     problem.note(Finding("held_points", {"names": held}))
+
+
+def snapshot(
+    problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any
+) -> Posterior:
+    """A posterior of what there is on the way, which says nothing: its fit will, at its end.
+
+    Args:
+        problem: what is fitted.
+        method: the configuration.
+        draws: site → (chain, draw, …), as many as there are.
+        seed: of the fit.
+        rest: as of :func:`pyrobnn.inference.fitting.problem.make_posterior`.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_posterior(problem, method, draws, seed=seed, timings={}, importance=False, **rest)

@@ -1,18 +1,57 @@
-"""The sizes that a method's need of memory is made of, and the needs that several methods share."""
+"""Free memory, the refusal of what does not fit, and the sizes that a method's need is made of."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pyrobnn.checks import Refused
 from pyrobnn.inference.fitting.batches import survey
 
 if TYPE_CHECKING:
     from pyrobnn.model import BNN
+
+
+class NotEnoughMemory(Refused, MemoryError):
+    """More memory than the device has free; the message has the bytes and what to change."""
+
+
+def require(needed: int, device: torch.device, what: str, remedies: str) -> None:
+    """Refuse what does not fit, before any compute.
+
+    Args:
+        needed: bytes. device: where. what: the thing that needs them. remedies: what to do instead, in words.
+
+    Raises:
+        NotEnoughMemory: more is needed than is free.
+    """
+    free = free_bytes(device)
+    if needed > free:
+        raise NotEnoughMemory(f"{what} needs {needed:,} bytes but {free:,} are free: {remedies}")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes free on ``device``; without limit where the system does not tell, so that nothing is refused on a guess."""
+    if device.type == "cuda":
+        # the driver counts as taken what torch's allocator keeps for later
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    table = Path("/proc/meminfo")
+    if table.exists():
+        fields = dict(line.split(":", 1) for line in table.read_text(encoding="utf-8").splitlines())
+        if "MemAvailable" in fields:
+            return int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 class Need(NamedTuple):

@@ -14,13 +14,12 @@ from torch import Tensor
 from pyrobnn.callbacks import duration
 from pyrobnn.chains import RHAT_LIMIT, ess
 from pyrobnn.gradient import at_each
-from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.fitting.snapshot import snapshot
+from pyrobnn.inference.fitting.floats import in_program_dtype
+from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
+from pyrobnn.inference.hmc.checkpoint import DrawFile
 from pyrobnn.inference.hmc.converged import check_convergence
-from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws, Progress
-from pyrobnn.inference.hmc.precision_loss import in_program_dtype
+from pyrobnn.inference.hmc.run import Draws, Progress
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

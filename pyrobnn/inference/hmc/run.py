@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import compiled, first_line
+from pyrobnn.compile import CudaGraph, compiled, first_line
 from pyrobnn.inference.fitting import rng
+from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint, metric
 from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
-from pyrobnn.inference.hmc.capture import Replayed
-from pyrobnn.inference.hmc.delayed_interrupt import DelayedInterrupt
-from pyrobnn.inference.hmc.draw_file import DrawFile
-from pyrobnn.inference.hmc.draws import Draws, Progress, progress
+from pyrobnn.inference.hmc.checkpoint import DrawFile
 from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
-from pyrobnn.inference.hmc.precision_loss import PrecisionLoss
 from pyrobnn.inference.hmc.warmup import (
     Phase,
     acceptance_off_target,
@@ -36,6 +38,148 @@ _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
 _LP = Scalars._fields.index("lp_prop")
 _PROPOSAL = Vectors._fields.index("q_prop")
+
+
+class Draws(NamedTuple):
+    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's history.
+
+    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
+    step was compiled, or what was done to it in vain; ``unfinished``: why the warm-up was not finished after
+    ``num_warmup`` transitions; ``float64_reason``: why the positions are in float64.
+    """
+
+    z: Tensor | None
+    stats: Tensor
+    compile_seconds: float
+    num_gradients: int
+    scale: Tensor
+    history: dict[str, Tensor]
+    interrupted: bool = False
+    mode: str = "inductor"
+    unfinished: str = ""
+    num_warmup: int = 0
+    float64_reason: str = ""
+
+    @property
+    def positions(self) -> Tensor:
+        """``z`` of a run that kept its draws in memory."""
+        if self.z is None:
+            raise ValueError("the draws went to a file: read them there")
+        return self.z
+
+
+class Progress(NamedTuple):
+    """What the host sees before the first step and between steps."""
+
+    phase: str
+    draws: int  # of the slowest chain in this phase
+    wanted: int  # of the whole warm-up, which may have become longer, or of the sampling
+    step_size: float
+    tree_depth: float
+    divergences: int
+    steps: int
+    unfinished: str  # why the warm-up was not finished when it was last judged
+    positions: Callable[[], Tensor]  # unconstrained (chain, draw, dim): the draws, or where the chains are
+
+
+def named_stats(stats: Tensor) -> dict[str, Tensor]:
+    """Statistics (chain, draw, 7) by name, each (chain, draw) in its own dtype."""
+    whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
+    return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}
+
+
+def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:
+    """What the host sees of a run whose slowest chain has ``count`` of ``wanted`` draws in this phase."""
+    slots = run.state.scalars[_SLOT].long().clamp(max=run.machine.num_slots)
+    rows = run.buffers.stats
+    latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
+    column = STATS.index("diverging")
+    valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
+    diverging = int((rows[..., column] * valid).sum()) + int(run.written_stats[..., column].sum())
+    return Progress(
+        "warm-up" if warming else "sampling",
+        min(count, wanted) + (sum(each.length for each in run.plan[: run.phase]) if warming else 0),
+        sum(each.length for each in run.plan) if warming else wanted,
+        float(run.state.dual[0].median().exp()),
+        float(latest[:, STATS.index("tree_depth")].mean()),
+        0 if warming else diverging,
+        run.total_steps,
+        run.unfinished,
+        partial(run.positions, min(count, wanted)),
+    )
+
+
+class Replayed:
+    """The compiled step captured with copies of its arguments, which stay where they are.
+
+    Args:
+        step: compiled for all chains.
+        state, metric, keys: arguments that the caller replaces between calls, each of one shape.
+        buffers: written in place; they are as they were once the step is captured.
+
+    Raises:
+        RuntimeError: the step cannot be captured: it waits for the device, say.
+    """
+
+    def __init__(
+        self, step: Callable[..., Any], state: State, metric: Tensor, keys: Tensor, buffers: Buffers
+    ) -> None:
+        self._static = tuple(tensor.clone() for tensor in (*state, metric, keys))
+        num, kept = len(state), [buffer.clone() for buffer in buffers]
+        try:
+            self._graph = CudaGraph(step, *self._static[:num], *buffers, *self._static[num:])
+        finally:  # the calls before the capture never happened
+            for mine, old in zip(buffers, kept, strict=True):
+                mine.copy_(old)
+
+    def __call__(self, count: int, state: State, metric: Tensor, keys: Tensor) -> State:
+        """The state after so many steps, in memory that the next call writes into."""
+        for mine, value in zip(self._static, (*state, metric, keys), strict=True):
+            if mine is not value:
+                mine.copy_(value)
+        for _ in range(count):
+            self._graph.replay()
+        return State(*self._static[: len(state)])
+
+
+class DelayedInterrupt:
+    """The context of a run whose state changes in place; in the main thread, elsewhere it does nothing.
+
+    Within :meth:`changing` a Ctrl-C takes effect at the end, a second one at once.
+
+    Attributes: ``cut``, whether an exception has cut a change in two.
+    """
+
+    def __init__(self) -> None:
+        self.cut = self._waiting = False
+        self._before: Any = None
+
+    def __enter__(self) -> DelayedInterrupt:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.cut and not self._waiting:
+            self._waiting = True
+        else:
+            self._before(number, frame)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change of the state."""
+        self.cut = True
+        yield
+        self.cut = False
+        if self._waiting:
+            self._waiting = False
+            self._before(signal.SIGINT, None)
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""Where the chains of a run start."""
+"""Where the chains of a run start, the gradient that moves them, and how many of them one call of it takes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from pyrobnn.checks import Refused
+from pyrobnn.compile import library_elements
 from pyrobnn.density import Density
+from pyrobnn.gradient import Gradient, batched_gradient
+from pyrobnn.inference.fitting.floats import log_joint_float64
+from pyrobnn.inference.fitting.initial import start_chains
+from pyrobnn.inference.fitting.padding import padded_log_joint
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
-from pyrobnn.inference.langevin.plan import start_chains
 from pyrobnn.posterior import Posterior
 from pyrobnn.seeding import seeded
 from pyrobnn.sites.supply import RADIUS
 
 _TRIES = 100  # draws of a start, before there is none
+_FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
 def starts(
@@ -112,3 +117,30 @@ def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) 
         f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
         f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
     )
+
+
+def chains_per_call(gradient: Gradient, z: Tensor) -> int:
+    """How many of the chains at ``z`` one call should take: as many as leave their activations in the CPU's cache.
+
+    Matrix products read and write memory; past the cache a gradient costs up to three times as much per chain.
+    """
+    chains = len(z)
+    if z.device.type != "cpu" or chains <= _FEW:
+        return chains
+    per_chain = library_elements(gradient, z[:2]) / 2
+    divisors = [size for size in range(_FEW, chains + 1) if chains % size == 0]
+    return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
+
+
+def gradient_of(problem: Problem, z: Tensor, in_float64: bool, compile: bool) -> tuple[Gradient, str]:
+    """The gradient of a problem's log joint for the chains at ``z``, and why it is not batched (empty if it is).
+
+    Args:
+        problem: what is fitted.
+        z: positions (chain, dim).
+        in_float64: with every operation in float64.
+        compile: it will be compiled, and is to be the same graph for the next number of rows.
+    """
+    if in_float64:
+        return batched_gradient(log_joint_float64(problem.density), z)
+    return batched_gradient(padded_log_joint(problem, z) if compile else problem.density.log_joint, z)

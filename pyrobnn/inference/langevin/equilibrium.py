@@ -13,8 +13,8 @@ from pyrobnn.chains import RHAT_NOTED, rhat
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.langevin.chain_step import Run
-from pyrobnn.inference.langevin.linear_fit import TOLERATED_NATS, LinearFit, some_rows
+from pyrobnn.inference.langevin.start import TOLERATED_NATS, LinearFit, some_rows
+from pyrobnn.inference.langevin.walk import Run
 from pyrobnn.likelihoods import averages
 
 #: relative deviation of a site's kinetic temperature that is reported, beyond this many standard errors

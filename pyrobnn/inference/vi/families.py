@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyrobnn.density import Density
-from pyrobnn.inference.fitting.memory import require
 from pyrobnn.inference.fitting.rng import Noise
+from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.posterior.approximation import Approximation, FlatApproximation
 
 _LOG_2PI = math.log(2 * math.pi)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from pyrobnn.density import Density
 from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.batches import permuted_rows
-from pyrobnn.inference.fitting.float32 import full_float32
+from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.net import rows_together
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
+from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
