@@ -126,7 +126,7 @@ def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjud
         ("nose: learned", "Option 'nose' is not accepted: did you mean 'noise'?"),
         ("methods: {svi: {guid: flow}}", "does not accept option 'guid': did you mean 'svi.guide'?"),
         ("methods: {svi: {num_warmup: 3}}", "'svi' does not accept option 'num_warmup'"),
-        ("methods: {mine: {num_draws: 3}}", "'methods' must be one of 'ensemble', "),
+        ("methods: {mine: {num_draws: 3}}", "'methods' must be one of 'mle', "),
         ("methods: 3", "'methods' must be names, [svi, nuts], or a map"),
         ("methods: [a=svi, a=nuts]", "two methods have one name"),
         ("methods: {svi: [1, 2]}", "'svi' must map options to values"),
