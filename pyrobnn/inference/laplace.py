@@ -22,7 +22,6 @@ from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mo
 from pyrobnn.inference.curvature.mode import (
     MANY,
     POLISH_STEPS,
-    Centre,
     check_memory,
     find_centre,
     in_standard_units,
@@ -150,9 +149,6 @@ class Laplace(Method):
             raise TypeError(f"'map' must be a pyrobnn.MAP, got {type(self.map).__name__}")
         if self.tune is not None:
             check_choice("tune", self.tune, ("marginal_likelihood", "cross_validation"))
-        self._check_combination()
-
-    def _check_combination(self) -> None:
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError(
                 "the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'"
@@ -195,9 +191,10 @@ class Laplace(Method):
             log_evidence = None
             if precision.has_evidence:
                 log_evidence = _log_evidence(precision) + 0.5 * float((loc - centre.mode) @ centre.gradient)
-        approximation = BlockGaussian(
-            _layout(problem, centre), loc, precision.blocks, centre.mode if exact else None
-        )
+        layout = centre.density
+        if problem.is_bnn:  # the sites without data: what the approximation needs to know of the model
+            layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
+        approximation = BlockGaussian(layout, loc, precision.blocks, centre.mode if exact else None)
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
@@ -291,14 +288,6 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
         network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
     moments = getattr(network, "moments", None)
     return replace(posterior, approximation=approximation, network=network, moments=moments)
-
-
-def _layout(problem: Problem, centre: Centre) -> Density:
-    """Sites without data: what the approximation needs to know of the model."""
-    model = problem.model
-    if not isinstance(model, BNN):
-        return centre.density
-    return Density(model.sample_parameters, (), points="held", values=centre.points)
 
 
 def _network(

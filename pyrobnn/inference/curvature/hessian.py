@@ -60,11 +60,8 @@ def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tupl
         # reverse over reverse: torch's forward mode mixes up dtypes where a float32 model is summed in float64
         return torch.func.grad(lambda part: slope(part) @ direction)(centre)
 
-    at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), _num_scalars(density))))
+    data = max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)
+    at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), data)))
     for rows in torch.arange(len(index), device=z.device).split(at_once):
         basis = torch.nn.functional.one_hot(rows, len(index)).to(z)
         yield rows, torch.func.vmap(product)(basis).detach()
-
-
-def _num_scalars(density: Density) -> int:
-    return max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)

@@ -168,39 +168,24 @@ def _factors(module: nn.Module, layer: Layer, inputs: Tensor, grads: Tensor) -> 
 
 
 def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
+    """What the weight multiplies, (N, positions, columns); of a convolution the patches."""
     if isinstance(module, nn.Embedding):
         hot = nn.functional.one_hot(inputs.reshape(n, -1), module.num_embeddings)
         if module.padding_idx is not None:
             hot[..., module.padding_idx] = 0
         return hot
-    if isinstance(module, nn.Conv1d):
-        padding = module.padding if isinstance(module.padding, str) else (0, module.padding[0])
-        return _patches(
-            inputs.unsqueeze(2),
-            (1, module.kernel_size[0]),
-            (1, module.stride[0]),
-            (1, module.dilation[0]),
-            padding,
-        )
-    if isinstance(module, nn.Conv2d):
-        return _patches(inputs, module.kernel_size, module.stride, module.dilation, module.padding)
-    return inputs.reshape(n, -1, inputs.shape[-1])
-
-
-def _patches(
-    inputs: Tensor,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    padding: str | tuple[int, ...],
-) -> Tensor:
-    """Patches (N, positions, channels · kernel) that a convolution multiplies with its weight."""
-    if padding == "same":
-        total = [d * (size - 1) for d, size in zip(dilation, kernel)]
-        (top, left) = (t // 2 for t in total)
-        inputs = nn.functional.pad(inputs, (left, total[1] - left, top, total[0] - top))
-    around = (0, 0) if isinstance(padding, str) else padding
-    return nn.functional.unfold(inputs, kernel, dilation, around, stride).transpose(1, 2)
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return inputs.reshape(n, -1, inputs.shape[-1])
+    sizes = [module.kernel_size, module.stride, module.dilation]
+    padding = (0, 0) if isinstance(module.padding, str) else module.padding
+    if isinstance(module, nn.Conv1d):  # of images of one row
+        inputs, padding = inputs.unsqueeze(2), (0, padding[-1])
+        sizes = [(1, *each) for each in sizes]
+    kernel, stride, dilation = sizes
+    if module.padding == "same":
+        down, right = (d * (size - 1) for d, size in zip(dilation, kernel))
+        inputs = nn.functional.pad(inputs, (right // 2, right - right // 2, down // 2, down - down // 2))
+    return nn.functional.unfold(inputs, kernel, dilation, padding, stride).transpose(1, 2)
 
 
 def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:

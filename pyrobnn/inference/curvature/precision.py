@@ -89,13 +89,13 @@ def ggn_precision(
             held_out = hold_out(method, search, centre, given, seed, remarks)
             tau = torch.tensor([held_out.factor], dtype=torch.float64, device=prior.prec.device)
             tuned = Tuned(tau, 1.0, held_out.at_bound)
+            at_edge = Finding("cross_validation_at_edge", {"factor": held_out.factor})
         else:
             deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
             tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
-        if held_out is not None and tuned.at_bound:
-            remarks.append(Finding("cross_validation_at_edge", {"factor": held_out.factor}))
-        elif tuned.at_bound:
-            remarks.append(Finding("tuning_at_bound"))
+            at_edge = Finding("tuning_at_bound")
+        if tuned.at_bound:
+            remarks.append(at_edge)
     blocks = curvature.blocks(tuned.tau.to(prior.prec.device), tuned.c)
     for block in blocks:
         check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype

@@ -35,29 +35,26 @@ def evaluate_elbo(
 
     The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
-    num_data = problem.num_rows
-    budget = _ELBO_BUDGET // max(num_data * layout.dim, 1)
+    budget = _ELBO_BUDGET // max(problem.num_rows * layout.dim, 1)
     most = max(16, min(_MAX_ELBO_DRAWS, budget))
     exact = elbo.exact_kl
-    terms: list[Tensor] = []
+    terms, sample = list[Tensor](), torch.empty(0)
     # an exact one depends on no draw
     kl = (
         float(elbo.parts(theta, torch.zeros((), dtype=torch.int64, device=theta.device))[1]) if exact else 0.0
     )
-    seen = 0
-    while seen < most:
-        block = min(draws_per_block(layout.dim), max(64, most - seen))
+    while len(sample) < most:
+        block = min(draws_per_block(layout.dim), max(64, most - len(sample)))
         z = layout.unconstrain(approximation.sample(block))
         log_prior, value = log_parts(problem, layout, z)
         if not exact:
             value = value + log_prior - approximation.log_prob(layout.constrain(z)).double()
         terms.append(value)
-        seen += len(value)
         sample = torch.cat(terms)
-        if len(sample) >= 256 and float(sample.std()) / math.sqrt(len(sample)) < _ELBO_ERROR:
+        error = float(sample.std()) / math.sqrt(len(sample))
+        if len(sample) >= 256 and error < _ELBO_ERROR:
             break
-    sample = torch.cat(terms)
-    return float(sample.mean()) - kl, float(sample.std()) / math.sqrt(len(sample))
+    return float(sample.mean()) - kl, error
 
 
 def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:

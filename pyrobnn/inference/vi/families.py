@@ -49,7 +49,10 @@ class Draw(NamedTuple):
 
 
 class Family(Protocol):
-    """What the ELBO asks of a guide; ``phi`` is its flat parameter vector."""
+    """What the ELBO asks of a guide; ``phi`` is its flat parameter vector.
+
+    Each is made from initial means ``loc`` (dim,) and standard deviations ``init_scale``.
+    """
 
     size: int
     #: whether the coordinates are independent, so that a closed form may condition on the other sites
@@ -68,10 +71,7 @@ class Family(Protocol):
 class MeanField:
     r"""Independent normals, :math:`z_i = \mu_i + \sigma_i \epsilon_i`.
 
-    Args:
-        loc: initial means (dim,).
-        init_scale: initial standard deviations.
-        max_scale: cap on the standard deviations, or None.
+    ``max_scale`` is a cap on the standard deviations, or None.
 
     Caveat: it matches conditional, not marginal, variances: they are underestimated where weights correlate.
     """
@@ -113,10 +113,6 @@ class MeanField:
 
 class FullRank:
     r"""A normal with any covariance, :math:`z = \mu + \sigma \odot (I + C / \sqrt{n}) \epsilon`, C strictly lower.
-
-    Args:
-        loc: initial means (dim,).
-        init_scale: initial standard deviations.
 
     Raises:
         ValueError: the covariance factor would not fit in memory.
@@ -174,11 +170,7 @@ class FullRank:
 class LowRank:
     r"""A normal of diagonal plus low-rank covariance, :math:`z = \mu + \sigma \odot (\epsilon + V \epsilon')`.
 
-    Args:
-        loc: initial means (dim,).
-        init_scale: initial standard deviations.
-        rank: number r of columns of V.
-        seed: of the small random start of V, without which its gradient vanishes.
+    ``rank`` is the number of columns of V; ``seed`` is of its small random start, without which its gradient vanishes.
     """
 
     factorized = False
