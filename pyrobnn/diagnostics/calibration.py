@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import expit, softmax
 
 from pyrobnn import metrics
-from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
+from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import loo_pit
 from pyrobnn.diagnostics.points import FEWEST_DRAWS, has_classes, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error
@@ -91,9 +91,8 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if trained.code != "too_wide":
         return trained if trained.status != "pass" else replace(trained, status="info")
     share = min(1.0, _free_parameters(evidence) / len(u))
-    allowed = (
-        float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
-    )  # E|Φ(s Z) − ½| = arctan(s) / π
+    # E|Φ(s Z) − ½| = arctan(s) / π
+    allowed = float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
     gap = allowed - float(np.abs(u - 0.5).mean())
     p = float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE))
     status = grade_tested(p, gap, RATES, limits)
@@ -105,13 +104,10 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def _free_parameters(evidence: Evidence) -> int:
     """How many directions the draws of the posterior vary in: at most as many as it has parameters."""
     stored = [evidence.draws(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
-    columns = [
-        flattened(draws, 2).reshape(evidence.num_draws, -1)[:, :MAX_DATA]
-        for draws in stored
-        if draws is not None
-    ]
+    every = (flattened(draws, 2) for draws in stored if draws is not None)
+    columns = [draws.reshape(evidence.num_draws, -1)[:, :MAX_DATA] for draws in every]
     flat = np.concatenate(columns, axis=1)[:, :MAX_DATA]
-    flat = flat[np.linspace(0, len(flat) - 1, min(len(flat), MAX_DATA)).astype(int)] - flat.mean(axis=0)
+    flat = flat[spread(len(flat), MAX_DATA)] - flat.mean(axis=0)
     sd = flat.std(axis=0)
     return int(np.linalg.matrix_rank(flat[:, sd > 0.0] / sd[sd > 0.0], rtol=1e-3)) if (sd > 0.0).any() else 0
 
@@ -143,15 +139,13 @@ def dependence_of(evidence: Evidence) -> Dependence:
     draws = predictive_draws(evidence)
     if draws is None:
         return _INDEPENDENT
-    points = np.unique(np.linspace(0, draws.shape[1] - 1, min(draws.shape[1], MAX_DATA)).astype(int))
-    chosen = draws[np.linspace(0, len(draws) - 1, min(len(draws), _NUM_SIMULATED)).astype(int)][:, points]
+    chosen = draws[spread(len(draws), _NUM_SIMULATED)][:, spread(draws.shape[1], MAX_DATA)]
     u = (chosen.argsort(axis=0).argsort(axis=0) + 0.5) / len(chosen)
     flat = u.reshape(len(u), -1)
     size = flat.shape[1]
     ordered, place = np.sort(flat, axis=1), np.arange(size) / size
-    distance = np.median(
-        np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1)
-    )  # Kolmogorov's
+    # Kolmogorov's
+    distance = np.median(np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1))
     share = (np.abs(flat - 0.5) <= 0.5 * LEVEL).mean(axis=1)
     independent = np.sqrt(LEVEL * (1.0 - LEVEL) / size)
     moments = flat.mean(axis=1).std() / _SD_MEAN, np.abs(flat - 0.5).mean(axis=1).std() / _SD_SIZE
@@ -164,10 +158,7 @@ def dependence_of(evidence: Evidence) -> Dependence:
 
 
 def _p_uniform(u: np.ndarray, distance: float, dependence: Dependence) -> float:
-    """p-value of values (point,) being uniform, by their distance, their mean and their size (Bonferroni).
-
-    A shift moves the mean, a wrong width the size, both by more of their errors than the distance by its.
-    """
+    """p-value of values (point,) being uniform, by their distance, their mean and their size (Bonferroni)."""
     errors = np.array([_SD_MEAN * dependence.mean, _SD_SIZE * dependence.size]) / np.sqrt(u.size)
     z = np.abs([u.mean() - 0.5, np.abs(u - 0.5).mean() - 0.25]) / errors
     each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(2.0 * stats.norm.sf(z)))
@@ -227,14 +218,10 @@ def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | 
 def _shares(
     evidence: Evidence, probs: np.ndarray, labels: np.ndarray, limits: tuple[float, ...]
 ) -> Found | None:
-    """The class whose share of the held-out data is farthest from the one predicted, where that is no chance.
-
-    The error is that of the labels, and that of the predictions, which share one function.
-    """
-    said, seen = (
-        probs.mean(axis=0),
-        np.bincount(labels, minlength=probs.shape[1])[: probs.shape[1]] / len(labels),
-    )
+    """The class whose share of the held-out data is farthest from the one predicted, where that is no chance."""
+    said = probs.mean(axis=0)
+    seen = np.bincount(labels, minlength=probs.shape[1])[: probs.shape[1]] / len(labels)
+    # the error of the labels, and that of the predictions, which share one function
     variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels)
     f = evidence.draws(PREDICTIONS, "f")
     if f is not None and f.ndim == 4 and f.shape[3] in (1, probs.shape[1]):

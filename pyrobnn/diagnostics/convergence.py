@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -13,7 +12,7 @@ from scipy import stats
 
 from pyrobnn.chains import MIN_DRAWS, ess, nested_rhat, rhat
 from pyrobnn.checks import divergences_by_chance
-from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, statistic
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, spread, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade
 from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
@@ -66,13 +65,13 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     if f is not None:
         num_outputs = f.shape[3]
         pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
-        for probe, output in _spread(pairs, _MAX_QUANTITIES):
+        for probe, output in (pairs[index] for index in spread(len(pairs), _MAX_QUANTITIES)):
             suffix = f" (output {output})" if num_outputs > 1 else ""
             found[f"{F_AT}{evidence.probe_name(probe)}{suffix} #{probe}"] = f[:, :, probe, output]
     else:
         pointwise = evidence.log_likelihood
         if pointwise is not None:
-            for datum in _spread(list(range(pointwise.shape[2])), _MAX_DATA):
+            for datum in spread(pointwise.shape[2], _MAX_DATA):
                 found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
             found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     found |= _named_sites(evidence)
@@ -105,7 +104,7 @@ def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
         variable = evidence.variable(POSTERIOR, name)
         dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
         known = [labels(variable, str(dim)) for dim in dims]
-        for index in _spread(range(draws.shape[2]), max(1, _MAX_QUANTITIES // len(columns))):
+        for index in spread(draws.shape[2], max(1, _MAX_QUANTITIES // len(columns))):
             place = np.unravel_index(index, shape)
             at = ", ".join(str(i if said is None else said[i]) for i, said in zip(place, known, strict=True))
             found[f"{name}[{at}]" if shape else name] = draws[:, :, index]
@@ -153,24 +152,24 @@ def convergence(evidence: Evidence) -> Convergence | None:
 
 def _superchains(evidence: Evidence) -> np.ndarray | None:
     """The group of each chain, from the attribute ``superchains``: groups of equal size; None where there are none."""
-    said = evidence.json("superchains")
-    groups = np.asarray(said if isinstance(said, list) else [])
-    if groups.shape != (evidence.num_chains,):
-        return None
+    groups = _starts(evidence)
     sizes = np.unique(groups, return_counts=True)[1]
     return groups if len(sizes) > 1 and sizes[0] > 1 and (sizes == sizes[0]).all() else None
 
 
+def _starts(evidence: Evidence) -> np.ndarray:
+    """The start (chain,) of each chain, as the tree numbers them; of as many starts where it does not say."""
+    said = evidence.json("superchains")
+    known = isinstance(said, list) and len(said) == evidence.num_chains
+    return np.asarray(said if known else range(evidence.num_chains))
+
+
 def _shared(evidence: Evidence) -> str:
     """Which chains are said to share a start, in words."""
-    said = evidence.json("superchains")
-    if not isinstance(said, list) or len(said) != evidence.num_chains:
-        return ""
-    groups = [[str(c) for c, each in enumerate(said) if each == group] for group in dict.fromkeys(said)]
-    groups = [group for group in groups if len(group) > 1]
-    return (
-        f" Chains that share a start: {'; '.join(', '.join(each) for each in groups[:4])}." if groups else ""
-    )
+    starts = _starts(evidence)
+    groups = [np.flatnonzero(starts == start) for start in dict.fromkeys(starts.tolist())]
+    listed = [", ".join(map(str, group)) for group in groups if len(group) > 1]
+    return f" Chains that share a start: {'; '.join(listed[:4])}." if listed else ""
 
 
 def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: float) -> float:
@@ -245,13 +244,8 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     excess = (ratio - 1.0) / (passing - 1.0)
     worst = int(np.argmax(np.where(ratio > failing, 1e9, 1.0) * excess))
     status = grade(float(ratio[worst]), float(passing[worst]), float(failing[worst]))
-    numbers = {
-        "where": _shown(found.names[worst]),
-        "count": ratio.size,
-        "nested": found.nested,
-        "starts": _shared(evidence),
-        "more": evidence.more_draws,
-    }
+    numbers = {"where": _shown(found.names[worst]), "count": ratio.size, "nested": found.nested}
+    numbers |= {"starts": _shared(evidence), "more": evidence.more_draws}
     value, limit = float(ratio[worst]), float(passing[worst])
     apart = None if status == "pass" else _modes(evidence)
     if apart is not None:
@@ -335,10 +329,7 @@ def moving(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 
 def _stayed(evidence: Evidence) -> np.ndarray:
-    """Whether each draw but the first of its chain equals the one before, (chain, draw − 1).
-
-    In all weights, or in the function at all its probes.
-    """
+    """Whether each draw equals the one before, in all weights or in the function at all probes: (chain, draw − 1)."""
     shape = evidence.num_chains, evidence.draws_per_chain
     weights = np.ones((shape[0], shape[1] - 1), dtype=bool)
     for name in evidence.names(POSTERIOR):
@@ -383,10 +374,3 @@ def energy(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 def _shown(name: str) -> str:
     return name.split(" #")[0]
-
-
-def _spread(items: Sequence, limit: int) -> Sequence:
-    """At most `limit` of `items`, evenly spread."""
-    if len(items) <= limit:
-        return items
-    return [items[int(index)] for index in np.linspace(0, len(items) - 1, limit)]

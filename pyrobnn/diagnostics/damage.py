@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from pyrobnn.diagnostics.check_table import Row, of_chains, of_draws
 from pyrobnn.diagnostics.convergence import quantities
-from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, spread
 from pyrobnn.diagnostics.judge import made
 from pyrobnn.diagnostics.points import has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, Verdict, grade
@@ -108,7 +108,9 @@ def num_places(draws: list[np.ndarray]) -> float | None:
         return None
     z, chain = _directions(draws)
     distances = cdist(z, z)[chain[:, None] < chain]
-    pairs = np.unique((np.geomspace(_FEWEST, _MOST * len(z), _steps(len(z))) * len(z) / 2).astype(int))
+    # each step holds twice the pairs of the one before
+    steps = max(2, 1 + int(np.log2(_MOST * len(z) / _FEWEST)))
+    pairs = np.unique((np.geomspace(_FEWEST, _MOST * len(z), steps) * len(z) / 2).astype(int))
     pairs = pairs[(pairs > 0) & (pairs <= len(distances))]
     if len(pairs) < 3:
         return None
@@ -126,15 +128,10 @@ def num_places(draws: list[np.ndarray]) -> float | None:
     return float(len(z) / (1.0 + neighbours * chains / (chains - 1)))
 
 
-def _steps(num_draws: int) -> int:
-    """Distances at which draws are counted, so that each holds twice the pairs of the one before."""
-    return max(2, 1 + int(np.log2(_MOST * num_draws / _FEWEST)))
-
-
 def _directions(draws: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Draws (draw, direction) in the directions in which the quantities' normal ranks vary most, and their chains."""
     chains, num = draws[0].shape
-    rows = np.unique(np.linspace(0, chains * num - 1, min(chains * num, _MOST_DRAWS)).astype(int))
+    rows = spread(chains * num, _MOST_DRAWS)
     ranks = np.stack([rankdata(each.reshape(-1)[rows]) for each in draws], axis=1)
     normal = ndtri((ranks - 0.375) / (len(rows) + 0.25))
     left, sd, _ = np.linalg.svd(normal - normal.mean(axis=0), full_matrices=False)
@@ -152,25 +149,20 @@ def rounded_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
         if values is None or values.dtype.kind != "f" or name in evidence.computed:
             continue
         columns = flattened(values, 2).reshape(evidence.num_draws, -1)
-        chosen = np.unique(
-            np.linspace(0, columns.shape[1] - 1, min(columns.shape[1], _MOST_COLUMNS)).astype(int)
-        )
-        spacing = _spacing(columns[:, chosen], counts=not name.startswith(WEIGHTS)) if len(chosen) else 0.0
+        chosen = columns[:, spread(columns.shape[1], _MOST_COLUMNS)]
+        spacing = _spacing(chosen, counts=not name.startswith(WEIGHTS)) if chosen.size else 0.0
         if spacing > coarsest:
             coarsest, where = spacing, name
     return Found(grade(coarsest, *limits), coarsest, "", {"where": where})
 
 
 def _spacing(columns: np.ndarray, *, counts: bool) -> float:
-    """The widest typical step, in sd, between the values of a column (draw, column) that hardly differ; else 0.
-
-    A column is looked at where fewer than half of the draws differ in it, though they differ elsewhere; two values are
-    an indicator, and whole numbers may be `counts`.
-    """
+    """The widest typical step, in sd, between the values of a column (draw, column) that hardly differ; else 0."""
     rows = len(np.unique(columns, axis=0))
     widest = 0.0
     for column in columns.T.astype(np.float64):
         values = np.unique(column)
+        # two are an indicator
         if not (2 < len(values) < 0.5 * rows) or (counts and (values == np.round(values)).all()):
             continue
         widest = max(widest, float(np.median(np.diff(values)) / column.std()))
@@ -203,7 +195,7 @@ def log_likelihood_rows(evidence: Evidence, _: tuple[float, ...]) -> Found | Non
     pointwise, outcomes = evidence.log_likelihood, replicates(evidence)
     if pointwise is None or outcomes is None or len(outcomes[1]) != pointwise.shape[2]:
         return None
-    points = np.unique(np.linspace(0, pointwise.shape[2] - 1, min(pointwise.shape[2], 2000)).astype(int))
+    points = spread(pointwise.shape[2], 2000)
     values, y = outcomes[0][:, points], outcomes[1][points]
     total = pointwise[:, :, points].mean(axis=(0, 1), dtype=np.float64)
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
@@ -242,15 +234,11 @@ def _off_total(evidence: Evidence, pointwise: np.ndarray) -> float | None:
 
 
 def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> float | None:
-    """Typical nats per datum between the predictive density and how often replicates come near the outcome.
-
-    The median over the data that say anything of the size of the difference, without what the error of the frequencies
-    alone makes of it.
-    """
+    """Median nats per datum between the predictive density and how often replicates come near the outcome."""
     outcomes = replicates(evidence, whole=True)
     if outcomes is None or len(outcomes[1]) != pointwise.shape[2] or outcomes[1].shape[1] > _MOST_OUTPUTS:
         return None
-    rows = np.unique(np.linspace(0, pointwise.shape[2] - 1, min(pointwise.shape[2], _MOST_ROWS)).astype(int))
+    rows = spread(pointwise.shape[2], _MOST_ROWS)
     draws, y = outcomes[0][:, rows].astype(np.float64), outcomes[1][rows].astype(np.float64)
     flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
     lppd = logsumexp(flat, axis=0) - np.log(len(flat))
@@ -266,10 +254,7 @@ def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> float | None:
 
 
 def _frequency(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of the share of draws (draw, point, output) that are y (point, output), and its standard error (point,).
-
-    NaN where they are few.
-    """
+    """Log share of draws (draw, point, output) that are y (point, output), NaN where few, and its error (point,)."""
     count = (draws == y).all(axis=2).sum(axis=0).astype(np.float64)
     with np.errstate(divide="ignore"):
         seen = np.where(count >= _LEAST_SEEN, np.log(count / len(draws)), np.nan)
@@ -277,10 +262,9 @@ def _frequency(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log density of draws (draw, point, output) at y (point, output), and its standard error (point,).
+    """Log density of draws (draw, point, output) at y (point, output) by the k-th nearest, and its error (point,).
 
-    By the distance of the k-th nearest, outputs in units of the draws' sd. NaN where y lies outside of nearly all
-    draws, or where several are exactly there. In several outputs fewer are taken, which reach further.
+    NaN where y lies outside of nearly all draws, or where several are exactly there.
     """
     outputs = y.shape[1]
     k = max(_LEAST_SEEN, int(_NEIGHBOURS * np.sqrt(len(draws)))) if outputs == 1 else _LEAST_SEEN

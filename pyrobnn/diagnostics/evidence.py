@@ -24,8 +24,7 @@ Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
 
-#: attribute of the library's name, and how libraries write theirs
-_LIBRARY = "inference_library"
+#: how libraries write the names that ArviZ's converters give them
 _LIBRARIES = {"numpyro": "NumPyro", "pymc": "PyMC", "pyro": "Pyro", "cmdstanpy": "CmdStan", "stan": "Stan"}
 
 
@@ -147,15 +146,10 @@ class Evidence:
 
     @property
     def method(self) -> str:
-        """Name of the method, else of the library that made the tree, "unknown" where it does not say."""
-        return self.text("method") or self._library or "unknown"
-
-    @functools.cached_property
-    def _library(self) -> str:
-        """The library that ran the inference, as ArviZ's converters note it with the tree or its posterior."""
+        """Name of the method, else of the library that made the tree (as ArviZ's converters note it), or "unknown"."""
         groups = (self.tree, self.tree[POSTERIOR]) if POSTERIOR in self.tree.children else (self.tree,)
-        said = next((str(each.attrs[_LIBRARY]) for each in groups if each.attrs.get(_LIBRARY)), "")
-        return _LIBRARIES.get(said.lower(), said)
+        said = next((str(found) for each in groups if (found := each.attrs.get("inference_library"))), "")
+        return self.text("method") or _LIBRARIES.get(said.lower(), said) or "unknown"
 
     @property
     def computed(self) -> list[str]:
@@ -209,9 +203,8 @@ class Evidence:
     @property
     def more_draws(self) -> str:
         """What gives a run more draws, in words: what stopped it, where it was stopped before it had all of them."""
-        if self.text("stopped") == "max_seconds":
-            return "max_seconds, of which it has spent all"
-        return "num_draws"
+        out_of_time = self.text("stopped") == "max_seconds"
+        return "max_seconds, of which it has spent all" if out_of_time else "num_draws"
 
     @functools.cached_property
     def claim(self) -> str:
@@ -354,15 +347,8 @@ def gather(trees: Trees) -> dict[str, Evidence]:
         raise ValueError(
             "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}."
         )
-    found: dict[str, Evidence] = {}
-    for label, tree in trees.items():
-        if not isinstance(tree, xr.DataTree | Evidence):
-            raise TypeError(
-                f"trees[{label!r}] is a {type(tree).__name__}; expected a DataTree: "
-                "call posterior.to_datatree(x=…, y=…) first."
-            )
-        found[str(label)] = Evidence.of(tree)
-    return found
+    found: Mapping[str, Any] = trees
+    return {str(label): Evidence.of(tree, f"trees[{label!r}]") for label, tree in found.items()}
 
 
 def labels(array: xr.DataArray | None, dim: str) -> list[str] | None:
@@ -373,6 +359,11 @@ def labels(array: xr.DataArray | None, dim: str) -> list[str] | None:
     if values.dtype.kind not in "USO":
         return None
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """At most `most` of the indices below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
 def flattened(values: np.ndarray, keep: int) -> np.ndarray:
@@ -387,6 +378,4 @@ def matched(draws: np.ndarray, like: np.ndarray) -> np.ndarray | None:
     """
     if draws.shape[0] != like.shape[0] or draws.shape[1] < like.shape[1]:
         return None
-    if draws.shape[1] == like.shape[1]:
-        return draws
     return draws[:, np.linspace(0, draws.shape[1] - 1, like.shape[1]).round().astype(int)]

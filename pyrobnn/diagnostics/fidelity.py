@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from pyrobnn.diagnostics.convergence import RHAT_LIMITS, convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.points import regression_points
+from pyrobnn.diagnostics.points import of_each_class, regression_points
 from pyrobnn.diagnostics.scores import units
 from pyrobnn.diagnostics.verdict import Found, grade, worse
 from pyrobnn.groups import FUNCTION, HELD_OUT, PREDICTIONS
@@ -121,7 +121,9 @@ def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) 
         return Found("info", None, "not_comparable")
     if not _can_judge(reference):
         return Found("info", None, "reference_undecided")
-    remedy, function = _exact(evidence) or evidence.remedy, _of_function(evidence, found, limits)
+    remedy, function = evidence.remedy, _of_function(evidence, found, limits)
+    if evidence.claim == "exact" and not evidence.is_iid:
+        remedy = "One of the two has missed a part: run both for longer, from new starts."
     if found.total_variation is not None and found.agreement is not None:
         status = grade(max(found.total_variation, 1.0 - found.agreement), *limits[4:])
         if function is None or (function.status == "pass" and status != "pass"):
@@ -144,7 +146,7 @@ def _of_function(evidence: Evidence, found: Fidelity, limits: tuple[float, ...])
         *(grade(float(np.quantile(each, MOST)), 2.0 * near, 2.0 * far) for each in distances.values()),
         *(grade(float(np.median(each)), alike, unlike, higher=True) for each in ratios.values()),
         *(
-            grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2.0, higher=True)
+            grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2, higher=True)
             for each in ratios.values()
         ),
     )
@@ -154,33 +156,20 @@ def _of_function(evidence: Evidence, found: Fidelity, limits: tuple[float, ...])
     return Found(status, median, "", {"at": found.at, "distance": median, "ratio": usual})
 
 
-def _exact(evidence: Evidence) -> str:
-    """What to do where draws that would be exact differ from the reference's; empty for others."""
-    if evidence.claim != "exact":
-        return ""
-    return (
-        evidence.remedy
-        if evidence.is_iid
-        else "One of the two has missed a part: run both for longer, from new starts."
-    )
-
-
 def _same_points(evidence: Evidence, reference: Evidence) -> bool:
     ours = evidence.values(HELD_OUT, "x")
     theirs = reference.values(HELD_OUT, "x")
-    if ours is None or theirs is None:
-        return True
-    return ours.shape == theirs.shape and bool(np.allclose(ours, theirs, rtol=1e-4, atol=1e-6))
+    return ours is None or theirs is None or _alike(ours, theirs)
+
+
+def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def _per_point(evidence: Evidence, reference: Evidence) -> tuple[xr.Dataset | None, str]:
     mine, other = evidence.values(FUNCTION, "probe_x"), reference.values(FUNCTION, "probe_x")
     ours, theirs, at = evidence.f, reference.f, "probes"
-    if mine is None or other is None or mine.shape != other.shape:
-        same = False
-    else:
-        same = np.allclose(mine, other, rtol=1e-4, atol=1e-6)
-    if ours is None or theirs is None or not same:
+    if ours is None or theirs is None or mine is None or other is None or not _alike(mine, other):
         ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
         at = "held-out points"
         if ours is None or theirs is None or not _same_points(evidence, reference):
@@ -198,20 +187,14 @@ def _per_point(evidence: Evidence, reference: Evidence) -> tuple[xr.Dataset | No
     for index in zip(*np.nonzero(moves)):
         column = (slice(None), *index)
         distance[index] = stats.wasserstein_distance(ours[column], theirs[column]) / scale[index]
-    dims = ("point", "output")
-    return xr.Dataset(
-        {
-            "wasserstein": (dims, distance),
-            "sd_ratio": (dims, np.where(moves, ours.std(axis=0) / scale, np.nan)),
-        }
-    ), at
+    columns = {"wasserstein": distance, "sd_ratio": np.where(moves, ours.std(axis=0) / scale, np.nan)}
+    return xr.Dataset({name: (("point", "output"), each) for name, each in columns.items()}), at
 
 
 def _probabilities(evidence: Evidence) -> np.ndarray | None:
     probs = evidence.values(PREDICTIONS, "probs")
     if probs is not None and len(probs):
-        probs = np.asarray(probs, dtype=np.float64).reshape(len(probs), -1)
-        return np.concatenate([1.0 - probs, probs], axis=1) if probs.shape[1] == 1 else probs
+        return of_each_class(probs.astype(np.float64))
     f = evidence.draws(PREDICTIONS, "f")
     if f is None or evidence.likelihood != "categorical":
         return None

@@ -12,7 +12,7 @@ from arviz_stats.base import array_stats
 from scipy.special import logsumexp
 
 from pyrobnn.diagnostics.convergence import quantities
-from pyrobnn.diagnostics.evidence import Evidence, matched, statistic
+from pyrobnn.diagnostics.evidence import Evidence, matched, spread, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
@@ -178,11 +178,8 @@ def _corrected(
     f = evidence.f
     values = f if f is not None else np.stack([*quantities(evidence).values()], axis=-1)
     weights = np.exp(found.log_weights).reshape(*values.shape[:2], *[1] * (values.ndim - 2))
-    mean, sd, corrected = (
-        values.mean(axis=(0, 1)),
-        values.std(axis=(0, 1)),
-        (weights * values).sum(axis=(0, 1)),
-    )
+    mean, sd = values.mean(axis=(0, 1)), values.std(axis=(0, 1))
+    corrected = (weights * values).sum(axis=(0, 1))
     sd_corrected = np.sqrt((weights * (values - corrected) ** 2).sum(axis=(0, 1)))
     use = (sd_corrected > 0.0) & (sd > 0.0)
     if not use.any():
@@ -226,7 +223,7 @@ def power_scaling(evidence: Evidence) -> xr.Dataset | None:
     train = np.flatnonzero((kinds == "train") | (kinds == "user"))
     if train.size == 0:
         return None
-    chosen = train[np.unique(np.linspace(0, train.size - 1, min(train.size, _MAX_PROBES)).astype(int))]
+    chosen = train[spread(train.size, _MAX_PROBES)]
     values = f[:, :, chosen].reshape(*f.shape[:2], -1)[:, :, : 2 * _MAX_PROBES]
     total = pointwise.sum(-1, dtype=np.float64)
     if not (np.isfinite(values).all() and np.isfinite(log_prior).all() and np.isfinite(total).all()):
@@ -259,12 +256,8 @@ def _psense(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
 
 def _floor(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
     num_draws = values.shape[1]
-    shifts = [num_draws // 3, num_draws // 2, (2 * num_draws) // 3]
-    found = [
-        _psense(values, np.roll(np.roll(log_density, shift, axis=1), index, axis=0))
-        for index, shift in enumerate(shifts)
-    ]
-    return np.max(found, axis=0)
+    shifts = enumerate((num_draws // 3, num_draws // 2, (2 * num_draws) // 3))
+    return np.max([_psense(values, np.roll(log_density, (i, shift), (0, 1))) for i, shift in shifts], axis=0)
 
 
 def prior_sensitivity(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

@@ -121,11 +121,8 @@ def claim(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     numbers = {"method": "This run" if evidence.method == "unknown" else evidence.method}
     if evidence.is_point:
         return Found("warn", 1.0, "point_estimate", numbers)
-    if (
-        not evidence.is_iid
-        or evidence.variable(SAMPLE_STATS, "log_q") is not None
-        or evidence.claim == "exact"
-    ):
+    known = evidence.variable(SAMPLE_STATS, "log_q") is not None or evidence.claim == "exact"
+    if not evidence.is_iid or known:
         return None
     pointwise = evidence.log_likelihood
     if pointwise is not None and pointwise[..., :1].size > 3 and np.isfinite(pointwise).all():
@@ -133,9 +130,8 @@ def claim(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         if effective < limits[0]:
             return Found("warn", effective, "one_point", numbers)
     # what was fitted by its density was cut short where that is missing, or the tree is another's
-    return Found(
-        "warn", None, "density_missing" if evidence.claim == "approximate" else "no_density", numbers
-    )
+    code = "density_missing" if evidence.claim == "approximate" else "no_density"
+    return Found("warn", None, code, numbers)
 
 
 # the rows of the data
@@ -166,9 +162,9 @@ def rows(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def _continuous(evidence: Evidence, distinct: int) -> bool:
     """Whether an input takes nearly as many values as there are distinct rows, so that no two agree by chance."""
     x = evidence.values(CONSTANT_DATA, "x")
-    return x is not None and any(
-        len(np.unique(column)) > 0.8 * distinct for column in x.reshape(len(x), -1).T
-    )
+    if x is None:
+        return False
+    return any(len(np.unique(column)) > 0.8 * distinct for column in x.reshape(len(x), -1).T)
 
 
 def _rows(evidence: Evidence, group: str, outcome: str) -> list[bytes]:
@@ -181,10 +177,7 @@ def _rows(evidence: Evidence, group: str, outcome: str) -> list[bytes]:
 
 
 def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
-    """Shares of the held-out and of the training rows that a training row differs from by rounding alone.
-
-    That is by a hundredth of the usual distance between neighbours, every column in units of its sd.
-    """
+    """Shares of held-out and of training rows that a training row differs from by rounding alone."""
     known, new = (np.frombuffer(b"".join(rows), np.float32).reshape(len(rows), -1) for rows in (train, test))
     sd = known.std(axis=0)
     known, new = known[:, sd > 0.0] / sd[sd > 0.0], new[:, sd > 0.0] / sd[sd > 0.0]
@@ -193,5 +186,5 @@ def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
         return 0.0, 0.0
     tree = cKDTree(known)
     own, other = tree.query(known, k=2)[0][:, 1], tree.query(new)[0]
-    near = 0.01 * np.median(own)
+    near = 0.01 * np.median(own)  # of the usual distance between neighbours, every column in units of its sd
     return float((other < near).mean()), float((own < near).mean())

@@ -87,9 +87,8 @@ def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
     if found is None:
         return None
     limit = found.limit if found.limit is not None else row.limits[0] if row.limits else None
-    return Check(
-        row.code, found.status, row.question, found.value, limit, row.source, found.code, found.numbers
-    )
+    seen = found.value, limit, row.source, found.code, found.numbers
+    return Check(row.code, found.status, row.question, *seen)
 
 
 def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:
@@ -109,17 +108,12 @@ def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference = reference_label(evidence)
     judges = None if reference is None else evidence[reference]
-    return {
-        label: _judged(
-            label, each, judges if judges not in (None, each) and same_data([each, judges]) else None
-        )
-        for label, each in evidence.items()
-    }
-
-
-def _judged(label: str, evidence: Evidence, reference: Evidence | None) -> Verdict:
-    try:
-        return diagnose(evidence, reference=reference)
-    except Exception as error:
-        check = Check("readable", "fail", code="unreadable", numbers={"error": said(error)})
-        return Verdict.from_checks(evidence.method, label, [check])
+    verdicts = {}
+    for label, each in evidence.items():
+        try:
+            comparable = judges is not None and judges is not each and same_data([each, judges])
+            verdicts[label] = diagnose(each, reference=judges if comparable else None)
+        except Exception as error:
+            check = Check("readable", "fail", code="unreadable", numbers={"error": said(error)})
+            verdicts[label] = Verdict.from_checks(each.method, label, [check])
+    return verdicts

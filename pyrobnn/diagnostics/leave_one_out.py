@@ -16,10 +16,10 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pyrobnn.chains import ess
-from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, statistic
+from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
-from pyrobnn.diagnostics.verdict import Found
+from pyrobnn.diagnostics.verdict import Found, Status
 from pyrobnn.groups import LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 _MIN_DRAWS = 25
@@ -66,8 +66,8 @@ def leave_one_out(evidence: Evidence, *, every: bool = False) -> LeaveOneOut | N
     if pointwise is None:
         return None
     num_data = pointwise.shape[2]
-    spread = np.unique(np.linspace(0, num_data - 1, min(num_data, _MAX_PIT)).astype(int))
-    points = spread if is_large(pointwise) and not every else np.arange(num_data)
+    shown = spread(num_data, _MAX_PIT)
+    points = shown if is_large(pointwise) and not every else np.arange(num_data)
     pair, outcomes = densities(evidence), replicates(evidence)
     if outcomes is not None and (len(outcomes[1]) != num_data or len(outcomes[0]) != pointwise[:, :, 0].size):
         outcomes = None
@@ -81,16 +81,10 @@ def leave_one_out(evidence: Evidence, *, every: bool = False) -> LeaveOneOut | N
         elpd.append(logsumexp(log_weights + log_density, axis=(1, 2)))
         lppd.append(logsumexp(log_density, axis=(1, 2)) - np.log(log_density[0].size))
         if outcomes is not None:
-            chosen = np.isin(part, spread)
+            chosen = np.isin(part, shown)
             pit.append(_weighted_pit(np.exp(log_weights[chosen]), part[chosen], *outcomes))
-    return LeaveOneOut(
-        points,
-        np.concatenate(k),
-        np.concatenate(elpd),
-        np.concatenate(lppd),
-        np.concatenate(pit) if pit else None,
-        spread,
-    )
+    tails, left_out, whole = (np.concatenate(each) for each in (k, elpd, lppd))
+    return LeaveOneOut(points, tails, left_out, whole, np.concatenate(pit) if pit else None, shown)
 
 
 def _weighted_pit(weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -144,9 +138,8 @@ def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 def usable(evidence: Evidence) -> np.ndarray | None:
     """The log-likelihood (chain, draw, obs) if leave-one-out is defined by it."""
     pointwise = evidence.log_likelihood
-    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS:
-        return None
-    if pointwise.shape[2] < 2:  # without its only datum a posterior is the prior
+    # without its only datum a posterior is the prior
+    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] < 2:
         return None
     if evidence.is_point or not np.isfinite(pointwise).all():
         return None
@@ -233,11 +226,8 @@ def _subsampled(evidence: Evidence, pointwise: np.ndarray) -> ELPDData | None:
     # a tree of the log-likelihood alone, so that ArviZ reads nothing else
     data = xr.DataTree.from_dict({LOG_LIKELIHOOD: xr.Dataset({"y": (sizes, pointwise)}, coords=coords)})
     del coords["obs"]
-    log_p, log_q = (
-        (None, None)
-        if pair is None
-        else (xr.DataArray(each, dims=SAMPLE_DIMS, coords=coords) for each in pair)
-    )
+    every = (None, None) if pair is None else (xr.DataArray(each, coords, SAMPLE_DIMS) for each in pair)
+    log_p, log_q = every
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -270,19 +260,18 @@ def compare(trees: Mapping[str, xr.DataTree | Evidence]) -> pd.DataFrame:
     Raises:
         ValueError: If fewer than two trees allow LOO, or their numbers of data differ.
     """
-    found = {label: loo(tree) for label, tree in trees.items()}
-    usable = {label: elpd for label, elpd in found.items() if elpd is not None}
-    if len(usable) < 2:
+    found = {label: elpd for label, tree in trees.items() if (elpd := loo(tree)) is not None}
+    if len(found) < 2:
         raise ValueError(
-            f"comparing needs two trees with LOO, got {sorted(usable)}; the others lack a log_likelihood "
+            f"comparing needs two trees with LOO, got {sorted(found)}; the others lack a log_likelihood "
             "group or log_q."
         )
-    counts = {label: int(elpd.n_data_points) for label, elpd in usable.items()}
+    counts = {label: int(elpd.n_data_points) for label, elpd in found.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"the trees were fitted to different numbers of data: {counts}.")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        return arviz_stats.compare(usable)
+        return arviz_stats.compare(found)
 
 
 def refit_points(elpd: ELPDData) -> list[int]:
@@ -305,9 +294,8 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     certain = bool((k > _certain_k(evidence, elpd, k.size, limits[0])).any()) and not own
     finite = k[np.isfinite(k)]
     numbers = {"count": len(points), "total": k.size, "rows": points[:8]}
-    return Found(
-        "warn" if certain else "info" if points else "pass", float(finite.max()), "", numbers, elpd.good_k
-    )
+    status: Status = "warn" if certain else "info" if points else "pass"
+    return Found(status, float(finite.max()), "", numbers, elpd.good_k)
 
 
 def _certain_k(evidence: Evidence, elpd: ELPDData, num_data: int, rate: float) -> float:

@@ -18,7 +18,7 @@ from pyrobnn.diagnostics.calibration import (
     held_out_pit,
     left_out_pit,
 )
-from pyrobnn.diagnostics.evidence import Evidence, statistic
+from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.points import class_points, feature_names, has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, grade_tested
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
@@ -80,9 +80,8 @@ def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return None
     together = [float(stats.combine_pvalues([max(each.p, 1e-300) for each in kind]).pvalue) for kind in kinds]
     first = int(np.argmin(together))
-    return _graded(
-        max(kinds[first], key=lambda each: each.effect), min(1.0, together[first] * len(together)), limits
-    )
+    strongest = max(kinds[first], key=lambda each: each.effect)
+    return _graded(strongest, min(1.0, together[first] * len(together)), limits)
 
 
 def _graded(worst: Pattern, p: float, limits: tuple[float, ...]) -> Found:
@@ -118,9 +117,8 @@ def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     for name in dict.fromkeys(name for _, covariates in sets for name in covariates):
         of_name = [(u, covariates[name]) for u, covariates in sets if name in covariates]
         if all(np.ptp(values) > 0.0 for _, values in of_name):
-            parts = max(
-                (_regions(*each) for each in of_name), key=lambda parts: np.ptp([c for _, c in parts])
-            )
+            each = (_regions(*one) for one in of_name)
+            parts = max(each, key=lambda parts: np.ptp([coverage for _, coverage in parts]))
             found.append((_p_trend(of_name), name, parts))
     if not found:
         return None
@@ -137,11 +135,7 @@ def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 
 def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """p-value of errors that do not grow along a covariate, from PIT values (point, output) and it, of every set.
-
-    By rank correlation with it and with the distance from its middle: a trend has one degree of freedom, regions three.
-    Fisher's z of all sets is added up, so that what is weak in each is seen where the sets agree.
-    """
+    """p-value of errors that do not grow along a covariate, or from its middle: Fisher's z added up over the sets."""
     total, information = np.zeros(2), 0.0
     for u, values in sets:
         size = np.abs(u - 0.5).mean(axis=1)
@@ -176,7 +170,7 @@ def regions_of(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarra
         draws, y = outcomes
         if left_out is None:
             # without leave-one-out the datum is its own judge: a little too lenient, in all regions alike
-            points = np.unique(np.linspace(0, len(y) - 1, min(len(y), MAX_DATA)).astype(int))
+            points = spread(len(y), MAX_DATA)
             u = metrics.pit(torch.as_tensor(draws[:, points]), torch.as_tensor(y[points])).numpy()
         else:
             points, u = left_out
@@ -198,9 +192,8 @@ def _of_classes(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarr
     outcomes, points = replicates(evidence, whole=True), class_points(evidence)
     if outcomes is not None and outcomes[1].shape[1] == 1:
         draws, labels = (part[..., 0].astype(int) for part in outcomes)
-        shares = np.stack(
-            [(draws == label).mean(axis=0) for label in range(1 + int(max(draws.max(), labels.max())))], 1
-        )
+        every = range(1 + int(max(draws.max(), labels.max())))
+        shares = np.stack([(draws == label).mean(axis=0) for label in every], 1)
         sets.append((shares, labels, evidence.values(CONSTANT_DATA, "x")))
     if points is not None:
         sets.append((points.probs, points.y, points.x))

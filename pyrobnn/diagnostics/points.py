@@ -92,8 +92,7 @@ def _observed(
 ) -> tuple[xr.DataArray, xr.DataArray] | None:
     """The outcome of a tree and its replicates: ``y``, or under whatever name if it is the only one."""
     known = evidence.names(group)
-    shared = [name for name in evidence.names(OBSERVED_DATA) if name in known]
-    name = "y" if "y" in shared else shared[0] if len(shared) == 1 else None
+    name = _only([name for name in evidence.names(OBSERVED_DATA) if name in known])
     if name is None:
         return None
     y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(group, name)
@@ -129,14 +128,10 @@ class Points:
     @property
     def sample(self) -> np.ndarray | None:
         """Draws of y (sample, point); quantiles of its Gaussian for a point estimate, whose draws are too few."""
-        if self.draws is not None and len(self.draws) >= FEWEST_DRAWS:
+        if self.aleatoric_sd is None or (self.draws is not None and len(self.draws) >= FEWEST_DRAWS):
             return self.draws
-        if self.aleatoric_sd is None:
-            return self.draws
-        return (
-            self.mean
-            + self.total_sd * stats.norm.ppf((np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES)[:, None]
-        )
+        z = stats.norm.ppf((np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES)
+        return self.mean + self.total_sd * z[:, None]
 
     def interval(self, level: float, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
         """Ends (point,) of the central interval, of draws where there are any; of whole numbers two of these."""
@@ -150,10 +145,9 @@ class Points:
     @property
     def pit(self) -> np.ndarray | None:
         """`pyrobnn.metrics.pit` of the outcomes, shape (point,); None without draws."""
-        sample = self.sample
-        return (
-            None if sample is None else metrics.pit(torch.as_tensor(sample), torch.as_tensor(self.y)).numpy()
-        )
+        if (sample := self.sample) is None:
+            return None
+        return metrics.pit(torch.as_tensor(sample), torch.as_tensor(self.y)).numpy()
 
 
 def _one(values: xr.DataArray, output: int) -> xr.DataArray:
@@ -235,22 +229,20 @@ class ClassPoints:
 @statistic
 def class_points(evidence: Evidence) -> ClassPoints | None:
     """Held-out class probabilities with labels, or None. One probability per point is read as P(y = 1)."""
-    probs, y = evidence.variable(PREDICTIONS, "probs"), evidence.variable(HELD_OUT, "y")
+    probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
     if probs is None or y is None or probs.size == 0:
         return None
-    values = probs.values.reshape(len(probs), -1)
-    if values.shape[1] == 1:
-        values = np.concatenate([1 - values, values], axis=1)
-    aleatoric = evidence.variable(PREDICTIONS, "aleatoric_entropy")
-    epistemic = evidence.variable(PREDICTIONS, "epistemic_entropy")
-    x = evidence.variable(HELD_OUT, "x")
-    return ClassPoints(
-        y.values.reshape(-1).astype(int),
-        values,
-        None if aleatoric is None else aleatoric.values.reshape(-1),
-        None if epistemic is None else epistemic.values.reshape(-1),
-        None if x is None else x.values.reshape(len(values), -1),
-    )
+    parts = [evidence.values(PREDICTIONS, f"{part}_entropy") for part in ("aleatoric", "epistemic")]
+    aleatoric, epistemic = (None if part is None else part.reshape(-1) for part in parts)
+    x = evidence.values(HELD_OUT, "x")
+    x = None if x is None else x.reshape(len(probs), -1)
+    return ClassPoints(y.reshape(-1).astype(int), of_each_class(probs), aleatoric, epistemic, x)
+
+
+def of_each_class(probs: np.ndarray) -> np.ndarray:
+    """Probabilities (point, class); one per point is read as P(y = 1)."""
+    probs = probs.reshape(len(probs), -1)
+    return np.concatenate([1.0 - probs, probs], axis=1) if probs.shape[1] == 1 else probs
 
 
 @dataclass(frozen=True)
@@ -289,22 +281,15 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
 
     Which spacing counts as one: :func:`gap_between`.
     """
-    x, grid = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(GRID, "x")
+    x, grid = evidence.values(CONSTANT_DATA, "x"), evidence.values(GRID, "x")
     variance = evidence.variable(GRID, "epistemic_var")
-    if (
-        x is None
-        or grid is None
-        or variance is None
-        or x.size == 0
-        or x.values.reshape(len(x), -1).shape[1] != 1
-    ):
+    if x is None or grid is None or variance is None or x.size == 0 or x.size != len(x):
         return None
-    inputs = x.values.reshape(-1)
+    inputs, points = x.reshape(-1), grid.reshape(-1)
     if (ends := gap_between(inputs)) is None:
         return None
     low, high = ends
     sd = np.sqrt(np.maximum(_column(variance, output), 0))
-    points = grid.values.reshape(-1)
     inside = np.median(np.interp(inputs, points, sd))
     ratio = float(np.interp(0.5 * (low + high), points, sd) / inside) if inside > 0 else None
     return Gap(low, high, ratio)
@@ -334,7 +319,10 @@ def output_names(evidence: Evidence, count: int) -> list[str]:
 
 def outcome(evidence: Evidence) -> str | None:
     """Name of the observed variable: ``y``, or whatever it is called where it is the only one."""
-    names = evidence.names(OBSERVED_DATA)
+    return _only(evidence.names(OBSERVED_DATA))
+
+
+def _only(names: list[str]) -> str | None:
     return "y" if "y" in names else names[0] if len(names) == 1 else None
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pyrobnn import metrics
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.points import predictive_draws
+from pyrobnn.diagnostics.points import of_each_class, predictive_draws
 from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 LEVELS = (0.5, 0.9, 0.95)
@@ -63,12 +63,8 @@ class Scores:
     def to_dict(self) -> dict[str, dict[str, float | str | None]]:
         """Score name → value, data_se, better."""
         return {
-            score.name: {
-                "value": score.value,
-                "data_se": score.data_se,
-                "better": score.better,
-            }
-            for score in self.scores
+            each.name: {"value": each.value, "data_se": each.data_se, "better": each.better}
+            for each in self.scores
         }
 
 
@@ -225,9 +221,7 @@ def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def class_tensors(probs: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Class probabilities (point, class), rows summing to one, and labels (point,), as in `pyrobnn.metrics`."""
-    probs = np.asarray(probs, dtype=np.float64).reshape(len(y), -1)
-    if probs.shape[1] == 1:
-        probs = np.concatenate([1.0 - probs, probs], axis=1)
+    probs = of_each_class(probs.astype(np.float64))
     probs = probs / probs.sum(axis=1, keepdims=True)
     return torch.as_tensor(probs), torch.as_tensor(y.reshape(len(y)).astype(np.int64))
 

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import ndtri, owens_t
 
 from pyrobnn.chains import ess
-from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.evidence import Evidence, labels
 from pyrobnn.diagnostics.fidelity import MOST, by_kind
 from pyrobnn.diagnostics.verdict import Found, Status, grade, grade_tested, worse
 from pyrobnn.groups import MOVED, STEIN
@@ -67,11 +67,10 @@ def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def _tested(
     values: np.ndarray, expected: float, chosen_of: int = 0, positive: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (quantity,) of values (chain, draw, quantity) and the p-value of its being the one expected.
+    """Mean (quantity,) of values (chain, draw, quantity), and by Student's t the p-value of its being the one expected.
 
-    By Student's t with as many degrees of freedom as there are effective draws; Bonferroni over the quantities and
-    over those that some of them were chosen of. A ``positive`` ratio's sd comes out low together with its mean: where
-    that is below the one expected, its logarithm is tested.
+    Bonferroni over the quantities and those that some of them were chosen of. A ``positive`` ratio's sd comes out low
+    together with its mean: where that is below the one expected, its logarithm is tested.
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
@@ -91,12 +90,10 @@ def _worst(p: np.ndarray, gap: np.ndarray, least: float) -> int:
 
 
 def _status(evidence: Evidence, status: Status) -> Status:
-    """Of a density made to be near the posterior of a net: it misses it in single weights, rightly for its functions.
-
-    A variational one fulfils the identities at its optimum, and one that claims nothing is told all the same.
-    """
+    """Of a density near the posterior of a net: it misses it in single weights, rightly for its functions."""
     if status == "pass" or not (evidence.is_iid and evidence.has_hidden_units):
         return status
+    # a variational one fulfils the identities at its optimum, and one that claims nothing is told all the same
     fulfils = evidence.text("log_evidence_kind") == "elbo" or evidence.claim == "none"
     return "warn" if fulfils else "info"
 
@@ -112,12 +109,9 @@ def _remedy(evidence: Evidence) -> str:
 
 def _sites(evidence: Evidence) -> list[str]:
     virial = evidence.variable(STEIN, "virial")
-    size = virial.sizes["site"] if virial is not None else 0
-    return (
-        [str(name) for name in virial["site"].values]
-        if virial is not None and "site" in virial.coords
-        else ([f"site {index}" for index in range(size)])
-    )
+    if virial is None:
+        return []
+    return labels(virial, "site") or [f"site {index}" for index in range(virial.sizes["site"])]
 
 
 # moves
@@ -147,9 +141,7 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     if found is None:
         return None
     before, after = (f.reshape(-1, *f.shape[2:]) for f in found[:2])
-    moves = (
-        np.ptp(before, 0) > 0.0
-    )  # a function may be held at a point, as that of a net without a bias is at zero
+    moves = np.ptp(before, 0) > 0.0  # a function may be held at a point, as that of a net without a bias is
     finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
     if found[2] < _LEAST_ACCEPTED or not finite or not moves.any() or not np.ptp(after, 0)[moves].all():
         return _undecided(found[2])
@@ -168,11 +160,8 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
         return _undecided(found[2], stayed)
     kind = max(gaps, key=lambda name: float(np.median(gaps[name])))
     ratio = float(np.exp(np.median(by_kind(gap, evidence, "probes")[kind])))
-    numbers = {
-        "shift": float(np.nanmedian(np.abs(shift))),
-        "inverse": 1.0 / ratio,
-        "remedy": _remedy(evidence),
-    }
+    typical = float(np.nanmedian(np.abs(shift)))
+    numbers = {"shift": typical, "inverse": 1.0 / ratio, "remedy": _remedy(evidence)}
     return Found(status, ratio, "", numbers, limits[2])
 
 
@@ -233,9 +222,8 @@ def range_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     share, p_least = float(outside[worst]) / len(moved), min(1.0, float(p[worst]))
     status = grade_tested(p_least, share, RATES, limits)
     stayed = _correlation(evidence)
-    if status == "pass" and not _range_would_tell(
-        stayed, len(moved), float(np.median(worth)), len(worth), limits
-    ):
+    told = _range_would_tell(stayed, len(moved), float(np.median(worth)), len(worth), limits)
+    if status == "pass" and not told:
         return _undecided(acceptance, stayed)
     return Found(status, share, "", {"p": p_least, "remedy": _remedy(evidence)}, limits[0])
 
@@ -266,12 +254,8 @@ def _correlation(evidence: Evidence) -> float:
 def _blind(shifts: tuple[float, float], gaps: tuple[float, float]) -> float:
     """The correlation of draws with where they were above which a fault that should fail could seem to pass.
 
-    Mean and variance are then nearer to those of the posterior by 1 − r and 1 − r² alone: of a mean that is off, an sd
-    that is too small, and one that is too large, the one that is seen least decides.
-
-    Args:
-        shifts: of the mean, in sd, that does not pass, and that fails.
-        gaps: log ratios of the sd, likewise.
+    Mean and variance are then nearer to the posterior's by 1 − r and 1 − r² alone: of a mean that is off, and an sd too
+    small or too large, the one seen least decides. `shifts` (sd), `gaps` (log ratios): what must not pass, and fails.
     """
     least, fails = (np.exp(2.0 * gap) for gap in gaps)
     squares = 1.0 - (least - 1.0) / (fails - 1.0), (fails / least - 1.0) / (fails - 1.0)

@@ -124,17 +124,13 @@ class Verdict:
         """The verdict of `checks`; a question that none of them decides gets one that says so, and warns."""
         checks = tuple(checks)
         decided = {check.question for check in checks if check.decides}
-        unchecked = (
-            Check(f"not_checked_{question}", "warn", question, code="not_checked")
-            for question in QUESTIONS
-            if question not in decided
-        )
+        missing = [question for question in QUESTIONS if question not in decided]
+        unchecked = (Check(f"not_checked_{each}", "warn", each, code="not_checked") for each in missing)
         return cls(method, label, (*checks, *unchecked))
 
     def answer(self, question: Question) -> Answer:
         """The worst of the checks of one question."""
-        found = {check.status for check in self.checks if check.question == question}
-        return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
+        return _answer(check for check in self.checks if check.question == question)
 
     @property
     def draws(self) -> Answer:
@@ -149,8 +145,7 @@ class Verdict:
     @property
     def status(self) -> Answer:
         """The worse of the two answers."""
-        found = {check.status for check in self.checks}
-        return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
+        return _answer(self.checks)
 
     @property
     def tolerance(self) -> float:
@@ -162,10 +157,10 @@ class Verdict:
         own = (check for check in self.checks if check.question == question)
         return any(check.decides and check.code not in _NOTHING_SEEN for check in own)
 
-    def of_status(self, *statuses: Status) -> tuple[Check, ...]:
-        """The checks of these statuses, those of the draws first."""
-        found = [check for check in self.checks if check.status in statuses]
-        return tuple(sorted(found, key=lambda check: (statuses.index(check.status), check.question)))
+    def of_status(self, status: Status) -> tuple[Check, ...]:
+        """The checks of a status, those of the draws first."""
+        found = [check for check in self.checks if check.status == status]
+        return tuple(sorted(found, key=lambda check: check.question))
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -184,8 +179,7 @@ class Verdict:
 
     def worst(self, question: Question) -> Check | None:
         """The check that decided the answer to a question, where it did not pass."""
-        found = (check for check in self.of_status("fail", "warn") if check.question == question)
-        return next(found, None)
+        return next((check for check in (*self.failed, *self.warned) if check.question == question), None)
 
     def line(self, question: Question) -> tuple[Answer, str]:
         """The answer to one question, and the evidence for it in a sentence."""
@@ -222,9 +216,7 @@ class Verdict:
     def __str__(self) -> str:
         """The summary, both answers, what was seen by the check that decided each, and what to do."""
         seen = [worst for question in QUESTIONS if (worst := self.worst(question)) is not None]
-        told = [
-            f"{worst.status} {worst.name}: {worst.evidence}" for worst in seen if worst.code != "not_checked"
-        ]
+        told = [f"{each.status} {each.name}: {each.evidence}" for each in seen if each.code != "not_checked"]
         action = [f"next: {self.action}"] if self.action else []
         return shown("\n".join([self.summary, self.lines, *told, *action]))
 
@@ -247,6 +239,11 @@ class Verdict:
     def to_json(self) -> str:
         """`to_dict` as strict JSON (no NaN, no infinity)."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def _answer(checks: Iterable[Check]) -> Answer:
+    found = {check.status for check in checks}
+    return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.density import Density
 from pyrobnn.gradient import Gradient, batched_gradient
-from pyrobnn.model import BNN, check_data
+from pyrobnn.model import BNN
+from pyrobnn.posterior.stein import posterior_density
 from pyrobnn.seeding import generator
 
 if TYPE_CHECKING:
@@ -52,17 +52,14 @@ def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor)
     References:
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
     """
-    model = posterior.model
     chains = posterior.meta.get("kind") == "chains"
-    if not isinstance(model, BNN) or posterior.network is not None:
+    if not isinstance(posterior.model, BNN) or (posterior.approximation is None and not chains):
         return None
-    if posterior.approximation is None and not chains:
+    if (
+        posterior.num_chains * posterior.num_draws < _FEWEST
+        or (density := posterior_density(posterior, x, y)) is None
+    ):
         return None
-    if model.stochastic_layers() or posterior.num_chains * posterior.num_draws < _FEWEST:
-        return None
-    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
-    density = Density(model, (x, y), points="held", values=fixed)
     work = density.dim * len(y) * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
     if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
         return None

@@ -49,13 +49,9 @@ def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -
     References:
         Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039
     """
-    model = posterior.model
-    if posterior.network is not None or (isinstance(model, BNN) and model.stochastic_layers()):
+    density = posterior_density(posterior, x, y)
+    if density is None:
         return None
-    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    if isinstance(model, BNN):
-        x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
-    density = Density(model, (x, y), points="held", values=fixed)
     work = density.dim * max(len(y) if y is not None and y.dim() else 1, 1)
     few = posterior.thin(max(1, int(min(NUM_DRAWS, _MAX_WORK // work)) // posterior.num_chains))
     if few.num_chains * few.num_draws < _FEWEST:
@@ -84,6 +80,17 @@ def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -
         },
         coords={"site": [site.name for site in sites]},
     )
+
+
+def posterior_density(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> Density | None:
+    """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
+    model = posterior.model
+    if posterior.network is not None or (isinstance(model, BNN) and model.stochastic_layers()):
+        return None
+    if isinstance(model, BNN):
+        x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
+    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
+    return Density(model, (x, y), points="held", values=fixed)
 
 
 def _single(g: Tensor) -> Tensor:

@@ -121,11 +121,7 @@ def ranked_quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tenso
     """The ranked quantities of a posterior, name → (chain, draw)."""
     # the raw output: a heteroskedastic net's noise is ranked with its mean
     f = posterior.standard_function(probe_x).detach().double().cpu().numpy()
-    found = {
-        f"f{probe}.{output}": f[:, :, probe, output]
-        for probe in range(f.shape[2])
-        for output in range(f.shape[3])
-    }
+    found = {f"f{probe}.{output}": f[:, :, probe, output] for probe, output in np.ndindex(*f.shape[2:])}
     for name in posterior.bnn.likelihood.priors:
         site = posterior.draws[name].detach().double().cpu().numpy()
         columns = site.reshape(*site.shape[:2], -1)
@@ -172,7 +168,10 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     p_value = float(stats.chisquare(counts, ranks.size * np.diff(edges) / (num_ranked + 1)).pvalue)
     points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[:-1]
     grid = (points + 1) / (num_ranked + 1)
-    tails = _tail_table(ranks.size, grid)
+    counted = np.arange(ranks.size + 1)[:, None]
+    # two-sided binomial tail probability of every count (row) at every grid point (column)
+    lower, upper = stats.binom.cdf(counted, ranks.size, grid), stats.binom.sf(counted - 1, ranks.size, grid)
+    tails = 2.0 * np.minimum(lower, upper)
     simulated = np.random.default_rng(seed).integers(0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size))
     level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
     low = stats.binom.ppf(level / 2, ranks.size, grid) / ranks.size - grid
@@ -190,13 +189,6 @@ def replication_seed(name: str, index: int) -> int:
 def combined(p_values: Mapping[str, float]) -> float:
     """One p-value for several quantities: the smallest times their number (Bonferroni), since they are dependent."""
     return min(1.0, len(p_values) * min(p_values.values()))
-
-
-def _tail_table(size: int, grid: np.ndarray) -> np.ndarray:
-    """Two-sided binomial tail probability of every count 0 … size (row) at every grid point (column)."""
-    counts = np.arange(size + 1)[:, None]
-    lower, upper = stats.binom.cdf(counts, size, grid), stats.binom.sf(counts - 1, size, grid)
-    return 2.0 * np.minimum(lower, upper)
 
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
