@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 
 from pyrobnn import metrics
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
-from pyrobnn.diagnostics.leave_one_out import loo_pit
+from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
 from pyrobnn.diagnostics.points import FEWEST_DRAWS, has_classes, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error
 from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
@@ -21,7 +21,6 @@ from pyrobnn.groups import HELD_OUT, POSTERIOR, PREDICTIONS
 #: rates at which a model that is right may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
 MIN_DATA = 20
-MAX_DATA = 2000
 #: held-out values of which coverage and confidence say something, by an exact tail and a simulated one: that none of
 #: eight lies inside happens to nobody
 FEWEST_HELD_OUT = 8

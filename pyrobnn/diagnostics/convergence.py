@@ -29,12 +29,11 @@ ENOUGH_DRAWS = 400.0
 
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """R-hat, effective sample sizes and Monte-Carlo errors of identified quantities.
+    """R-hat and effective sample sizes of identified quantities.
 
     Args:
-        table: Dataset over ``quantity`` with ``rhat``, ``ess_bulk``, ``ess_tail``, ``mcse`` (in the quantity's
-            units) and ``sd``; ``rhat`` is NaN where a single chain leaves it undefined. The coordinate names
-            each quantity, e.g. ``"f at x≈1.3"``.
+        table: Dataset over ``quantity`` with ``rhat``, ``ess_bulk`` and ``ess_tail``; ``rhat`` is NaN where a single
+            chain leaves it undefined. The coordinate names each quantity, e.g. ``"f at x≈1.3"``.
         nested: Whether ``rhat`` is the nested R-hat of superchains, groups of chains that share their start.
     """
 
@@ -113,7 +112,7 @@ def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
 
 @statistic
 def convergence(evidence: Evidence) -> Convergence | None:
-    """Rank-normalised split R-hat, bulk and tail ESS and the MCSE of the mean, of every identified quantity.
+    """Rank-normalised split R-hat, and bulk and tail ESS, of every identified quantity.
 
     Args:
         tree: A DataTree of Markov chains.
@@ -136,14 +135,7 @@ def convergence(evidence: Evidence) -> Convergence | None:
         ratio = nested_rhat(draws, groups)
     else:
         ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
-    flat = draws.reshape(len(draws), -1)
-    columns = {
-        "rhat": ratio,
-        "ess_bulk": ess(draws),
-        "ess_tail": ess(draws, "tail"),
-        "mcse": flat.std(axis=1, ddof=1) / np.sqrt(ess(draws, "mean")),
-        "sd": flat.std(axis=1),
-    }
+    columns = {"rhat": ratio, "ess_bulk": ess(draws), "ess_tail": ess(draws, "tail")}
     table = xr.Dataset(
         {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
     )

@@ -16,7 +16,7 @@ from pyrobnn.diagnostics.evidence import Evidence, matched, spread, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
-_MIN_DRAWS = 25  # the Pareto tail is a fifth of the draws and needs five
+FEWEST_WEIGHTED = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
 _MAX_PROBES = 24
 _MIN_SCALED = 100  # draws that are reweighted by a power of the prior or likelihood
@@ -132,7 +132,7 @@ def importance(evidence: Evidence) -> Importance | None:
         Yes, but did it work? (Yao et al., 2018) https://arxiv.org/abs/1802.02538
     """
     log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
-    if log_p is None or log_q is None or log_p.size < _MIN_DRAWS:
+    if log_p is None or log_q is None or log_p.size < FEWEST_WEIGHTED:
         return None
     log_ratio = log_p - log_q
     if not np.isfinite(log_ratio).all():

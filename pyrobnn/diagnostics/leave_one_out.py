@@ -17,13 +17,13 @@ from scipy.special import logsumexp
 
 from pyrobnn.chains import ess
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
-from pyrobnn.diagnostics.importance import good_k, log_target, pareto_smooth
+from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
 from pyrobnn.diagnostics.verdict import Found, Status
 from pyrobnn.groups import LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
-_MIN_DRAWS = 25
-_MAX_PIT = 2000  # data whose PIT is computed
+#: data whose PIT is computed
+MAX_DATA = 2000
 _BLOCK = 4_000_000  # log-likelihood values that are smoothed at once
 #: log-likelihood values, and data, above which leave-one-out takes a subsample: a datum takes about a millisecond
 _MAX_ELEMENTS, _SUBSAMPLE_FROM, _SUBSAMPLE_SIZE = 40_000_000, 50_000, 1_000
@@ -66,7 +66,7 @@ def leave_one_out(evidence: Evidence, *, every: bool = False) -> LeaveOneOut | N
     if pointwise is None:
         return None
     num_data = pointwise.shape[2]
-    shown = spread(num_data, _MAX_PIT)
+    shown = spread(num_data, MAX_DATA)
     points = shown if is_large(pointwise) and not every else np.arange(num_data)
     pair, outcomes = densities(evidence), replicates(evidence)
     if outcomes is not None and (len(outcomes[1]) != num_data or len(outcomes[0]) != pointwise[:, :, 0].size):
@@ -139,7 +139,11 @@ def usable(evidence: Evidence) -> np.ndarray | None:
     """The log-likelihood (chain, draw, obs) if leave-one-out is defined by it."""
     pointwise = evidence.log_likelihood
     # without its only datum a posterior is the prior
-    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_DRAWS or pointwise.shape[2] < 2:
+    if (
+        pointwise is None
+        or pointwise.shape[0] * pointwise.shape[1] < FEWEST_WEIGHTED
+        or pointwise.shape[2] < 2
+    ):
         return None
     if evidence.is_point or not np.isfinite(pointwise).all():
         return None

@@ -12,13 +12,13 @@ from scipy.special import ndtri
 from pyrobnn import metrics
 from pyrobnn.diagnostics.calibration import (
     LEVEL,
-    MAX_DATA,
     MIN_DATA,
     RATES,
     held_out_pit,
     left_out_pit,
 )
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
+from pyrobnn.diagnostics.leave_one_out import MAX_DATA
 from pyrobnn.diagnostics.points import class_points, feature_names, has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, grade_tested
 from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS

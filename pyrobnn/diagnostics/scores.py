@@ -45,11 +45,9 @@ class Scores:
 
     Args:
         scores: One `Score` per name.
-        num_data: Number of held-out data.
     """
 
     scores: tuple[Score, ...]
-    num_data: int
 
     def __getitem__(self, name: str) -> Score:
         for score in self.scores:
@@ -59,13 +57,6 @@ class Scores:
 
     def __contains__(self, name: object) -> bool:
         return any(score.name == name for score in self.scores)
-
-    def to_dict(self) -> dict[str, dict[str, float | str | None]]:
-        """Score name → value, data_se, better."""
-        return {
-            each.name: {"value": each.value, "data_se": each.data_se, "better": each.better}
-            for each in self.scores
-        }
 
 
 @statistic
@@ -90,7 +81,7 @@ def score(evidence: Evidence) -> Scores:
     """
     y = evidence.values(HELD_OUT, "y")
     if y is None or len(y) == 0:
-        return Scores((), 0)
+        return Scores(())
     found: list[Score] = []
     log_prob = evidence.values(PREDICTIONS, "log_prob")
     if log_prob is not None:
@@ -100,7 +91,7 @@ def score(evidence: Evidence) -> Scores:
         found.extend(_class_scores(probs, y))
     else:
         found.extend(_regression_scores(evidence, y.astype(np.float64).reshape(len(y), -1)))
-    return Scores(tuple(found), len(y))
+    return Scores(tuple(found))
 
 
 def expected_calibration_error(

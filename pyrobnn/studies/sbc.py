@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from scipy import stats
 from torch import Tensor
 
+from pyrobnn.inference.method import Method
 from pyrobnn.likelihoods import targets
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -19,12 +19,6 @@ from pyrobnn.posterior.datatree import log_densities, prior_posterior
 _MIN_PER_BIN = 5
 _MAX_BINS = 20
 _NUM_SIMULATED = 2000
-
-
-class Method(Protocol):
-    """Any inference method of the library."""
-
-    def fit(self, model: BNN, x: Tensor, y: Tensor, *, num_draws: int, seed: int) -> Posterior: ...
 
 
 @dataclass(frozen=True, eq=False)
