@@ -330,7 +330,10 @@ WORDS: dict[str, tuple[str, Template, Template]] = {
     ),
     "clumped_draws": (
         "draws lie in clumps",
-        "The draws of different chains lie in about {value:.0f} clumps.",
+        lambda value, **_: (
+            "The draws of different chains lie in "
+            + ("no clumps." if value is None else f"about {value:.0f} clumps.")
+        ),
         "",
     ),
     "rounded_draws": (

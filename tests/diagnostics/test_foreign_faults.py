@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
 from known_posteriors import SAMPLE, exact_tree
 
-from pyrobnn.diagnostics import diagnose
+from pyrobnn.diagnostics import audit, diagnose
 
 OBS = (*SAMPLE, "obs")
 
@@ -94,3 +96,9 @@ def test_a_verdict_is_short_and_says_its_tolerance():
     said = str(diagnose(tree))
     assert len(said.split()) < 80 and said.startswith("NUTS: do not rely on the draws")
     assert diagnose(exact_tree()).tolerance == 0.25 and "sd within 25%" in str(diagnose(exact_tree()))
+
+
+def test_an_audit_that_finds_nothing_says_so_of_every_check():
+    verdict = audit(exact_tree())
+    assert verdict.draws == "pass" and json.loads(verdict.to_json()) == verdict.to_dict()
+    assert len(verdict.checks) == 7 and all(check.evidence for check in verdict.checks)
