@@ -13,7 +13,7 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, Training
-from pyrobnn.inference.vi.elbo_value import draws_per_block
+from pyrobnn.inference.vi.elbo import draws_per_block
 from pyrobnn.inference.vi.guide_fit import fit_guide
 from pyrobnn.kl_schedules import KLSchedule
 from pyrobnn.model import BNN

@@ -28,7 +28,7 @@ from pyrobnn.compile import compiled, private
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.svi import SVI
-from pyrobnn.inference.vi.elbo_value import elbo_findings
+from pyrobnn.inference.vi.elbo import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
 
 BEST_MEAN_FIELD_ELBO = -503.79427

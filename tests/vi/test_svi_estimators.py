@@ -19,7 +19,7 @@ import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.svi import SVI
-from pyrobnn.inference.vi import elbo_value
+from pyrobnn.inference.vi import elbo as elbo_module
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.guide_fit import build_elbo
 from pyrobnn.inference.vi.local_noise import LocalNoise
@@ -232,8 +232,8 @@ def test_the_elbo_of_a_small_net_takes_few_runs_of_its_program(monkeypatch):
     monkeypatch.setattr(pb.Density, "log_parts", lambda *rest: (runs.append(1), genuine(*rest))[1])
     approximation = elbo.family.approximation(theta, problem.density)
     with seeded(0):
-        elbo_value.evaluate_elbo(problem, problem.density, approximation, elbo, theta)
-    assert len(runs) <= elbo_value._MAX_ELBO_DRAWS // 256
+        elbo_module.evaluate_elbo(problem, problem.density, approximation, elbo, theta)
+    assert len(runs) <= elbo_module._MAX_ELBO_DRAWS // 256
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def _fixed(x, y):
 
 @pytest.mark.parametrize(("program", "exact"), [(_pooled, False), (_spread, False), (_fixed, True)])
 def test_the_stated_error_is_that_of_the_elbo(program, exact, monkeypatch):
-    monkeypatch.setattr(elbo_value, "_MAX_ELBO_DRAWS", 256)
+    monkeypatch.setattr(elbo_module, "_MAX_ELBO_DRAWS", 256)
     x = torch.linspace(-1.0, 1.0, 12)
     problem = prepare(program, x, 2 * x, points="free")
     elbo, theta = build_elbo(SVI(init_scale=0.2), problem, None, 0)
@@ -329,7 +329,7 @@ def test_the_stated_error_is_that_of_the_elbo(program, exact, monkeypatch):
     found = []
     for seed in range(30):
         with seeded(seed):
-            found.append(elbo_value.evaluate_elbo(problem, problem.density, approximation, elbo, theta))
+            found.append(elbo_module.evaluate_elbo(problem, problem.density, approximation, elbo, theta))
     values, errors = torch.tensor(found, dtype=torch.float64).T
     squares = float(((values - values.mean()) / errors).square().sum())
     low, high = stats.chi2.ppf([3e-7, 1 - 3e-7], len(values) - 1)

@@ -25,8 +25,7 @@ from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.optim.unfinished import falling
-from pyrobnn.inference.vi.elbo import TRACKED, Elbo
-from pyrobnn.inference.vi.elbo_value import elbo_findings, evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
