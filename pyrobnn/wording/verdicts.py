@@ -10,8 +10,6 @@ from typing import Any
 
 Template = str | Callable[..., str]
 
-_NEW_STARTS = "Raise num_warmup, and draw new starts (another seed)."
-
 
 def _plural(count: int, one: str) -> str:
     return f"{count} {one if count == 1 else one + 's'}"
@@ -120,7 +118,8 @@ WORDS: dict[str, tuple[str, Template, Template]] = {
     "chains_disagree": (
         "the chains do not agree with each other",
         "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have converged).{starts}",
-        _NEW_STARTS,
+        "Raise num_warmup, and draw new starts (another seed); where they stay apart, use SMC, which weights modes by "
+        "their mass.",
     ),
     "chains_slow": (
         "the chains move too slowly",
@@ -130,7 +129,7 @@ WORDS: dict[str, tuple[str, Template, Template]] = {
     "modes": (
         "the chains sit in different places",
         "At {where} chains {low} and {high} lie {gap:.1f} within-chain sd apart.{levels}{starts}",
-        _NEW_STARTS,
+        "Draw new starts (another seed); where they part again, use SMC, which weights modes by their mass.",
     ),
     "ess_function": (
         "there are too few independent draws",
