@@ -254,11 +254,7 @@ def fit_on_workers(
 
 
 def dask_client(address: str) -> Any:
-    """A client of the Dask scheduler at an address.
-
-    Raises:
-        ImportError: without the extra ``cluster``.
-    """
+    """A client of the Dask scheduler at an address; ImportError without the extra ``cluster``."""
     try:
         from distributed import Client
     except ImportError as error:
@@ -313,12 +309,7 @@ def _along(method: Any) -> int:
 
 
 def gather(posterior: Posterior, *, seed: int) -> Posterior:
-    """The chains or members of all ranks in one posterior, in the order of the ranks, on every rank.
-
-    Args:
-        posterior: this rank's; the same model, sites and number of draws on every rank.
-        seed: of the whole run, for the record.
-    """
+    """The chains or members of all ranks in one posterior, in the order of the ranks, on every rank."""
     metas: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(metas, posterior.meta)
     along = 0 if posterior.meta["kind"] == "chains" else 1

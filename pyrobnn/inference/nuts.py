@@ -358,11 +358,7 @@ def needed_bytes(
 
 
 def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> None:
-    """Refuse a run whose buffers do not fit before it starts.
-
-    Raises:
-        NotEnoughMemory: naming the bytes and the options to change.
-    """
+    """NotEnoughMemory, naming bytes and options to change, where the buffers of a run do not fit."""
     dim, dtype = problem.density.dim, problem.density.dtype
     form = form_of(config.mass_matrix, problem.is_bnn or config.engine == "pyro")
     config = replace(config, mass_matrix="low_rank" if form == "auto" else form)  # the most that it may need

@@ -136,7 +136,12 @@ class SMC(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         seed, num_draws = run.seed, run.num_draws
         refuse_without_prior(problem.density)
-        self._check_memory(problem)
+        require(
+            self._particle_bytes(problem.density.dim * problem.density.dtype.itemsize),
+            problem.device,
+            f"a population of {self.num_particles} particles × {problem.density.dim} parameters",
+            "lower num_particles",
+        )
         started = time.perf_counter()
 
         def present(z: Tensor) -> Posterior:
@@ -190,18 +195,13 @@ class SMC(Method):
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the particles, their draws, and the data in a gradient of all particles."""
         drawn = {"draws": 2 * self.num_islands * sizes.num_draws * sizes.flat}
-        particles = {"particles": (_COPIES + 2 * self.max_moves) * self.num_particles * sizes.flat}
+        particles = {"particles": self._particle_bytes(sizes.flat)}
         step = self.num_particles * 2 * sizes.num_data * sizes.datum
         return Need(drawn | particles, {"a step": step})
 
-    def _check_memory(self, problem: Problem) -> None:
-        dim, item = problem.density.dim, problem.density.dtype.itemsize
-        require(
-            (_COPIES + 2 * self.max_moves) * self.num_particles * dim * item,
-            problem.device,
-            f"a population of {self.num_particles} particles × {dim} parameters",
-            "lower num_particles",
-        )
+    def _particle_bytes(self, flat: int) -> int:
+        """Bytes of the particles, ``flat`` each."""
+        return (_COPIES + 2 * self.max_moves) * self.num_particles * flat
 
 
 class _Course:
@@ -220,16 +220,11 @@ class _Course:
             worth_keeping=lambda: bool(self._rounds),
         )
         self.rungs: list[Rung] = []
-        self._rounds: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rounds: list[tuple[Tensor, ...]] = []
         self._reported = self._steps = 0
 
     def run(self, particles: Population) -> None:
-        """All temperatures, and the draws at the last.
-
-        Raises:
-            Refused: the data are impossible everywhere, or the temperatures are spent.
-            ValueError: a callback stopped it before there was a draw.
-        """
+        """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         self._particles = particles
         if not particles.possible():
             raise Refused(
@@ -250,7 +245,10 @@ class _Course:
 
     def _draw(self, rung: Rung) -> None:
         while True:
-            self._keep()
+            particles = self._particles
+            kept = particles.z, particles.log_joint(), particles.ancestor
+            islands = (each.reshape(self._config.num_islands, -1, *each.shape[1:]) for each in kept)
+            self._rounds.append(tuple(islands))
             done = min(self._num_draws, self.done)
             stop = self._report("sampling", rung, 1.0 if done == self._num_draws else 0.99, done)
             if done == self._num_draws:
@@ -264,12 +262,6 @@ class _Course:
     def done(self) -> int:
         """Draws of each island that there are."""
         return len(self._rounds) * self._particles.num_each
-
-    def _keep(self) -> None:
-        particles, islands = self._particles, self._config.num_islands
-        kept = particles.z, particles.log_joint(), particles.ancestor
-        z, log_joint, ancestor = (each.reshape(islands, -1, *each.shape[1:]) for each in kept)
-        self._rounds.append((z, log_joint, ancestor))
 
     def _report(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
         self._steps += 1
@@ -288,16 +280,8 @@ class _Course:
             self._reported = place
         return self.watch.ask(self._steps, metrics | {"phase": phase})
 
-    def _lag(self) -> float:
-        """What the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up."""
-        steps = [after.beta - rung.beta for rung, after in pairwise(self.rungs)]
-        return sum(step * rung.rise for step, rung in zip(steps, self.rungs, strict=False))
-
     def draws(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions (island, draw, dim), log joints and ancestors (island, draw).
-
-        As many as were asked for, evenly spread over the particles: siblings are neighbours.
-        """
+        """Positions (island, draw, dim), log joints and ancestors (island, draw), evenly spread over siblings."""
         found = [torch.cat(each, 1) for each in zip(*self._rounds, strict=True)]
         num = min(self._num_draws, self.done)
         picked = torch.arange(num)
@@ -321,7 +305,8 @@ class _Course:
             found.append(Finding("one_island"))
         elif error is not None and error > MAX_ERROR:
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
-        lag = self._lag()
+        # what the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up
+        lag = sum((after.beta - rung.beta) * rung.rise for rung, after in pairwise(self.rungs))
         if lag > MAX_ERROR + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": lag}))
         return found

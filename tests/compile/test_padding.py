@@ -16,7 +16,7 @@ from helpers import seeded
 import pyrobnn as pb
 from pyrobnn.compile import compiled
 from pyrobnn.compile.inductor import traced
-from pyrobnn.inference.fitting.padding import bucket, padded_log_joint
+from pyrobnn.inference.fitting.padding import bucket, padded_density
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.starts import gradient_of
 
@@ -56,7 +56,7 @@ def problem(num, kind="gaussian", net=None):
 def test_rows_of_weight_zero_change_the_density_by_no_more_than_rounding(kind):
     held = problem(21, kind)
     z = held.density.sample_prior(3, 0)
-    padded = padded_log_joint(held, z)
+    padded = padded_density(held, z).log_joint
     assert padded.__self__ is not held.density and len(padded.__self__.args[0]) == 24
     for one, other in zip(
         *(torch.func.vmap(torch.func.grad_and_value(f))(z) for f in (padded, held.density.log_joint))
@@ -139,7 +139,7 @@ def test_the_next_row_compiles_nothing(tmp_path):
 def test_a_net_that_looks_at_all_rows_is_left_as_it_is():
     with seeded(0), pytest.warns(UserWarning, match="depends on the other rows"):
         held = problem(21, net=Centred())
-    assert padded_log_joint(held, held.density.sample_prior(2, 0)).__self__ is held.density
+    assert padded_density(held, held.density.sample_prior(2, 0)) is held.density
 
 
 def test_buckets_hold_one_more_row_at_least_and_a_sixteenth_at_most():

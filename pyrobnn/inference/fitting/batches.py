@@ -50,11 +50,7 @@ _REFRESH_BATCH = 512
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass through a DataLoader gives.
-
-    Attributes: ``num_data``, N; ``num_points`` that a pass yields; ``num_batches`` of a pass; ``notes`` on what the
-        loader leaves out or repeats.
-    """
+    """What one pass through a DataLoader gives, and ``notes`` on what the loader leaves out or repeats."""
 
     num_data: int
     num_points: int
@@ -70,11 +66,8 @@ class Epoch:
 def survey(loader: DataLoader) -> Epoch:
     """N, points and batches of a pass, from the loader's sampler; one that has no length is walked through once.
 
-    N is the number of points a pass yields. It is never more than the data set holds: a point drawn twice is no second
-    datum. A sampler that shuffles and drops its last incomplete batch still shows every point in time, so they count.
-
-    Raises:
-        ValueError: a data set without length, an empty loader, a sampler that is endless or can be walked only once.
+    N is the number of points a pass yields, never more than the data set holds: a point drawn twice is no second datum.
+    A sampler that shuffles and drops its last incomplete batch still shows every point in time, so they count.
     """
     dataset: Any = loader.dataset  # torch declares no length
     try:
@@ -198,12 +191,7 @@ def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[.
 
 
 def check_batch_size(problem: Problem, batch_size: int | None) -> None:
-    """Refuse a size of mini-batches where they are not the method's to choose.
-
-    Raises:
-        Refused: beside a plain program.
-        ValueError: beside a DataLoader.
-    """
+    """Refuse a size of mini-batches beside a plain program or a DataLoader, whose own they are."""
     if batch_size is None:
         return
     if not problem.is_bnn:
@@ -271,11 +259,7 @@ class Inputs:
 
 
 def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of the loader, epoch after epoch.
-
-    Raises:
-        ValueError: an epoch without any batch.
-    """
+    """The batches of the loader, epoch after epoch."""
     changed = False
     while True:
         seen = 0
@@ -294,12 +278,7 @@ def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """z (dim,) → gradient (dim,) and value of minus the log joint of a BNN on all of the data, in bounded memory.
-
-    Args:
-        density: of the program of :func:`scaled_program`, in unconstrained space.
-        x, y: its data.
-    """
+    """z (dim,) → gradient (dim,) and value of minus the log joint of a BNN on all data x, y, in bounded memory."""
     num_data = len(x)
 
     def likelihood(z: Tensor, x: Tensor, y: Tensor) -> Tensor:

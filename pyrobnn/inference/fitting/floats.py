@@ -97,10 +97,7 @@ def float64() -> Iterator[None]:
 
 
 def log_joint_float64(density: Density) -> Callable[[Tensor], Tensor]:
-    """The log joint of flat float64 vectors (dim,), with every operation of the program in float64.
-
-    The data keep the values they have: what was lost when they were made float32 stays lost.
-    """
+    """The log joint of flat float64 vectors (dim,), every operation in float64; the data keep the values they have."""
     args = mapped(_wide, density.args)
 
     def log_joint(z: Tensor) -> Tensor:
@@ -133,14 +130,7 @@ def inspector(density: Density) -> Callable[[Tensor, Tensor], str] | None:
 def float64_reason(
     log_joint: Callable[[Tensor], Tensor], exact: Callable[[Tensor], Tensor], z: Tensor, steps: Tensor
 ) -> str:
-    """Why float32 cannot hold these draws, in words; empty if it can.
-
-    Args:
-        log_joint: log density of one float32 vector (dim,).
-        exact: the same in float64.
-        z: draws (point, dim) of one chain, in float32.
-        steps: the sampler's step along each coordinate (dim,).
-    """
+    """Why float32 cannot hold draws z (point, dim) of a chain and its steps (dim,), in words; empty if it can."""
     resolution = torch.finfo(z.dtype).eps * z.abs().mean(0)
     if bool((steps < _MIN_STEP * resolution).any()):
         worst = int((steps / resolution).argmin())

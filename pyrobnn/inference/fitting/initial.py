@@ -14,11 +14,7 @@ from pyrobnn.seeding import seeded
 
 
 def common_start(init: Posterior | nn.Module | None) -> bool:
-    """Whether chains that start from ``init`` start around one point, or in one mode: then they agree on what is there.
-
-    A net or a point estimate is one point, an approximation has one mode; an ensemble's members and the chains of a run
-    were found apart.
-    """
+    """Whether chains from ``init`` start around one point or in one mode: then they agree on what is there."""
     if init is None:
         return False
     return not isinstance(init, Posterior) or bool(init.meta.get("common_start", init.num_chains == 1))

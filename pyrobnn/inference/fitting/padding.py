@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,11 +34,6 @@ class _Counted(Messenger):
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["is_observed"] and msg["cond_indep_stack"]:
             msg["scale"] = msg["scale"] * self.weights
-
-
-def padded_log_joint(problem: Problem, z: Tensor) -> Callable[[Tensor], Tensor]:
-    """The log joint of :func:`padded_density`."""
-    return padded_density(problem, z).log_joint
 
 
 def padded_density(problem: Problem, z: Tensor) -> Density:

@@ -64,11 +64,7 @@ class Problem:
 
     @property
     def bnn(self) -> BNN:
-        """The model of a problem that ``is_bnn``.
-
-        Raises:
-            TypeError: it is a plain Pyro program.
-        """
+        """The model of a problem that ``is_bnn``; TypeError for a plain program."""
         if not isinstance(self.model, BNN):
             raise TypeError(f"this needs a pyrobnn.BNN, not a plain Pyro program: got {self.model!r}")
         return self.model
@@ -285,13 +281,7 @@ def interruption(method: Any, done: int, asked: int, what: str, checkpoint: Any 
 
 
 def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
-    """The result of a fit that another one begins with.
-
-    What it has to report is in its ``meta``, for the other to report (:func:`pyrobnn.findings.of_meta`).
-
-    Raises:
-        KeyboardInterrupt: it was interrupted; of the fit that called for it nothing exists yet.
-    """
+    """A fit that another one begins with, which reports what is in its ``meta``; KeyboardInterrupt if it was cut."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = search()
@@ -377,15 +367,7 @@ def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor
 def snapshot(
     problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any
 ) -> Posterior:
-    """A posterior of what there is on the way, which says nothing: its fit will, at its end.
-
-    Args:
-        problem: what is fitted.
-        method: the configuration.
-        draws: site → (chain, draw, …), as many as there are.
-        seed: of the fit.
-        rest: as of :func:`pyrobnn.inference.fitting.problem.make_posterior`.
-    """
+    """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make_posterior(problem, method, draws, seed=seed, timings={}, importance=False, **rest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import operator
@@ -32,11 +31,7 @@ _ROUNDING = 0.01
 
 
 def check_signature(program: Callable[..., Any]) -> None:
-    """Python would say it from the middle of a trace.
-
-    Raises:
-        TypeError: ``program`` cannot be called as ``fn(x, y)``.
-    """
+    """TypeError unless the program can be called as ``fn(x, y)``: Python would say it from the middle of a trace."""
     try:
         inspect.signature(program).bind(None, None)
     except ValueError:  # a callable that does not tell its signature
@@ -50,11 +45,7 @@ def check_signature(program: Callable[..., Any]) -> None:
 
 
 def check_gaps(density: Density, data: dict[str, Any]) -> None:
-    """Data of a program may hold NaN where the program masks them.
-
-    Raises:
-        ValueError: a NaN or infinite value reaches the log joint or its gradient, naming the argument.
-    """
+    """ValueError where a NaN or infinite value of the data reaches the log joint: a program may mask them."""
     tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
     if all(bool(torch.isfinite(value).all()) for value in tensors.values()):
         return
@@ -87,12 +78,7 @@ def check_proper(density: Density) -> None:
 
 
 def check_batched(density: Density, method: str) -> None:
-    """For methods that evaluate many points at once.
-
-    Raises:
-        Refused: the Python of the program, or of the net, looks at the values of its sites or of a subsample (``if``,
-            ``.item()``, a loop over a plate's rows), so that it can be run for one point at a time only.
-    """
+    """Refuse a program or net whose Python looks at values: it can be run for one point at a time only."""
     run: Callable[[Any], Any]
     points: Any
     if density.owner is None:
@@ -100,7 +86,8 @@ def check_batched(density: Density, method: str) -> None:
         run = torch.func.grad_and_value(density.log_joint)
     else:  # the rest of a BNN is ours; two rows tell as much as all
         points = {name: torch.stack([value, value]) for name, value in density.owner.initial_values().items()}
-        run = functools.partial(_net, density.owner, density.args[0][:2])
+        owner, x = density.owner, density.args[0][:2]
+        run = lambda weights: owner.forward(weights, x)  # noqa: E731
     try:
         with seeded(0, density.device):
             torch.func.vmap(run, randomness="different")(points)
@@ -117,16 +104,8 @@ def check_batched(density: Density, method: str) -> None:
         ) from error
 
 
-def _net(model: BNN, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    return model.forward(weights, x)
-
-
 def refuse_dependent(density: Density, method: str) -> None:
-    """For methods that need the same bijection to the reals at every point.
-
-    Raises:
-        Refused: the support of a site depends on another one.
-    """
+    """Refuse a site whose support depends on another: the bijection to the reals is not the same everywhere."""
     if density.dependent:
         name = density.dependent[0]
         raise Refused(
@@ -137,11 +116,7 @@ def refuse_dependent(density: Density, method: str) -> None:
 
 
 def refuse_subsampling(density: Density, method: str) -> None:
-    """For methods that need the same density at every step.
-
-    Raises:
-        Refused: a plate of the program draws a subsample.
-    """
+    """Refuse a plate that subsamples: the density is another one at every step."""
     if density.stochastic is not None:
         raise Refused(
             f"the plate {density.stochastic!r} subsamples, so the density is another one at every step and {method} "
@@ -152,16 +127,7 @@ def refuse_subsampling(density: Density, method: str) -> None:
 def what_program_says(
     density: Density, draws: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[Finding]]:
-    """What a posterior keeps of its program beside the draws of its latent sites.
-
-    Args:
-        density: what was fitted.
-        draws: site → (chain, draw, \\*shape).
-        fixed: values of its point parameters.
-
-    Returns:
-        Draws of the ``pyro.deterministic`` sites, likewise shaped; entries of ``meta``; what must be said of them.
-    """
+    """Draws of the ``pyro.deterministic`` sites (chain, draw, …); entries of ``meta``; what must be said of them."""
     held = Density(density.program, density.args, points="held", values=fixed)
     values, notes = _deterministic_draws(held, draws)
     said = {
@@ -202,16 +168,7 @@ def _is_unbounded(transform: Any) -> bool:
 
 
 def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
-    """Dropout and noise that no layer shows: in a function, or inside of a recurrent layer or of attention.
-
-    Args:
-        model: the model, its net in the mode that it is fitted in.
-        x: inputs (N, …).
-        deterministic: refuse a net that draws in that mode; otherwise only one that draws in evaluation mode too.
-
-    Raises:
-        Refused: the net draws random numbers.
-    """
+    """Refuse dropout and noise that no layer shows; unless ``deterministic``, in evaluation mode alone."""
     if _draws(model, model.eval_net, x):
         raise Refused(
             "the net draws random numbers, in evaluation mode too, so it is another function each time it is asked: "

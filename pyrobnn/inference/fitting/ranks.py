@@ -34,11 +34,7 @@ class Ranks:
     count: int
 
     def part(self, rows: Tensor, dim: int = 0) -> Tensor:
-        """This rank's of the rows along ``dim``: every ``count``-th.
-
-        Raises:
-            ValueError: fewer rows than ranks.
-        """
+        """This rank's of the rows along ``dim``: every ``count``-th."""
         if (num := rows.shape[dim]) < self.count:
             raise ValueError(
                 f"a batch of {num} rows cannot be shared by {self.count} ranks: raise batch_size, or start fewer ranks"
@@ -75,16 +71,7 @@ def ranks() -> Ranks | None:
 
 
 def check_shareable(is_bnn: bool = True, from_loader: bool = False, together: Sequence[Finding] = ()) -> None:
-    """Whether there are rows that ranks can share; nothing where they share none.
-
-    Args:
-        is_bnn: it is a net, no plain Pyro program.
-        from_loader: a DataLoader brings the data.
-        together: what is said of a net whose output for a row depends on the others.
-
-    Raises:
-        Refused: there are none.
-    """
+    """Refuse a fit in which ranks that share rows have none to share: of a program, a loader, a net that mixes rows."""
     if ranks() is None:
         return
     if not is_bnn:

@@ -24,14 +24,7 @@ class NotEnoughMemory(Refused, MemoryError):
 
 
 def require(needed: int, device: torch.device, what: str, remedies: str) -> None:
-    """Refuse what does not fit, before any compute.
-
-    Args:
-        needed: bytes. device: where. what: the thing that needs them. remedies: what to do instead, in words.
-
-    Raises:
-        NotEnoughMemory: more is needed than is free.
-    """
+    """NotEnoughMemory where ``what`` needs more bytes than are free; ``remedies`` says what to do instead."""
     free = free_bytes(device)
     if needed > free:
         raise NotEnoughMemory(f"{what} needs {needed:,} bytes but {free:,} are free: {remedies}")

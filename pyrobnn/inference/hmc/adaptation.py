@@ -22,14 +22,7 @@ FROZEN, POOLED, OWN = 0.0, 1.0, 2.0
 
 
 def dual_averaging(step_size: Tensor | float, num_chains: int, device: torch.device, mode: float) -> Tensor:
-    """The state (6, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode.
-
-    Args:
-        step_size: the first, of every chain or of each (chain,).
-        num_chains: C.
-        device: where the chains are.
-        mode: FROZEN, POOLED or OWN.
-    """
+    """The state (6, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode."""
     log_step = torch.as_tensor(step_size, dtype=torch.float64, device=device).log().expand(num_chains)
     zero = torch.zeros_like(log_step)
     return torch.stack([log_step, log_step, zero, zero, log_step, zero + mode])
@@ -89,15 +82,7 @@ def windows(num_warmup: int) -> list[tuple[int, bool]]:
 
 
 def whitening(z: Tensor, counts: Tensor, old: Tensor, dense: bool) -> Tensor:
-    r"""The scale (dim,) or matrix (dim, dim) A with :math:`A A^T` the pooled covariance of a window.
-
-    The covariance is around each chain's mean where the chains are long enough, see :func:`centred`.
-
-    Args:
-        z: draws (chain, slot, dim), of which each chain's first ``counts`` (chain,) are valid.
-        old: the scale or matrix in use: kept where the window says nothing.
-        dense: a matrix rather than a scale.
-    """
+    """A, :math:`A A^T` the pooled covariance of a window (chain, slot, dim); ``old`` if it says nothing."""
     total = int(counts.sum())
     if total < 3:
         return old
@@ -131,15 +116,7 @@ def first_step_size(
     *,
     each: bool = False,
 ) -> Tensor | float:
-    """Double or halve until the mean acceptance of one leapfrog from (q, r) crosses the target.
-
-    Args:
-        gradient: whitened gradient (chain, dim) and log density (chain,).
-        q, g, lp, r: positions, gradients, log densities and momenta of all chains, whitened.
-        guess: where to begin.
-        target: the acceptance rate aimed at.
-        each: by the acceptance of each chain: a step size for each (chain,).
-    """
+    """Double or halve until the mean (or ``each`` chain's) acceptance of a leapfrog from (q, r) crosses the target."""
     step = torch.zeros_like(lp) + guess
     direction, done = torch.zeros_like(lp), torch.zeros_like(lp, dtype=torch.bool)
     energy = 0.5 * r.double().square().sum(-1) - lp

@@ -40,11 +40,7 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
 
 
 def run_fingerprint(config: NUTS, problem: Problem, run: FitRun) -> str:
-    """Fingerprint of what the draws depend on and every device holds alike.
-
-    Not the starts, which a device draws with a generator of its own; and not the density, which rounds otherwise there:
-    a resumed run asks for it anew (:func:`check_density`).
-    """
+    """Fingerprint of what the draws depend on and every device holds alike: neither starts nor density."""
     parts = {"x": problem.x, "y": problem.y}
     if isinstance(run.init, torch.nn.Module):
         parts |= {f"init {name}": value for name, value in run.init.named_parameters()}
@@ -76,11 +72,7 @@ def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
-    """The tensors of a checkpoint, or None where there is no file.
-
-    Raises:
-        ValueError: The file is damaged, is no checkpoint, or belongs to a run with other settings or data.
-    """
+    """The tensors of a checkpoint, None without a file; ValueError where it is damaged or of another run."""
     path = Path(path)
     if not path.exists():
         return None
@@ -102,14 +94,7 @@ def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
 
 
 def check_density(before: Tensor, now: Tensor) -> None:
-    """Refuse to go on where the log density (chain,) of the chains' positions is not what the checkpoint says.
-
-    A ten-thousandth of it is more than the rounding of float32 on another device, and less than any change of a prior
-    or a likelihood that would matter to the draws.
-
-    Raises:
-        ValueError: it is another one.
-    """
+    """ValueError where the log density (chain,) is off by 1e-4: more than rounding, less than another prior."""
     off = (now.double().cpu() - before.double().cpu()).abs()
     if not bool((off <= 1e-4 * before.cpu().abs().clamp(min=100.0)).all()):
         raise ValueError(
@@ -121,14 +106,7 @@ def check_density(before: Tensor, now: Tensor) -> None:
 class DrawFile:
     """Constrained draws of every site in one file, site after site, each (chain, draw, \\*shape) in C order.
 
-    The operating system keeps as much of the file in memory as it has room for, and nothing must stay there.
-
-    Args:
-        path: the file.
-        run: fingerprint of the run that fills it (64 characters).
-        density: sites and bijections.
-        num_chains, num_draws: sizes.
-        resume: continue the file of an interrupted run; otherwise begin a new one.
+    ``run`` is the fingerprint of the run that fills it (64 characters); ``resume`` continues an interrupted run's file.
 
     Raises:
         ValueError: the disk has too little room; ``path`` holds something else; the file to resume is missing or of

@@ -58,16 +58,7 @@ class Convergence(NamedTuple):
 
 
 def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Convergence:
-    """How far the chains have converged.
-
-    Args:
-        problem: what is fitted.
-        draws: site → (chain, draw, …), at least two chains.
-        stats: their statistics (chain, draw, 7).
-
-    Returns:
-        With an infinite R-hat where nothing moves, a value is not finite, or there are fewer than four draws.
-    """
+    """How far the draws of at least two chains have converged; an infinite R-hat where they cannot be judged."""
     num = stats.shape[1]
     found = {name: values for name, values in judged(problem, draws, stats).items() if np.ptp(values) != 0}
     for name, values in found.items():
@@ -83,11 +74,7 @@ def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tens
 
 
 def check_until(config: NUTS) -> None:
-    """The options of a run that waits for convergence; its default number of draws is the most it makes.
-
-    Raises:
-        TypeError, ValueError: naming the option.
-    """
+    """The options of a run that waits for convergence; its default number of draws is the most it makes."""
     check_number("min_ess", config.min_ess, above=0.0)
     if config.max_seconds is not None:
         check_number("max_seconds", config.max_seconds, above=0.0)
@@ -168,14 +155,7 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: NUTS) -> list[Finding]:
-    """Everything about the run that a user has to know.
-
-    Args:
-        problem: what was fitted.
-        draws: site → (chain, draw, …).
-        result: of the run.
-        config: its options.
-    """
+    """Everything about the run that a user has to know."""
     stats = result.stats
     found = _transitions(stats, config)
     chains, num = stats.shape[:2]

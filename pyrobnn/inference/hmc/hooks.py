@@ -30,15 +30,7 @@ _NUM_PROBES = 16
 
 
 class Hooks:
-    """What happens when the host looks at a run: progress, callbacks, and the test for enough draws.
-
-    Args:
-        problem: what is fitted.
-        file: of draws on disk.
-        run: what the fit was asked for.
-        num_warmup: transitions of the warm-up as planned.
-        config: options of the sampler.
-    """
+    """What happens when the host looks at a run: progress, callbacks, and the test for enough draws."""
 
     def __init__(
         self, problem: Problem, file: DrawFile | None, run: FitRun, num_warmup: int, config: NUTS
@@ -56,10 +48,8 @@ class Hooks:
         self._reported, self._num_warmup = -1, num_warmup
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped, self._started = "num_draws", time.monotonic()
-        self._checks, self._found = (
-            0,
-            "",
-        )  # how often it was tested whether the draws are enough, and the last answer
+        # how often it was tested whether the draws are enough, and the last answer
+        self._checks, self._found = 0, ""
         waits = run.until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
         self.look = self._look if self._watch.active or config.max_seconds else None
@@ -160,15 +150,8 @@ class Hooks:
         return enough
 
 
-def slowest_ess(problem: Problem, draws: Tensor | Mapping[str, Tensor]) -> float:
-    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value).
-
-    Args:
-        problem: what was fitted.
-        draws: site → (chain, draw, …), or unconstrained draws (chain, draw, dim).
-    """
-    if isinstance(draws, Tensor):
-        draws = problem.density.constrain(draws)
+def slowest_ess(problem: Problem, draws: Mapping[str, Tensor]) -> float:
+    """Bulk ESS of the slowest function value at 16 inputs (for a plain program: of the slowest site value)."""
     if problem.is_bnn:
         rows = torch.linspace(0, len(problem.x) - 1, min(_NUM_PROBES, len(problem.x))).long()
         x = problem.x[rows.to(problem.x.device)]

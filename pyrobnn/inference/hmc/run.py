@@ -110,16 +110,7 @@ def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:
 
 
 class Replayed:
-    """The compiled step captured with copies of its arguments, which stay where they are.
-
-    Args:
-        step: compiled for all chains.
-        state, metric, keys: arguments that the caller replaces between calls, each of one shape.
-        buffers: written in place; they are as they were once the step is captured.
-
-    Raises:
-        RuntimeError: the step cannot be captured: it waits for the device, say.
-    """
+    """The compiled step captured with copies of its arguments, which stay; RuntimeError if it cannot be."""
 
     def __init__(
         self, step: Callable[..., Any], state: State, metric: Tensor, keys: Tensor, buffers: Buffers
@@ -143,12 +134,7 @@ class Replayed:
 
 
 class DelayedInterrupt:
-    """The context of a run whose state changes in place; in the main thread, elsewhere it does nothing.
-
-    Within :meth:`changing` a Ctrl-C takes effect at the end, a second one at once.
-
-    Attributes: ``cut``, whether an exception has cut a change in two.
-    """
+    """Within :meth:`changing` a Ctrl-C takes effect at the end, a second one at once; then ``cut`` stays."""
 
     def __init__(self) -> None:
         self.cut = self._waiting = False
@@ -270,11 +256,7 @@ class Run:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from what :meth:`tensors` gave, perhaps on another device.
-
-        Raises:
-            ValueError: the density is another one where the chains are.
-        """
+        """Continue from what :meth:`tensors` gave, on any device; ValueError where the density is another."""
         device = self.machine.device
         self.state = State(*(tensors[name].to(device) for name in State._fields))
         for mine, name in zip(self.buffers, Buffers._fields, strict=True):

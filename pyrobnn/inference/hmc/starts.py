@@ -15,7 +15,7 @@ from pyrobnn.density import Density
 from pyrobnn.gradient import Gradient, batched_gradient
 from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.initial import start_chains
-from pyrobnn.inference.fitting.padding import padded_log_joint
+from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.posterior import Posterior
@@ -29,22 +29,13 @@ _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay
 def starts(
     problem: Problem, init: Any, seed: int, num_chains: int, uniform: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one.
-
-    Args:
-        problem: what is fitted.
-        init: an earlier posterior, a net, or None for starts of the chains' own.
-        seed: of the starts.
-        num_chains: how many.
-        uniform: own starts are uniform in a box rather than draws from the prior.
-    """
+    """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
     density = problem.density
     with seeded(seed, problem.device):
         scale = None
-        own = init is None
         z = (
             _drawn(density, num_chains, uniform)
-            if own
+            if init is None
             else start_chains(problem.model, density, init, num_chains)
         )
         if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
@@ -65,20 +56,11 @@ def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Te
 
 
 def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
-    """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others.
+    """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others of ``tries``.
 
-    A start has a finite density and a finite gradient, not zero everywhere: on a plateau (a density that has
-    underflowed, say) nothing tells a chain where to go. And a log density so low that its rounding is larger than the
-    energy error that ends a trajectory (a log link's mean of 1e20) lets it go nowhere: of a few such starts the best is
-    kept.
-
-    Args:
-        problem: what is fitted.
-        z: starts.
-        tries: other starts, each (chain, dim).
-
-    Raises:
-        Refused: no start of a chain is finite, naming the site.
+    A start has a finite density and a finite gradient, not zero everywhere, as on a plateau.
+    A log density so low that its rounding exceeds the energy error that ends a trajectory lets it go nowhere: of such
+    starts the best is kept. Refused where no start of a chain is finite.
     """
     single = torch.func.grad_and_value(problem.density.log_joint)
     lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
@@ -120,10 +102,7 @@ def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) 
 
 
 def chains_per_call(gradient: Gradient, z: Tensor) -> int:
-    """How many of the chains at ``z`` one call should take: as many as leave their activations in the CPU's cache.
-
-    Matrix products read and write memory; past the cache a gradient costs up to three times as much per chain.
-    """
+    """As many of the chains at ``z`` as leave their activations in the CPU's cache: past it each is slower."""
     chains = len(z)
     if z.device.type != "cpu" or chains <= _FEW:
         return chains
@@ -133,14 +112,8 @@ def chains_per_call(gradient: Gradient, z: Tensor) -> int:
 
 
 def gradient_of(problem: Problem, z: Tensor, in_float64: bool, compile: bool) -> tuple[Gradient, str]:
-    """The gradient of a problem's log joint for the chains at ``z``, and why it is not batched (empty if it is).
-
-    Args:
-        problem: what is fitted.
-        z: positions (chain, dim).
-        in_float64: with every operation in float64.
-        compile: it will be compiled, and is to be the same graph for the next number of rows.
-    """
+    """The gradient of the log joint for the chains at ``z`` (chain, dim), and why it is not batched (empty if it is)."""
     if in_float64:
         return batched_gradient(log_joint_float64(problem.density), z)
-    return batched_gradient(padded_log_joint(problem, z) if compile else problem.density.log_joint, z)
+    density = padded_density(problem, z) if compile else problem.density
+    return batched_gradient(density.log_joint, z)

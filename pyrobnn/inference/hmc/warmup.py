@@ -21,10 +21,8 @@ MIN_TRANSITIONS, MIN_WINDOW = 8, 25
 _RATE_TOLERANCE = 0.2
 _GAP = 10.0  # nats per dimension by which chains in one place do not differ
 _COORDINATES = 1000  # looked at, beside the log density
-_KEPT, _KEPT_SCALARS = (
-    (32, 256),
-    2**28,
-)  # draws of a window that are kept, per chain; numbers, over all chains
+# draws of a window that are kept, per chain; numbers, over all chains
+_KEPT, _KEPT_SCALARS = (32, 256), 2**28
 
 
 class Phase(NamedTuple):
@@ -36,10 +34,7 @@ class Phase(NamedTuple):
 
 
 def planned(num_warmup: int) -> list[Phase]:
-    """The phases of a warm-up as far as they are known when it begins: Stan's windows.
-
-    In the first every chain has a step size of its own: one that starts where it is steep must not set the others'.
-    """
+    """Stan's windows; in the first every chain has a step size of its own: a steep start must not set the others'."""
     plan = [Phase(length, mass, False) for length, mass in windows(num_warmup)]
     return [plan[0]._replace(own_step=len(plan) > 1), *plan[1:]] if plan else []
 
@@ -62,14 +57,9 @@ def truncate(plan: list[Phase], phase: int, done: int) -> list[Phase] | None:
 
 
 def not_stationary(z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[int], str] | None) -> str:
-    """Why the chains of a window cannot be sampled from yet, in words; empty if nothing speaks against it.
+    """Why the chains of a window (chain, slot, dim) cannot be sampled from yet, in words; or empty.
 
-    Args:
-        z: draws (chain, slot, dim) in unconstrained space, of which each chain's first ``counts`` (chain,) are valid.
-        stats: their statistics (chain, slot, 7).
-        counts: transitions of each chain.
-        names: of the site of a coordinate; None for a net, whose weights are not identified: chains in several modes
-            are then no reason, only a log density that is still rising.
+    Without ``names`` of a coordinate's site, for a net, chains in several modes are no reason.
     """
     if stuck := stuck_chains(stats, counts):
         return f"{len(stuck)} of {len(counts)} chains did not move"
@@ -116,10 +106,7 @@ def stuck_chains(stats: Tensor, counts: Tensor) -> list[int]:
 
 
 def in_transient(stats: Tensor, counts: Tensor, dim: int) -> bool:
-    """Whether some chain has not come to where the others are: stuck, or far below them in log density.
-
-    Typical log densities of ``dim`` dimensions differ by about half a nat each.
-    """
+    """Whether some chain has not come to where the others are: stuck, or far below them in log density."""
     if stuck_chains(stats, counts):
         return True
     lp = stats[..., STATS.index("lp")]

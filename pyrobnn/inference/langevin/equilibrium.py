@@ -41,10 +41,7 @@ def judge(
 
 @torch.no_grad()
 def disagreement(problem: Problem, run: Run) -> list[Finding]:
-    """Chains that R-hat of the function at training inputs, or of a program's sites, tells apart.
-
-    Of fewer than a thousand draws nothing is said: the verdict judges those.
-    """
+    """Chains that R-hat of the function at training inputs, or of a program's sites, tells apart; of enough draws."""
     num_chains, num_draws = run.z.shape[:2]
     if num_chains < 2 or num_chains * num_draws < MIN_DRAWS or run.stopped != "num_draws":
         return []
@@ -63,13 +60,7 @@ def disagreement(problem: Problem, run: Run) -> list[Finding]:
 
 
 def kinetic_temperature(density: Density, kinetic: Tensor, num_kept: int) -> tuple[float, list[Finding]]:
-    r"""Mean of :math:`v^2 / T` over the kept steps and the coordinates, 1 in equilibrium; and the farthest site.
-
-    Args:
-        density: names the sites.
-        kinetic: sum of v²/T over the kept steps, (chain, dim).
-        num_kept: kept steps.
-    """
+    """Mean of :math:`v^2 / T`, 1 in equilibrium, from its sum over kept steps (chain, dim); and the farthest site."""
     kinetic, found, worst = kinetic / num_kept, [], 0.0
     for site in density.sites:
         part = kinetic[:, site.start : site.stop]
@@ -82,11 +73,7 @@ def kinetic_temperature(density: Density, kinetic: Tensor, num_kept: int) -> tup
 
 
 def behind_line(problem: Problem, line: LinearFit, run: Run) -> list[Finding]:
-    """A mean of the draws that is further from the training targets than a linear fit.
-
-    It is no error: a prior of small weights keeps a net from a line that needs large ones (collinear inputs), and the
-    posterior is then right.
-    """
+    """A mean of the draws further from the data than a linear fit, as a prior of small weights keeps it."""
     draws = run.z.flatten(0, 1)
     mean = line.nets(problem, draws[evenly(len(draws), NUM_DRAWS).to(draws.device)]).mean(0)
     if bool(line.at_least_as_good(mean, TOLERATED_NATS)):

@@ -24,12 +24,7 @@ NUM_ROWS = 2000
 
 @dataclass(frozen=True, eq=False)
 class LinearFit:
-    """A least squares fit, and the rows it was made of.
-
-    Its residuals are leave-one-out (by the hat matrix): on few rows it follows its own data.
-
-    Attributes: ``x``; ``y`` (row, out), float64; ``squares`` (out,), the mean squared leave-one-out residual.
-    """
+    """A least squares fit, its rows ``x``, ``y``, and ``squares`` (out,), the mean squared leave-one-out residual."""
 
     x: Tensor
     y: Tensor
@@ -57,12 +52,7 @@ class LinearFit:
         return torch.stack([forward(constrain(one), self.x)[:, : self.y.shape[1]] for one in z]).double()
 
     def at_least_as_good(self, outputs: Tensor, tolerance: float = 0.0) -> Tensor:
-        """Whether mean squared residuals of outputs (…, row, out) are no larger than the linear fit's (…).
-
-        Args:
-            outputs: of nets.
-            tolerance: nats per datum by which they may be worse.
-        """
+        """Whether outputs' mean squared residuals (…, row, out) are the linear fit's, but for nats per datum."""
         squares = (outputs - self.y).square().mean(-2)
         # float32 nets cannot come closer to a line without noise
         rounding = torch.finfo(torch.float32).eps * self.y.var(0)
@@ -107,12 +97,7 @@ def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
 
 
 def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> Tensor:
-    """All chains trained together from ``start`` (chain, dim).
-
-    For two thirds of the steps the likelihood's own parameters stay at their prior medians. Trained along from the
-    start, an inferred noise runs to zero wherever the net can interpolate the data, to a place that no chain leaves; in
-    the last third it comes closer to the residuals, by no more than the learning rate allows.
-    """
+    """All chains (chain, dim) trained together; for two thirds of the steps the likelihood's own parameters stay."""
     density, num_steps = problem.density, config.init_steps
     switch = num_steps - num_steps // 3
 
@@ -138,11 +123,7 @@ def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> T
 
 
 def _by_lbfgs(config: Any, problem: Problem, start: Tensor, weights: Tensor, line: LinearFit) -> Tensor:
-    """One chain trained from ``start`` (dim,), with a noise no larger than what the line leaves over.
-
-    At a larger one the prior may outweigh the data, and the mode of the weights is then no better than before; free, it
-    would run to zero wherever the net can interpolate.
-    """
+    """One chain trained from ``start`` (dim,), with a noise no larger than what the line leaves over."""
     density = problem.density
     values = density.constrain(start)
     if (scale := values.get(SCALE)) is not None:

@@ -115,7 +115,7 @@ class StepSize:
     def divergence_message(self, step: int, lp: Tensor, num_data: int) -> str:
         """Why the run ends, of chains that diverged after every restart."""
         return (
-            f"by step {step + 1} the log joint of a chain has fallen from {self.best:.4g} to {float(lp.min()):.4g}, "
+            f"by step {step} the log joint of a chain has fallen from {self.best:.4g} to {float(lp.min()):.4g}, "
             f"further than a posterior spreads, at each of {NUM_RESTARTS + 1} step sizes down to "
             f"{self.value * num_data:.3g}: the chains lost what their start had; pass a smaller step_size, larger "
             "batches, or use NUTS or SVI"
@@ -144,12 +144,7 @@ class StepSize:
         return float(size.max())
 
     def _noise(self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]], late: bool) -> float:
-        """The largest mean variance of the gradient, in the metric, over any site's coordinates.
-
-        Far from the posterior gradients are as noisy as they are large. Early on only the variance beyond the squared
-        mean counts: a chain on its way is not heated by what its drift outweighs, and steps that must not heat it there
-        would never take it to the posterior.
-        """
+        """The largest mean variance of the gradient over any site; early on beyond the squared mean, the drift."""
         drawn, values = [], []
         for log_joint, rows, dim in itertools.islice(batches, NUM_GRADIENTS):
             slope = torch.func.grad_and_value(log_joint)

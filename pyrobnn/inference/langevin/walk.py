@@ -111,11 +111,7 @@ class ChainStep:
 
 
 class Run:
-    """What is kept of the chains on the way.
-
-    Attributes, of a finished run: ``z``, the draws (chain, draw, dim); ``lp``, their log joints (chain, draw);
-        ``sizes``, their step sizes (draw,); ``loss`` (report,).
-    """
+    """What is kept on the way; at the end ``z`` (chain, draw, dim), ``lp`` (chain, draw), ``sizes`` (draw,)."""
 
     z: Tensor
     lp: Tensor
@@ -131,25 +127,20 @@ class Run:
 
     def forget(self) -> None:
         """Start anew: the chains were sent back."""
-        self._z: list[Tensor] = []
+        self.kept: list[Tensor] = []  # draws so far, (chain, dim) each
         self._lp: list[Tensor] = []
         self._sizes: list[Tensor] = []
         self.kinetic = torch.zeros_like(self.kinetic)
 
-    @property
-    def kept(self) -> list[Tensor]:
-        """Draws so far, (chain, dim) each."""
-        return self._z
-
     def keep(self, z: Tensor, lp: Tensor, size: Tensor, kinetic: Tensor) -> None:
         self.kinetic += kinetic
         self._sizes.append(size.clone())
-        self._z.append(z)
+        self.kept.append(z)
         self._lp.append(lp)
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
-        return bool(self._lp and self.losses) and bool(torch.isfinite(torch.stack(self._z)).all())
+        return bool(self._lp and self.losses) and bool(torch.isfinite(torch.stack(self.kept)).all())
 
     def finish(self, seconds: float) -> None:
         """Stack what was kept."""
@@ -160,20 +151,19 @@ class Run:
             raise ValueError(
                 f"a callback stopped the run at step {self.step}, before the first draw was kept"
             )
-        self.z, self.lp = torch.stack(self._z[:num_kept], 1), torch.stack(self._lp, 1)
+        self.z, self.lp = torch.stack(self.kept[:num_kept], 1), torch.stack(self._lp, 1)
         self.sizes, self.loss = torch.stack(self._sizes[:num_kept]), torch.stack(self.losses)
 
 
 def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tensor], Tensor, int | None]:
     """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's."""
-
-    density = problem.density.subsampled()
-
-    def log_joint(one: Tensor, index: Tensor) -> Tensor:
-        data = tuple(part[index] for part in batch.tensors) if batch.per_chain else batch.tensors
-        return density.log_joint(one, *data)
-
+    log_joint = _of_rows(problem.density.subsampled(), batch.tensors, batch.per_chain)
     return log_joint, batch.rows, 0 if batch.per_chain else None
+
+
+def _of_rows(density: Density, data: tuple[Tensor, ...], per_chain: bool) -> Callable[..., Tensor]:
+    """(z, rows) → the log joint on the chain's own rows of the data, or on the batch that all chains share."""
+    return lambda z, rows: density.log_joint(z, *(part[rows] if per_chain else part for part in data))
 
 
 class Batch(NamedTuple):
@@ -213,13 +203,6 @@ def metric_of(second: Tensor) -> Tensor:
     return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
 
 
-def metric_at(config: Any, state: State) -> Tensor:
-    """The preconditioner at ``state``; ones before it has seen a gradient."""
-    if config.preconditioner is None or not bool(state.second.any()):
-        return torch.ones_like(state.second)
-    return metric_of(state.second)
-
-
 def gradient_of(problem: Problem, per_chain: bool) -> Slope:
     """Gradient and log joint of a batch for all chains: (z, rows, x, y) → (chain, dim), (chain,)."""
     density = problem.density.subsampled()
@@ -227,12 +210,8 @@ def gradient_of(problem: Problem, per_chain: bool) -> Slope:
     randomness = "error" if density.stochastic is None else "different"
 
     def gradient(z: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
-        def log_joint(one: Tensor, index: Tensor) -> Tensor:
-            batch = tuple(part[index] for part in data) if per_chain else data
-            return density.log_joint(one, *batch)
-
+        slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
         in_dims = (0, 0 if per_chain else None)
-        slope = torch.func.grad_and_value(log_joint)
         return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
 
     return gradient
@@ -247,34 +226,13 @@ def transition(config: Any, problem: Problem, slope: Slope) -> Callable[..., tup
         z: Tensor, v: Tensor, second: Tensor, control: Tensor, *batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         epsilon, forget, temperature = control[0], control[1], control[2]
-
-        def gradient(z: Tensor) -> tuple[Tensor, Tensor]:
-            return slope(z, *batch)
-
         metric = metric_of(second) if precondition else torch.ones_like(second)
-        z, v, grad, lp = config.move(z, v, gradient, epsilon, temperature, metric)
+        z, v, grad, lp = config.move(z, v, lambda at: slope(at, *batch), epsilon, temperature, metric)
         if precondition:
             second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
         return z, v, second, lp
 
     return step
-
-
-def check_chains(density: Density, z: Tensor, lp: Tensor, step: int, step_size: float) -> None:
-    """Stop a run whose chains (chain, dim), or their log joints (chain,), are no longer finite.
-
-    Raises:
-        FloatingPointError: naming the chain, the site and the step.
-    """
-    bad = ~(torch.isfinite(z).all(1) & torch.isfinite(lp))
-    if bool(bad.any()):
-        chain = int(bad.nonzero()[0])
-        wrong = (~torch.isfinite(z[chain])).nonzero()
-        where = f", site {density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
-        raise FloatingPointError(
-            f"chain {chain} is no longer finite by step {step + 1} (log joint {float(lp[chain]):g}{where}): "
-            f"reduce step_size (now {step_size:g})"
-        )
 
 
 @torch.no_grad()
@@ -294,13 +252,7 @@ def run_chains(
     progress: bool,
     seed: int = 0,
 ) -> Run:
-    """Run the chains of ``config`` from ``z`` (chain, dim) through the steps of ``plan``.
-
-    Raises:
-        FloatingPointError: a chain that is no longer finite, or lost what its start had at every step size tried.
-        KeyboardInterrupt: Ctrl-C before the first draw.
-        ValueError: a callback stopped it before the first draw.
-    """
+    """Run the chains of ``config`` from ``z`` (chain, dim) through the steps of ``plan``."""
     # at rest in their places, with momenta of the right temperature
     v = math.sqrt(config.temperature) * torch.randn_like(z)
     state, run = State(0, z, v, torch.zeros_like(z[0])), Run(z)
@@ -331,8 +283,9 @@ def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch,
                 state = back
                 run.forget()
                 continue
-            log_joint = functools.partial(batch_log_joint, problem)
-            chooser.look(state, metric_at(config, state), batches, log_joint)
+            seen = config.preconditioner is not None and bool(state.second.any())
+            metric = metric_of(state.second) if seen else torch.ones_like(state.second)
+            chooser.look(state, metric, batches, functools.partial(batch_log_joint, problem))
         control.copy_(plan.controls[k])
         if chooser is not None:
             control[0] *= chooser.value
@@ -366,16 +319,19 @@ def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> 
 def _checked(
     problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, control: Tensor
 ) -> State | None:
-    """The state to go back to, of chains that diverged; None where they may go on.
-
-    Raises:
-        FloatingPointError: a chain that is no longer finite, or diverged after every restart.
-    """
+    """The state to go back to, of chains that diverged; None where they may go on."""
     diverged = chooser if chooser is not None and chooser.diverged(state.z, lp) else None
     if diverged is not None and (back := diverged.restart()) is not None:
         return back
-    done = state.step - 1
-    check_chains(problem.density, state.z, lp, done, float(control[0]) * problem.num_rows)
+    bad = ~(torch.isfinite(state.z).all(1) & torch.isfinite(lp))
+    if bool(bad.any()):
+        chain = int(bad.nonzero()[0])
+        wrong = (~torch.isfinite(state.z[chain])).nonzero()
+        where = f", site {problem.density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
+        raise FloatingPointError(
+            f"chain {chain} is no longer finite by step {state.step} (log joint {float(lp[chain]):g}{where}): "
+            f"reduce step_size (now {float(control[0]) * problem.num_rows:g})"
+        )
     if diverged is not None:
-        raise FloatingPointError(diverged.divergence_message(done, lp, problem.num_rows))
+        raise FloatingPointError(diverged.divergence_message(state.step, lp, problem.num_rows))
     return None

@@ -25,12 +25,7 @@ _BISECTIONS = 80
 
 
 def refuse_without_prior(density: Density) -> None:
-    """The path begins at draws from the prior, of every value that is inferred.
-
-    Raises:
-        Refused: a program that subsamples or runs for one point at a time only, point parameters, an improper or
-            masked prior.
-    """
+    """Refuse a program without a proper prior of every value: the path begins at draws from it."""
     check_proper(density)
     refuse_subsampling(density, "SMC")
     if density.initial_points:
@@ -106,13 +101,7 @@ def evaluator(density: Density) -> Evaluate:
 
 
 def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
-    """The β at which the weights of a step are worth the share ``ess`` of the particles, by bisection; at most one.
-
-    Args:
-        log_likelihood: of each particle (island, particle); minus infinity where it has none.
-        beta: where they are.
-        ess: share of the particles with a finite likelihood, in the mean over islands.
-    """
+    """The β at which the weights of a step are worth the share ``ess`` of the particles, by bisection; at most one."""
     finite = log_likelihood.isfinite().double().mean()
 
     def worth(step: float) -> float:

@@ -90,11 +90,7 @@ class Population:
         return torch.stack([each for _, each in self._states], -1).reshape(self.num_islands, -1)
 
     def climb(self, ess: float) -> Rung:
-        """One temperature more: weights, evidence, resampling, moves.
-
-        Args:
-            ess: what the weights may cost, as a share of the particles.
-        """
+        """One temperature more: weights worth the share ``ess``, evidence, resampling, moves."""
         beta = next_beta(self._passed(), self.beta, ess)
         step = beta - self.beta
         passed = self._passed()
