@@ -258,7 +258,7 @@ class NUTS(Method):
         reason = ""
         if earlier is not None and earlier["vectors"].dtype != z.dtype:
             z, reason = z.double(), "the run that it goes on from was in float64"
-        with torch.no_grad(), hooks:
+        with torch.no_grad(), hooks.watch:
             chains = self._chains(problem, z, run, file)
             if earlier is None:
                 chains.begin(z, scale)
@@ -276,7 +276,8 @@ class NUTS(Method):
                     num_gradients=result.num_gradients + first.total_steps * self.num_chains,
                     compile_seconds=result.compile_seconds + first.compile_seconds,
                 )
-            return result._replace(float64_reason=reason), file, hooks.end(result)
+            stopped = hooks.end(result)
+        return result._replace(float64_reason=reason), file, stopped
 
     def _chains(self, problem: Problem, z: Tensor, run: FitRun, file: DrawFile | None) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""

@@ -28,8 +28,14 @@ from pyrobnn.inference.fitting.sizes import Need, Sizes, require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.tempering.path import Evaluate, evaluator, prior_draws, refuse_without_prior
-from pyrobnn.inference.tempering.population import Population, Rung
+from pyrobnn.inference.tempering import (
+    Evaluate,
+    Population,
+    Rung,
+    evaluator,
+    prior_draws,
+    refuse_without_prior,
+)
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 

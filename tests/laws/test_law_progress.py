@@ -135,7 +135,8 @@ def test_a_bar_says_at_once_what_is_done_and_soon_how_long_it_takes(name, bars, 
 
 def test_before_the_first_transition_the_bar_knows_what_it_takes_at_least(bars):
     positions = partial(torch.zeros, 1, 1, 1)
-    with Hooks(None, None, FitRun(100, progress=True), 50, METHODS["NUTS"]) as hooks:
+    hooks = Hooks(None, None, FitRun(100, progress=True), 50, METHODS["NUTS"])
+    with hooks.watch:
         for steps in (0, 16, 32):
             hooks.look(Progress("warm-up", 0, 50, 0.1, 0.0, 0, steps, "", positions))
         hooks.look(Progress("warm-up", 1, 50, 0.1, 5.0, 0, 48, "", positions))

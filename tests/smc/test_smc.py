@@ -15,7 +15,7 @@ from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, t
 
 import pyrobnn as pb
 from pyrobnn.inference.smc import student_interval
-from pyrobnn.inference.tempering.path import next_beta, parts, share, systematic
+from pyrobnn.inference.tempering import next_beta, parts, share, systematic
 
 NOISE = 0.3
 

@@ -358,10 +358,8 @@ def _program_problem(
 
 def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor]) -> None:
     """A sampler holds point parameters; where they come from no earlier fit, it holds them where nobody put them."""
-    held = sorted(set(problem.density.initial_points) - set(values)) if points == "held" else []
-    if not held:
-        return
-    problem.note(Finding("held_points", {"names": held}))
+    if points == "held" and (held := sorted(set(problem.density.initial_points) - set(values))):
+        problem.note(Finding("held_points", {"names": held}))
 
 
 def snapshot(

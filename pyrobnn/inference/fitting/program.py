@@ -152,14 +152,13 @@ def _deterministic_draws(
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return {}, [Finding("deterministic_failed", {"names": names, "reason": reason})]
-    return values, [note for name, value in values.items() for note in _gaps(name, value)]
-
-
-def _gaps(name: str, values: Tensor) -> list[Finding]:
-    """What is not finite in every draw is so by the data; in some draws, it is by the parameters."""
-    bad = ~torch.isfinite(values).reshape(values.shape[0] * values.shape[1], -1)
-    count = int((bad & ~bad.all(0)).any(1).sum())
-    return [Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)})] if count else []
+    notes = []
+    for name, value in values.items():
+        # what is not finite in every draw is so by the data; in some draws, it is by the parameters
+        bad = ~torch.isfinite(value).reshape(chains * num, -1)
+        if count := int((bad & ~bad.all(0)).any(1).sum()):
+            notes.append(Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)}))
+    return values, notes
 
 
 def _is_unbounded(transform: Any) -> bool:

@@ -46,10 +46,7 @@ class Watch:
 
     Args:
         total: steps of a full bar.
-        name: of what runs, before the bar.
-        callbacks: the user's.
-        progress: whether there is a bar.
-        starting: what the bar says until the first report.
+        name: of what runs, before the bar; until the first report it says ``starting``.
         finished: the word for a run that came to its end, as ``meta["stopped"]`` has it.
         metrics: those that the bar shows; None for every scalar.
         worth_keeping: asked after Ctrl-C, of what there is by then; None for runs that handle it themselves.

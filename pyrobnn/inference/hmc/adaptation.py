@@ -37,13 +37,6 @@ def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_c
 
     .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
-
-    Args:
-        dual: state (6, chain), see :func:`dual_averaging`.
-        rate: acceptance rate of every chain's transition (chain,); of some of the chains, if not all move together.
-        ended: which of them ended now (chain,).
-        target: the acceptance rate aimed at.
-        num_chains: C.
     """
     log_step, log_mean, error, time, center, mode = dual.unbind(0)
     own, count = mode == OWN, ended.sum()

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Hooks:
         self, problem: Problem, file: DrawFile | None, run: FitRun, num_warmup: int, config: NUTS
     ) -> None:
         self._problem, self._file, self._run, self._config = problem, file, run, config
-        self._watch = Watch(
+        self.watch = Watch(
             run.num_draws + num_warmup,
             "NUTS",
             run.callbacks,
@@ -52,20 +52,13 @@ class Hooks:
         self._checks, self._found = 0, ""
         waits = run.until_ess is not None or config.until is not None
         self.enough: Callable[[Draws], bool] | None = self._enough if waits else None
-        self.look = self._look if self._watch.active or config.max_seconds else None
-
-    def __enter__(self) -> Hooks:
-        self._watch.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._watch.__exit__(*error)
+        self.look = self._look if self.watch.active or config.max_seconds else None
 
     def end(self, result: Draws) -> str:
         """Why the run ended, as ``meta["stopped"]`` has it; a bar that is not full says it too."""
         stopped = self._stopped if result.stats.shape[1] < self._run.num_draws else "num_draws"
-        self._watch.stopped = "interrupt" if result.interrupted else stopped
-        return self._watch.stopped
+        self.watch.stopped = "interrupt" if result.interrupted else stopped
+        return self.watch.stopped
 
     def _look(self, look: Progress) -> bool:
         if self._report(look):
@@ -84,7 +77,7 @@ class Hooks:
         if warming and look.wanted > self._num_warmup:
             self._num_warmup = look.wanted
             why = f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}"
-            self._watch.extend(self._run.num_draws + look.wanted, why)
+            self.watch.extend(self._run.num_draws + look.wanted, why)
         done = look.draws if warming else look.draws + self._num_warmup
         if self._began is None or look.steps < self._began[1]:
             self._began = time.monotonic(), look.steps
@@ -97,9 +90,9 @@ class Hooks:
         self._reported = done
         metrics = {name: getattr(look, name) for name in ("step_size", "tree_depth", "divergences", "draws")}
         if done:
-            self._watch.show(done, metrics | {"phase": self._phase(look)})
+            self.watch.show(done, metrics | {"phase": self._phase(look)})
         present = partial(self._snapshot, look)
-        stop = self._watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
+        stop = self.watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
         if stop and (warming or not look.draws):
             raise ValueError(
                 f"a callback stopped the run at step {look.steps}, before the first draw was kept"
@@ -133,7 +126,7 @@ class Hooks:
             least = (
                 f", {steps} leapfrogs without a transition: at least {duration(seconds)} left at this rate"
             )
-        self._watch.say(self._phase(look) + least)
+        self.watch.say(self._phase(look) + least)
 
     def _enough(self, result: Draws) -> bool:
         draws = by_site(self._problem, self._file, result)

@@ -221,7 +221,7 @@ class Run:
         self.written = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
         self.written_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
         self.history: list[list[float]] = []
-        self._advance: Callable[[int], None] | None = None
+        self._advance: Callable[[int], State] | None = None
         self.compile_seconds, self.mode = 0.0, "eager"
         self._interrupts = DelayedInterrupt()
 
@@ -351,7 +351,9 @@ class Run:
         """Take ``num`` leapfrogs with every chain, without looking."""
         if self._advance is None:
             raise RuntimeError("the step is not compiled yet: call prepare() first")
-        self._advance(num)
+        self.state = self._advance(num)
+        self.steps += num
+        self.total_steps += num
 
     def prepare(self) -> None:
         """Compile the step; on CUDA capture it, with the state in static buffers. A second call does nothing."""
@@ -371,7 +373,7 @@ class Run:
         if self.machine.device.type == "cuda" and step.mode == "inductor" and self._capture(step):
             return
 
-        def advance(num: int) -> None:
+        def advance(num: int) -> State:
             states, own = [self._rows(part) for part in parts], self._mode() == OWN
             if not own:  # one step size for all: it goes from call to call
                 states = [state._replace(dual=states[0].dual) for state in states]
@@ -382,9 +384,7 @@ class Run:
                 for _ in range(num - 1):
                     for arguments in calls:
                         step.unchecked(*arguments)
-            self.state = self._joined(states)
-            self.steps += num
-            self.total_steps += num
+            return states[0] if len(states) == 1 else State(*(torch.cat(rows, 1) for rows in zip(*states)))
 
         self._advance = advance
 
@@ -398,12 +398,6 @@ class Run:
         """The state of some chains, to be written into."""
         return State(*(tensor[:, part].contiguous() for tensor in self.state))
 
-    @staticmethod
-    def _joined(states: list[State]) -> State:
-        if len(states) == 1:
-            return states[0]
-        return State(*(torch.cat(parts, 1) for parts in zip(*states, strict=True)))
-
     def _fixed(self, part: slice) -> tuple[Tensor, ...]:
         """What the step of some chains is given beside their state."""
         return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
@@ -415,13 +409,7 @@ class Run:
         except RuntimeError as error:
             self.mode = f"captured in a CUDA graph ({first_line(error)})"
             return False
-
-        def advance(num: int) -> None:
-            self.state = replayed(num, self.state, self.scale, self.keys)
-            self.steps += num
-            self.total_steps += num
-
-        self._advance = advance
+        self._advance = lambda num: replayed(num, self.state, self.scale, self.keys)
         return True
 
     def _next_phase(self) -> None:

@@ -112,7 +112,7 @@ def chains_per_call(gradient: Gradient, z: Tensor) -> int:
 
 
 def gradient_of(problem: Problem, z: Tensor, in_float64: bool, compile: bool) -> tuple[Gradient, str]:
-    """The gradient of the log joint for the chains at ``z`` (chain, dim), and why it is not batched (empty if it is)."""
+    """The gradient of the log joint for the chains at ``z`` (chain, dim), and why it is not batched, or empty."""
     if in_float64:
         return batched_gradient(log_joint_float64(problem.density), z)
     density = padded_density(problem, z) if compile else problem.density

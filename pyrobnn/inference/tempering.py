@@ -1,5 +1,8 @@
-"""The particles of SMC: resampled along the path, and moved by Hamiltonian paths, all in one batch.
+r"""The path from prior to posterior, :math:`\pi_\beta(z) \propto p(z)\, L(z)^\beta`, and the particles of SMC on it.
 
+They are resampled along the path, and moved by Hamiltonian paths, all in one batch.
+
+*Sequential Monte Carlo samplers* (Del Moral, Doucet & Jasra, 2006), https://doi.org/10.1111/j.1467-9868.2006.00553.x
 *Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte Carlo* (Buchholz, Chopin & Jacob, 2021),
 https://doi.org/10.1214/20-BA1222
 *Waste-free sequential Monte Carlo* (Dau & Chopin, 2022), https://doi.org/10.1111/rssb.12475
@@ -7,21 +10,141 @@ https://doi.org/10.1214/20-BA1222
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyrobnn.checks import Refused
+from pyrobnn.density import Density
 from pyrobnn.inference.fitting import rng
-from pyrobnn.inference.tempering.path import Evaluate, next_beta, share, systematic
+from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
+from pyrobnn.seeding import seeded
+from pyrobnn.sites.nodes import is_observed, is_subsample, log_prob_sum
+from pyrobnn.sites.supply import is_improper
 
+#: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
+Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+_BISECTIONS = 80
 #: correlation with where they began below which particles count as moved; growth of their distance in a move below
 #: which they have gone where they can (a net's modes are never left, so that the correlation alone would wait for ever)
 _MOVED, _GROWTH = 0.1, 0.03
 _PATH = math.pi / 2  # of a trajectory, in units of the particles' sd
 _JITTER = 0.2  # of the step size, from particle to particle: no path is periodic
+
+
+def refuse_without_prior(density: Density) -> None:
+    """Refuse a program without a proper prior of every value: the path begins at draws from it."""
+    check_proper(density)
+    refuse_subsampling(density, "SMC")
+    if density.initial_points:
+        names = ", ".join(map(repr, list(density.initial_points)[:3]))
+        raise Refused(
+            f"{names}: a point parameter has no prior to begin from, and no evidence: give it one (a learned noise: "
+            "HomoskedasticGaussian(dist.HalfNormal(1.0))), a fixed value, or use Laplace or SVI, which fit it"
+        )
+    with seeded(0, density.device):
+        nodes = density.trace({})
+    improper = [site.name for site in density.sites if is_improper(nodes[site.name]["fn"])]
+    if improper or density.masked:
+        name = (improper or list(density.masked))[0]
+        raise Refused(
+            f"the prior of {name!r} is improper (or masked out), so there is nothing to begin from and no evidence: "
+            "give it a wide proper prior, or use NUTS"
+        )
+    check_batched(density, "SMC")
+
+
+def prior_draws(density: Density, num: int, seed: int) -> Tensor:
+    """Draws (num, dim) from the prior in unconstrained space; those of a BNN all at once where its priors allow."""
+    if density.owner is None:
+        return density.sample_prior(num, seed)
+    try:
+        with seeded(seed, density.device):
+            draws = {name: site.sample((num,)) for name, site in density.owner.priors.items()}
+    except RuntimeError:  # Pyro's mixtures of vectors draw one at a time
+        return density.sample_prior(num, seed)
+    return density.unconstrain(draws)
+
+
+def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Log density of what the prior's draws ``z`` (dim,) come from, and all else of the log joint; float64 scalars.
+
+    The first has no masks and no scales (``poutine.scale`` around a latent site is part of the second).
+    """
+    return density.pure(functools.partial(_parts, density))(z)
+
+
+def _parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
+    base = density.log_jacobian(z).double()
+    rest = torch.zeros_like(base)
+    for node in density.trace(density.constrain(z)).values():
+        if node["type"] != "sample" or is_subsample(node):
+            continue
+        log_prob = log_prob_sum(node)
+        if is_observed(node):
+            rest = rest + log_prob
+            continue
+        plain = log_prob
+        if isinstance(node["scale"], Tensor) or node["scale"] != 1.0:
+            plain = log_prob_sum({**node, "scale": 1.0})
+            rest = rest + (log_prob - plain)
+        base = base + plain
+    return base, rest
+
+
+def evaluator(density: Density) -> Evaluate:
+    """The tempered density's gradient and the two parts of its value, for all particles at once."""
+
+    def tempered(z: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        base, rest = parts(density, z)
+        return base + beta * rest, (base, rest)
+
+    slope = torch.func.vmap(torch.func.grad(tempered, has_aux=True), in_dims=(0, None))
+
+    def evaluate(z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, (base, rest) = slope(z, beta)
+        return gradient, base, rest
+
+    return evaluate
+
+
+def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
+    """The β at which the weights of a step are worth the share ``ess`` of the particles, by bisection; at most one."""
+    finite = log_likelihood.isfinite().double().mean()
+
+    def worth(step: float) -> float:
+        return float((share(log_likelihood, step)).mean() / finite)
+
+    high = 1.0 - beta
+    if worth(high) >= ess:
+        return 1.0
+    low = high * 1e-30
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if worth(middle) >= ess else (low, middle)
+    return beta + low
+
+
+def share(log_likelihood: Tensor, step: float) -> Tensor:
+    """Effective sample size of the weights of a step in β, as a share of all particles, (island,)."""
+    weights = (step * log_likelihood).softmax(1)
+    return 1.0 / weights.square().sum(1) / log_likelihood.shape[1]
+
+
+def systematic(weights: Tensor, num: int, chance: Tensor) -> Tensor:
+    """Indices (island, num) of a systematic resampling by weights (island, position) that sum to one.
+
+    ``chance`` (island,) is uniform on [0, 1): a position of weight w gets ⌊num · w⌋ or ⌈num · w⌉ copies, which are
+    neighbours.
+    """
+    total = weights.cumsum(1)
+    places = (torch.arange(num, device=weights.device) + chance.unsqueeze(1)) / num
+    return torch.searchsorted(total / total[:, -1:], places).clamp(max=weights.shape[1] - 1)
 
 
 class Rung(NamedTuple):
@@ -42,18 +165,8 @@ class Population:
     """Particles in islands that never mix, each of which estimates the evidence for itself.
 
     All positions that the particles pass at a temperature are draws from its density: all are weighed, and those of the
-    next are resampled from them.
-
-    The ladder of temperatures, metric, step size and number of moves are adapted to all islands together.
-
-    Args:
-        evaluate: see :data:`pyrobnn.inference.tempering.path.Evaluate`.
-        z: draws from the prior (island × particle, dim), island by island.
-        num_islands: I.
-        seed: of all randomness but that of ``z``.
-        target_accept: acceptance rate that the step size is tuned to.
-        max_leapfrogs: of a trajectory.
-        max_moves: trajectories of a particle at a temperature.
+    next are resampled from them. ``z`` are draws from the prior (island × particle, dim), island by island. The ladder
+    of temperatures, metric, step size and number of moves are adapted to all islands together.
     """
 
     evaluate: Evaluate
@@ -91,9 +204,9 @@ class Population:
 
     def climb(self, ess: float) -> Rung:
         """One temperature more: weights worth the share ``ess``, evidence, resampling, moves."""
-        beta = next_beta(self._passed(), self.beta, ess)
-        step = beta - self.beta
         passed = self._passed()
+        beta = next_beta(passed, self.beta, ess)
+        step = beta - self.beta
         worth = float(share(passed, step).mean())
         self.log_evidence = self.log_evidence + (step * passed).logsumexp(1) - math.log(passed.shape[1])
         # an island's chance has the key of its first particle, which never counts down
@@ -139,10 +252,13 @@ class Population:
         first, second, _ = rng.chances(keys)
         size = self._step * (1.0 + _JITTER * (2.0 * second - 1.0))
         size = size.to(self.z.dtype).unsqueeze(1)
-        length = self._length(float(rng.chances(self._keys[:1] + self.num_moves)[0]))
-        momentum = rng.normal(keys, self.z.shape[1], self.z.dtype)
-        energy = 0.5 * momentum.square().sum(1, dtype=torch.float64) - self._log_density()
-        z, gradient, r = self.z, self._gradient, momentum
+        # half to one and a half of a quarter period
+        longest = _PATH / self._step * (0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0]))
+        length = max(1, min(self.max_leapfrogs, round(longest)))
+        r = rng.normal(keys, self.z.shape[1], self.z.dtype)
+        log_density = self._base + self.beta * self.log_likelihood
+        energy = 0.5 * r.square().sum(1, dtype=torch.float64) - log_density
+        z, gradient = self.z, self._gradient
         beta = torch.tensor(self.beta, dtype=torch.float64, device=z.device)
         for _ in range(length):
             r = r + 0.5 * size * scale * gradient
@@ -150,8 +266,7 @@ class Population:
             gradient, base, log_likelihood = self.evaluate(z, beta)
             r = r + 0.5 * size * scale * gradient
         self.num_gradients += length * len(z)
-        value = base + self.beta * log_likelihood
-        error = 0.5 * r.square().sum(1, dtype=torch.float64) - value - energy
+        error = 0.5 * r.square().sum(1, dtype=torch.float64) - (base + self.beta * log_likelihood) - energy
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
         take = first < chance
         row = take.unsqueeze(1)
@@ -161,11 +276,6 @@ class Population:
         rate = float(chance.mean())
         self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - self.target_accept))))
         return rate
-
-    def _length(self, chance: float) -> int:
-        """Leapfrogs of the next trajectory: half to one and a half of a quarter period."""
-        longest = _PATH / self._step * (0.5 + chance)
-        return max(1, min(self.max_leapfrogs, round(longest)))
 
     def _spread(self) -> Tensor:
         """The particles' sd (dim,), from their central 68 %: it is finite for any tails."""
@@ -184,9 +294,6 @@ class Population:
     def log_joint(self) -> Tensor:
         """Log joint density in unconstrained space (island × particle,)."""
         return self._base + self.log_likelihood
-
-    def _log_density(self) -> Tensor:
-        return self._base + self.beta * self.log_likelihood
 
     def _count(self) -> Tensor:
         return torch.tensor(self.num_moves + 1, device=self.z.device)
