@@ -120,9 +120,8 @@ def _log_mass(y: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
 def _of_classes(
     labels: np.ndarray, num_new: int, width: int, pair: tuple[np.ndarray, np.ndarray] | None
 ) -> dict[str, Arrays]:
-    counts = (
-        np.bincount(labels, minlength=width) + 1.0
-    )  # Laplace's rule: a class without data is not impossible
+    # Laplace's rule: a class without data is not impossible
+    counts = np.bincount(labels, minlength=width) + 1.0
     found = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
     present = np.unique(labels)
     if pair is not None and len(present) > 1:

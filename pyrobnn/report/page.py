@@ -54,7 +54,6 @@ def write_report(
     *,
     title: str | None = None,
     verdicts: Mapping[str, Verdict] | None = None,
-    left_out: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one HTML page that says which method to trust, on what evidence, and what to do next.
 
@@ -68,7 +67,6 @@ def write_report(
         title: heading of the page; None for "Can these posteriors be believed?".
         verdicts: label → verdict where `pyrobnn.diagnose` has run already; None to run it here, with the
             first NUTS run as the reference of the others.
-        left_out: methods that were asked for and gave no tree → the reason, for the reader to see.
 
     Returns:
         The path written to.
@@ -89,7 +87,7 @@ def write_report(
         ...     write_report({"mine": tree}, f"{folder}/report.html").name
         'report.html'
     """
-    results = trees if isinstance(trees, Results) else Results.of(trees, verdicts, left_out)
+    results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
     folder = files("pyrobnn.report")
     pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters["typeset"] = typeset
@@ -130,8 +128,6 @@ def write_summary(
     trees: Mapping[str, xr.DataTree | Evidence] | Results,
     verdicts: Mapping[str, Verdict] | None,
     path: str | os.PathLike[str],
-    *,
-    left_out: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the comparison table and the verdicts as strict JSON (no NaN, no infinity).
 
@@ -150,7 +146,6 @@ def write_summary(
         trees: label → DataTree, or its `Evidence`; or their `Results`.
         verdicts: label → verdict; None to diagnose here.
         path: where to write; missing parent folders are made.
-        left_out: methods that were asked for and gave no tree → the reason.
 
     Returns:
         The path written to.
@@ -159,7 +154,7 @@ def write_summary(
         TypeError: if a tree is no DataTree.
         ValueError: if there is no tree, or ``verdicts`` lacks a label.
     """
-    results = trees if isinstance(trees, Results) else Results.of(trees, verdicts, left_out)
+    results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
     methods = {}
     for row in results.rows:
         verdict = results.verdicts[row.label]
@@ -182,9 +177,7 @@ def write_summary(
         "not_finite": sum(len(row.not_finite) for row in results.rows),
         "left_out": results.left_out,
         "methods": methods,
-        "baselines": {
-            row.label: {"scores": row.values, "standard_errors": row.errors} for row in results.floor
-        },
+        "baselines": {r.label: {"scores": r.values, "standard_errors": r.errors} for r in results.floor},
         "rankings": {name: ranking.to_dict() for name, ranking in results.rankings.items()},
     }
     return _write(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
@@ -264,11 +257,12 @@ def format_number(value: float | None, key: str) -> str:
 
 
 def _table_note(results: Results) -> str:
-    notes = ["– : does not apply, or is not in the tree."]
+    notes = []
     if any(evidence.values(HELD_OUT, "y") is not None for evidence in results.trees.values()):
-        notes.insert(
-            0, "On held-out data. Bold: within two standard errors of the best of its column, by pairs."
+        notes.append(
+            "On held-out data. Bold: within two standard errors of the best of its column, by pairs."
         )
+    notes.append("– : does not apply, or is not in the tree.")
     known = {key for row in results.rows for key in row.values}
     notes += [text.format(reference=results.reference) for key, text in NOTES.items() if key in known]
     return " ".join(notes)
@@ -276,11 +270,9 @@ def _table_note(results: Results) -> str:
 
 def _run(label: str, evidence: Evidence) -> dict[str, object]:
     """The settings of a run, and how many draws it has in brief."""
-    attrs, sizes = (
-        evidence.tree.attrs,
-        evidence.tree[POSTERIOR].sizes if POSTERIOR in evidence.tree.children else {},
-    )
-    brief = f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws"
+    attrs = evidence.tree.attrs
+    sizes = evidence.tree[POSTERIOR].sizes if POSTERIOR in evidence.tree.children else {}
+    seed = f", seed {attrs['seed']}" if "seed" in attrs else ""
     names = sorted(map(str, attrs), key=lambda name: (name not in ("method", "settings", "seed"), name))
     shown = {
         name.replace("_", " "): _shown(evidence.json(name) if str(attrs[name])[:1] in "{[" else attrs[name])
@@ -288,10 +280,9 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
         if name not in REBUILDS
     }
     facts = {name: words for name, words in shown.items() if words}
-    seed = f", seed {attrs['seed']}" if "seed" in attrs else ""
     return {
         "label": label,
-        "brief": brief + seed,
+        "brief": f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws{seed}",
         "facts": facts | {"groups": ", ".join(sorted(evidence.tree.children))},
     }
 

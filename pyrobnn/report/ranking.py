@@ -58,10 +58,9 @@ class Ranking:
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts and numbers: label → elpd, se, below, below_se, weight."""
-        rows = {
-            row.label: {name: value for name, value in vars(row).items() if name != "label"}
-            for row in self.rows
-        }
+        rows = {row.label: vars(row).copy() for row in self.rows}
+        for row in rows.values():
+            del row["label"]
         return {"num_data": self.num_data, "methods": rows, "refused": list(self.refused)}
 
 
@@ -80,9 +79,7 @@ def rankings(trees: Mapping[str, Evidence], floor: Mapping[str, Evidence]) -> di
 
 def _held_out(trees: Mapping[str, Evidence]) -> Ranking | None:
     each = {label: evidence.values(PREDICTIONS, "log_prob") for label, evidence in trees.items()}
-    flat = {
-        label: np.ravel(v).astype(np.float64) for label, v in each.items() if v is not None and v.size > 1
-    }
+    flat = {k: np.ravel(v).astype(np.float64) for k, v in each.items() if v is not None and v.size > 1}
     wrong = [label for label, values in flat.items() if not np.isfinite(values).all()]
     elpds = {label: _elpd(values) for label, values in flat.items() if label not in wrong}
     refused = tuple(f"{label} is not ranked: a held-out log density is not finite" for label in wrong)

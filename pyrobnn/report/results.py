@@ -91,7 +91,7 @@ class Row:
     ranked: bool = True
 
 
-def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[str, Verdict]) -> list[Row]:
+def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     """One `Row` per tree: scores, uncertainties, convergence evidence, distance from the reference run, seconds.
 
     R-hat and ESS are the worst of the function at the probes, and exist for Markov chains only: independent draws of an
@@ -104,11 +104,6 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence], verdicts: Mapping[
         for label, each in evidence.items()
     ]
     return [replace(row, ranked=ranked) for row in rows]
-
-
-def baseline_rows(floor: Mapping[str, Evidence]) -> list[Row]:
-    """One `Row` of the same scores per baseline (`pyrobnn.report.baselines`)."""
-    return [_row(label, each, None) for label, each in floor.items()]
 
 
 def of_output(row: Row, output: int) -> Row:
@@ -244,15 +239,14 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
         return set()
     sign = -1.0 if column.better == "higher" and column.key != "r2" else 1.0
     best = min(have.values(), key=lambda row: sign * float(row.points[column.key].mean()))
-    return {label for label, row in have.items() if _is_close(row, best, column.key, sign)}
-
-
-def _is_close(row: Row, best: Row, key: str, sign: float) -> bool:
-    ours, theirs = row.points[key], best.points[key]
-    if ours.shape != theirs.shape or len(ours) < 2:
-        return row is best
-    difference = sign * (ours - theirs)
-    return bool(difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)))
+    theirs, close = best.points[column.key], {best.label}
+    for label, row in have.items():
+        ours = row.points[column.key]
+        if ours.shape == theirs.shape and len(ours) > 1:
+            difference = sign * (ours - theirs)
+            if difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)):
+                close.add(label)
+    return close
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,9 +278,7 @@ class Results:
         evidence = gather(trees)
         judged = judge_all(evidence) if verdicts is None else verdicts
         if missing := [label for label in evidence if label not in judged]:
-            raise ValueError(
-                f"'verdicts' has none for {missing}; give one for every tree, or None to diagnose here."
-            )
+            raise ValueError(f"'verdicts' has none for {missing}; give one of every tree, or None")
         return cls(evidence, {label: judged[label] for label in evidence}, dict(left_out or {}))
 
     @functools.cached_property
@@ -297,7 +289,7 @@ class Results:
     @functools.cached_property
     def rows(self) -> list[Row]:
         """The comparison table."""
-        return compare_rows(self.trees, self.verdicts)
+        return compare_rows(self.trees)
 
     @functools.cached_property
     def baselines(self) -> dict[str, Evidence]:
@@ -306,8 +298,8 @@ class Results:
 
     @functools.cached_property
     def floor(self) -> list[Row]:
-        """The baselines' rows."""
-        return baseline_rows(self.baselines)
+        """One `Row` of the same scores per baseline."""
+        return compare_rows(self.baselines)
 
     @functools.cached_property
     def rankings(self) -> dict[str, Ranking]:

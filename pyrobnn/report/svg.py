@@ -16,7 +16,6 @@ from pyrobnn.plots.style import INK, MUTED, PALETTE, RULE
 
 POINTS_PER_INCH = 72
 PIXELS_PER_INCH = 96
-MOST_ENLARGED = 1.0
 MARGIN_INCHES = 0.04
 
 # name of the CSS variable → colour that matplotlib writes; page.css gives each a light and a dark value
@@ -56,9 +55,7 @@ def inline_panels(figure: Figure, *, alts: list[str], prefix: str) -> list[str]:
     """
     axes = list(figure.axes)
     if not alts or len(axes) % len(alts):
-        raise ValueError(
-            f"the figure has {len(axes)} axes, which 'alts' of length {len(alts)} cannot divide."
-        )
+        raise ValueError(f"'alts' has {len(alts)} entries, which cannot divide {len(axes)} axes")
     for legend in list(figure.legends):
         legend.remove()
     figure.draw_without_rendering()
@@ -120,6 +117,7 @@ def _themed(body: str, prefix: str) -> str:
         body = re.sub(colour, f"var({name})", body, flags=re.IGNORECASE)
     body = re.sub(r"(font: [^'\";]*)'[^;\"]*", r"\1var(--sans)", body)
     body = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", body)
+    # a tenth of a point is finer than any screen, and halves the size of the page
     body = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_rounded(found[2])}"', body)
     return re.sub(r"\n\s*", "\n", body).strip()
 
@@ -127,7 +125,7 @@ def _themed(body: str, prefix: str) -> str:
 def _element(body: str, view: tuple[float, float, float, float], alt: str) -> str:
     box = " ".join(f"{number:.1f}" for number in view)
     words = escape(alt, quote=True)
-    width = MOST_ENLARGED * view[2] * PIXELS_PER_INCH / POINTS_PER_INCH
+    width = view[2] * PIXELS_PER_INCH / POINTS_PER_INCH
     return (
         f'<svg role="img" aria-label="{words}" viewBox="{box}" style="max-width: {width:.0f}px">'
         f"<title>{words}</title>{body}</svg>"
@@ -135,5 +133,4 @@ def _element(body: str, view: tuple[float, float, float, float], alt: str) -> st
 
 
 def _rounded(path: str) -> str:
-    """A tenth of a point is finer than any screen, and halves the size of the page."""
     return re.sub(r"\d+\.\d\d+", lambda number: f"{float(number.group()):.1f}", path).replace("\n", "")

@@ -89,7 +89,7 @@ def test_a_whole_report_smooths_every_ratio_once(monkeypatch, tmp_path):
     verdicts = judge_all(trees)
     write_summary(trees, verdicts, tmp_path / "summary.json")
     write_report(trees, tmp_path / "report.html", verdicts=verdicts)
-    compare_rows(trees, verdicts)
+    compare_rows(trees)
     # leave-one-out of each, p/q of one; convergence of the one with chains (and, traced, of nothing else)
     assert counts == {"ratios": 3, "tables": 1}
 

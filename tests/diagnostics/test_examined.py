@@ -119,7 +119,7 @@ def test_predictions_that_nobody_looked_at_come_last():
     verdicts = judge_all(trees)
     assert [verdicts[name].status for name in trees] == ["warn", "fail"]
     assert not verdicts["map"].checked("model")
-    rows = compare_rows(trees, verdicts)
+    rows = compare_rows(trees)
     assert recommended(rows, verdicts) == "nuts"
     first = conclude(rows, verdicts)[0]
     assert first.startswith("No method can be trusted yet: for nuts")
@@ -136,7 +136,7 @@ def test_a_point_that_is_recommended_was_examined_less():
     trees["map"]["predictions"] = point.assign(y_sample=(("sample", "pred_point"), drawn))
     verdicts = judge_all(trees)
     assert verdicts["map"].model == "pass" and verdicts["nuts"].status == "fail"
-    first = conclude(compare_rows(trees, verdicts), verdicts)[0]
+    first = conclude(compare_rows(trees), verdicts)[0]
     assert first.startswith("Use map, with care") and "point estimate" in first
 
 

@@ -536,14 +536,14 @@ def test_runs_of_different_data_are_not_ranked(tmp_path):
     verdicts = judge_all(trees)
     content = json.loads(write_summary(trees, verdicts, tmp_path / "summary.json").read_text())
     assert content["recommended"] is None and "different data" in content["conclusion"]
-    rows = compare_rows(trees, verdicts)
+    rows = compare_rows(trees)
     assert not any("predictive_distance" in row.values for row in rows)
     assert not best_labels(rows, next(column for column in COLUMNS if column.key == "log_prob"))
     write_report(trees, tmp_path / "report.html", verdicts=verdicts)
     # a run of other data is no reference either
     assert find(verdicts["yours"], "reference") is None
     again = {"mine": exact_tree(), "again": exact_tree(4, 300)}
-    assert recommended(compare_rows(again, judge_all(again)), judge_all(again)) == "mine"
+    assert recommended(compare_rows(again), judge_all(again)) == "mine"
 
 
 def test_the_least_examined_run_does_not_win():
@@ -556,13 +556,13 @@ def test_the_least_examined_run_does_not_win():
     trees = {"map": point, "nuts": nuts}
     verdicts = judge_all(trees)
     assert verdicts["map"].model == "fail"
-    assert recommended(compare_rows(trees, verdicts), verdicts) == "nuts"
+    assert recommended(compare_rows(trees), verdicts) == "nuts"
     members = exact_tree(1, 20, sample_stats={}, attrs={"method": "DeepEnsemble", "claim": "none", "iid": 1})
     short = exact_tree(4, 60)
     trees = {"ensemble": members, "nuts": short}
     verdicts = judge_all(trees)
     assert verdicts["ensemble"].status == verdicts["nuts"].status == "warn"
-    assert recommended(compare_rows(trees, verdicts), verdicts) == "nuts"
+    assert recommended(compare_rows(trees), verdicts) == "nuts"
 
 
 # approximations of nets

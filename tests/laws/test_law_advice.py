@@ -49,7 +49,7 @@ def decisions(trees):
         + [verdict.draws, verdict.model, verdict.status, [c.name for c in verdict.warned]]
         for label, verdict in verdicts.items()
     }
-    return found, recommended(compare_rows(trees, verdicts), verdicts)
+    return found, recommended(compare_rows(trees), verdicts)
 
 
 def test_words_decide_nothing(monkeypatch):

@@ -120,7 +120,7 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
     sd = Y.std(0, correction=0)
     expected = sum(p[f"rmse[{output}]"].value / sd[output].item() for output in range(2)) / 2
     assert p["rmse_standardized"].value == pytest.approx(expected)
-    first, second = (compare_rows({"a": tree}, {})[0].values for tree in trees)
+    first, second = (compare_rows({"a": tree})[0].values for tree in trees)
     for column in ("aleatoric_standardized", "epistemic_standardized"):
         assert second[column] == pytest.approx(first[column], rel=1e-4, abs=1e-6)
 

@@ -27,7 +27,7 @@ from pyrobnn.report.baselines import _log_mass, baselines
 from pyrobnn.report.facts import facts
 from pyrobnn.report.page import format_number
 from pyrobnn.report.ranking import rankings
-from pyrobnn.report.results import COLUMNS, baseline_rows, best_labels, compare_rows, of_output
+from pyrobnn.report.results import COLUMNS, best_labels, compare_rows, of_output
 from pyrobnn.report.sentences import conclude, headline, recommended
 
 ATTACK = '<script>alert("x")</script>'
@@ -143,7 +143,7 @@ def test_light_dark_and_print(html: str) -> None:
 
 
 def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: dict[str, xr.DataTree]) -> None:
-    rows = {row.label: row for row in compare_rows(one_dimensional, judge_all(one_dimensional))}
+    rows = {row.label: row for row in compare_rows(one_dimensional)}
     for label in ("nuts", "svi"):
         assert f"× {rows[label].values['gap_ratio']:.1f}" in html
     assert "gap_ratio" not in rows["map"].values
@@ -158,19 +158,19 @@ def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
     html = write_report(trees, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "R-hat ↓" not in html.replace("&nbsp;", " ")
     assert "rank histograms" not in html and "trace of every chain" not in html
-    for row in compare_rows(trees, judge_all(trees)):
+    for row in compare_rows(trees):
         assert "rhat" not in row.values and "ess" not in row.values
         assert "khat" in row.values
 
 
 def test_chains_have_r_hat_and_no_k_hat(one_dimensional: dict[str, xr.DataTree]) -> None:
-    row = compare_rows({"nuts": one_dimensional["nuts"]}, judge_all({"nuts": one_dimensional["nuts"]}))[0]
+    row = compare_rows({"nuts": one_dimensional["nuts"]})[0]
     assert {"rhat", "ess"} <= set(row.values) and "khat" not in row.values
 
 
 def test_r_hat_of_f_is_that_of_f() -> None:
     tree = factory.regression_1d("NUTS")
-    before = compare_rows({"nuts": tree}, judge_all({"nuts": tree}))[0].values
+    before = compare_rows({"nuts": tree})[0].values
     apart = (
         100.0 * np.arange(tree["posterior"].sizes["chain"])[:, None]
     )  # chains agree on f, not on its density
@@ -181,7 +181,7 @@ def test_r_hat_of_f_is_that_of_f() -> None:
     tree["function"] = function
     verdicts = judge_all({"nuts": tree})
     worst = {check.name: check.value for check in verdicts["nuts"].checks}["rhat_function"]
-    values = compare_rows({"nuts": tree}, verdicts)[0].values
+    values = compare_rows({"nuts": tree})[0].values
     assert worst > 2 > values["rhat"] == before["rhat"] and values["ess"] == before["ess"]
 
 
@@ -273,7 +273,7 @@ def test_the_best_verdict_is_recommended_before_the_best_score(
 ) -> None:
     trees = {"good": one_dimensional["svi"], "bad": one_dimensional["nuts"]}
     verdicts = {"good": judged("good", "pass"), "bad": judged("bad", "fail")}
-    rows = compare_rows(trees, verdicts)
+    rows = compare_rows(trees)
     assert recommended(rows, verdicts) == "good"
     first, second = conclude(rows, verdicts)
     assert first.startswith("Trust the draws of good") and second == "Do not rely on bad (one)."
@@ -281,7 +281,7 @@ def test_the_best_verdict_is_recommended_before_the_best_score(
 
 def test_when_everything_fails_nothing_is_recommended(one_dimensional: dict[str, xr.DataTree]) -> None:
     verdicts = {label: judged(label, "fail") for label in one_dimensional}
-    first, second = conclude(compare_rows(one_dimensional, verdicts), verdicts)
+    first, second = conclude(compare_rows(one_dimensional), verdicts)
     assert first.startswith("No method can be trusted yet") and second == "Next: do more."
 
 
@@ -300,7 +300,7 @@ def test_a_point_estimate_is_recommended_last(one_dimensional: dict[str, xr.Data
     claim = Check("claim", "warn", code="point_estimate", numbers={"method": "MAP"})
     verdicts["map"] = Verdict.from_checks("MAP", "map", [claim])
     trees = {label: one_dimensional[label] for label in ("map", "svi")}
-    assert recommended(compare_rows(trees, verdicts), verdicts) == "svi"
+    assert recommended(compare_rows(trees), verdicts) == "svi"
 
 
 def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
@@ -365,8 +365,8 @@ def linear_tree(slope: float, seed: int = 0) -> xr.DataTree:
 
 def test_baselines_see_the_same_rows_as_the_methods() -> None:
     tree = linear_tree(1.0)
-    mean, linear = (row.values for row in baseline_rows(baselines([Evidence(tree)])))
-    (own,) = (row.values for row in compare_rows({"it": tree}, judge_all({"it": tree})))
+    mean, linear = (row.values for row in compare_rows(baselines([Evidence(tree)])))
+    (own,) = (row.values for row in compare_rows({"it": tree}))
     train, test = (tree[g]["y"].values for g in ("observed_data", "predictions_constant_data"))
     assert mean["rmse"] == pytest.approx(np.sqrt(((test - train.mean()) ** 2).mean()))
     assert mean["r2"] == pytest.approx(0.0, abs=1e-12)
@@ -382,7 +382,7 @@ def test_of_censored_rows_nothing_is_explained_and_no_baseline_takes_them_for_ob
         seen = np.arange(tree[group].sizes[dim]) % 3 > 0
         tree[group] = tree[group].to_dataset().assign(observed=(dim, seen.astype(float)))
     tree.attrs["likelihood"] = "censored_normal"
-    (own,) = compare_rows({"it": tree}, judge_all({"it": tree}))
+    (own,) = compare_rows({"it": tree})
     assert not {"r2", "rmse"} & own.values.keys() and "crps" in own.values
     assert baselines([Evidence(tree)]) == {}
 
@@ -402,7 +402,7 @@ def test_baselines_of_classes() -> None:
     tree["observed_data"] = xr.Dataset({"y": (("obs",), labels)})
     x_new = tree["predictions_constant_data"]["x"].values
     tree["constant_data"] = xr.Dataset({"x": (("obs", "feature"), rng.uniform(0, 16, (300, 64)))})
-    rows = {row.label: row.values for row in baseline_rows(baselines([Evidence(tree)]))}
+    rows = {row.label: row.values for row in compare_rows(baselines([Evidence(tree)]))}
     y = tree["predictions_constant_data"]["y"].values
     assert set(rows) == {"class shares", "logistic regression"} and len(x_new) == len(y)
     assert rows["class shares"]["accuracy"] == np.mean(y == np.bincount(labels).argmax())
@@ -410,7 +410,7 @@ def test_baselines_of_classes() -> None:
 
 def test_bold_is_within_two_standard_errors_of_the_best() -> None:
     trees = {"right": linear_tree(1.0), "close": linear_tree(0.97), "wrong": linear_tree(0.5)}
-    rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(baselines(gather(trees).values()))]
+    rows = [*compare_rows(trees), *compare_rows(baselines(gather(trees).values()))]
     for key in ("rmse", "r2", "log_prob", "crps"):
         (column,) = (column for column in COLUMNS if column.key == key)
         best = best_labels(rows, column)
@@ -484,8 +484,8 @@ def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: P
 
 def test_every_output_has_scores_in_its_own_unit(two_outputs: xr.DataTree, tmp_path: Path) -> None:
     page = write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8")
-    alone = compare_rows({"nuts": factory.regression_nd()}, {})[0]
-    both = compare_rows({"nuts": two_outputs}, {})[0]
+    alone = compare_rows({"nuts": factory.regression_nd()})[0]
+    both = compare_rows({"nuts": two_outputs})[0]
     # the second output is twice the first, and its variances are twice those of the first
     times = {
         "rmse": 2.0,
@@ -558,7 +558,7 @@ def test_the_names_of_features_and_classes_reach_figures_and_checks() -> None:
 def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() -> None:
     tree = linear_tree(0.5)
     trees = gather({"it": tree})
-    rows = [*compare_rows(trees, judge_all(trees)), *baseline_rows(baselines(trees.values()))]
+    rows = [*compare_rows(trees), *compare_rows(baselines(trees.values()))]
     numbers = {"outer": 0.5, "count": 100, "which": "held-out", "p": 1e-9}
     narrow = Check("pit", "fail", "model", 0.5, code="too_narrow", numbers=numbers)
     said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
