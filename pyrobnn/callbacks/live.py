@@ -66,9 +66,9 @@ class LivePlot(_Looks):
     Args:
         x: inputs of the data (N, 1), in the units the model is fitted in.
         y: targets (N,) or (N, output), in the same units.
-        every: steps between two drawings, at the least; each costs a prediction at ``num_grid`` points.
+        every: steps between two drawings, at the least; each costs a prediction at 200 points, which reach a
+            quarter of the data's range beyond it.
         output: which output is drawn.
-        num_grid: points of the grid, which reaches a quarter of the data's range beyond it.
         num_draws: draws of each chain that are used.
         gif: file that the drawings are written to, as frames, when the fit ends.
         trackers: that each drawing goes to, under the name ``"predictive"``.
@@ -89,7 +89,6 @@ class LivePlot(_Looks):
         *,
         every: int = 100,
         output: int = 0,
-        num_grid: int = 200,
         num_draws: int = 100,
         gif: str | Path | None = None,
         trackers: Sequence[Tracker] = (),
@@ -107,8 +106,7 @@ class LivePlot(_Looks):
         self.output, self.trackers = output, tuple(trackers)
         low, high = float(self.x.min()), float(self.x.max())
         margin = (high - low) / 4
-        count = check_count("num_grid", num_grid)
-        self.grid = torch.linspace(low - margin, high + margin, count).to(self.x)[:, None]
+        self.grid = torch.linspace(low - margin, high + margin, 200).to(self.x)[:, None]
         self.gif = None if gif is None else Path(gif)
         self.figure: Figure | None = None
         self._display: Any = None
@@ -134,24 +132,9 @@ class LivePlot(_Looks):
     def end(self) -> None:
         """Write the animation, at the end of a fit, however it ends."""
         if self.gif is not None and self._frames:
-            self.save_gif(self.gif)
-
-    def save_gif(self, path: str | Path, *, seconds: float = 0.4) -> Path:
-        """Write the drawings so far as frames of an animation, the last held for longer.
-
-        Args:
-            path: of the file.
-            seconds: each frame is shown.
-
-        Raises:
-            ValueError: there is none, because nothing was drawn or no ``gif`` was asked for.
-        """
-        if not self._frames:
-            raise ValueError("there are no frames: pass gif='…' to LivePlot, and the live plot to fit")
-        first, *others = self._frames
-        durations = [round(1000 * seconds)] * len(others) + [round(4000 * seconds)]
-        first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
-        return Path(path)
+            first, *others = self._frames
+            shown = [400] * len(others) + [1600]  # milliseconds; the last is held for longer
+            first.save(self.gif, save_all=True, append_images=others, duration=shown, loop=0)
 
     def _drawn(self, prediction: Prediction, step: int) -> Figure:
         from pyrobnn.plots.style import INK, MUTED, bands, panels, style

@@ -42,8 +42,8 @@ _OF_ONE_CALL = ("help", "config", "print_config", "methods", "resume", "checkpoi
 _NOT_KEPT = ("out", "no_progress")
 _PRINT_CONFIG = ("--print_config", "--print-config")
 _RESPONSE: Any = Literal[tuple(RESPONSES)]
-#: the options of a study: type, default, help
-_OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
+#: the options of a study: type, default, help; those of the model are arguments of `make_study`
+OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
     "the run": {
         "config": (str, None, "FILE.yaml: options by name, and methods; the command line wins"),
         "resume": (bool, False, "go on with a run that was stopped: what is finished is not fitted again"),
@@ -227,11 +227,14 @@ def _parser(command: str, methods: Methods, quick: bool) -> ArgumentParser:
     set_parsing_settings(subclasses_enabled=[KLSchedule])
     parser = ArgumentParser(prog=f"pyrobnn {command}", exit_on_error=False, allow_abbrev=False)
     several = command == "compare"
-    flag, example = ("--methods", "nuts svi-lr=svi --svi-lr.lr 1e-3") if several else ("--method", "nuts")
-    does = (
-        "Run methods on a data set, judge them and write a report."
+    flag, example, does = (
+        (
+            "--methods",
+            "nuts svi-lr=svi --svi-lr.lr 1e-3",
+            "Run methods on a data set, judge them, write a report.",
+        )
         if several
-        else "Run one method and save it."
+        else ("--method", "nuts", "Run one method and save it.")
     )
     where = f"pyrobnn {command} {flag} svi --help lists those of svi"
     parser.description = f"{does} Any option of a method: --METHOD.OPTION; {where}."
@@ -239,17 +242,15 @@ def _parser(command: str, methods: Methods, quick: bool) -> ArgumentParser:
     parser.usage = f"pyrobnn {command} {'' if several else 'DATA '}[options] [--METHOD.OPTION VALUE ...]"
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
     parser.add_argument(flag, dest="methods", nargs="+" if several else 1, type=str, help=known)
-    parser.add_argument(
-        "--out", type=str, default="results" if several else "model.nc", help="where to write"
-    )
+    out = "results" if several else "model.nc"
+    parser.add_argument("--out", type=str, default=out, help="where to write")
     if not several:
         parser.add_argument("--checkpoint", type=str, help="of NUTS: the file to go on from [OUT.checkpoint]")
-    parser.add_argument(
-        *_PRINT_CONFIG, action="store_true", help="print a --config file of this run and stop"
-    )
+    words = "print a --config file of this run and stop"
+    parser.add_argument(*_PRINT_CONFIG, action="store_true", help=words)
     tables = f"{', '.join(data.names())}, or a table: CSV, TSV, Parquet or Excel"
     parser.add_argument("--data", type=str, default="gap" if several else None, help=tables)
-    for title, options in _OPTIONS.items():
+    for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():
             flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
@@ -274,12 +275,8 @@ def _parser(command: str, methods: Methods, quick: bool) -> ArgumentParser:
 
 
 def _with_lists(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A single value where an option takes several is a list of one.
-
-    Raises:
-        ValueError: no truth value where one is expected.
-    """
-    kinds = {name: option[0] for group in _OPTIONS.values() for name, option in group.items()}
+    """A single value where an option takes several is a list of one; a truth value must be one."""
+    kinds = {name: option[0] for group in OPTIONS.values() for name, option in group.items()}
     found = dict(written)
     for name, value in written.items():
         if kinds.get(name) is bool and not isinstance(value, bool):
@@ -326,11 +323,7 @@ def _instantiated(parser: ArgumentParser, found: Namespace, methods: Mapping[str
 
 
 def _resolved(value: Any) -> Any:
-    """The class or function whose path a text is, such as ``pyro.infer.autoguide.AutoIAFNormal``.
-
-    Raises:
-        ValueError: a path that leads nowhere.
-    """
+    """The class or function whose path a text is, such as ``pyro.infer.autoguide.AutoIAFNormal``."""
     if isinstance(value, partial) and value.args and isinstance(value.args[-1], type):
         # an optimizer's factory without jsonargparse's wrappers, whose names would stand in the report
         return partial(value.args[-1], **value.keywords)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyrobnn import data
 from pyrobnn.checks import Refused, check_device
-from pyrobnn.cli.options import Config, read
+from pyrobnn.cli.options import OPTIONS, Config, read
 from pyrobnn.cli.terminal import INTERRUPTED, check_file, say, warnings_said
 from pyrobnn.inference.method import check_use
 
@@ -141,16 +141,9 @@ def study_of(asked: Any) -> Study:
     dataset = _data(asked)
     study = make_study(
         some_rows(dataset, QUICK_ROWS, asked.seed) if asked.quick else dataset,
-        hidden=asked.hidden,
-        activation=asked.activation,
-        prior_scale=asked.prior_scale,
-        noise=asked.noise,
-        response=asked.response,
-        exposure=asked.exposure,
-        event=asked.event,
-        bounds=asked.bounds,
         test_fraction=asked.test_fraction,
         seed=asked.seed,
+        **{name: asked[name] for name in OPTIONS["the model"]},
     )
     say(describe(study))
     return study

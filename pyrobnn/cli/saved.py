@@ -75,10 +75,8 @@ def judge(
     def table(rows: Sequence[Row]) -> str:
         columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
         cells = {
-            column.title: [
-                f"{row.values[column.key]:.4g}" if column.key in row.values else "" for row in rows
-            ]
-            for column in columns
+            each.title: [f"{row.values[each.key]:.4g}" if each.key in row.values else "" for row in rows]
+            for each in columns
         }
         # one method a column: as many numbers as there are fit on a terminal of 80 characters
         return pd.DataFrame(cells, index=[row.label for row in rows]).T.to_string()

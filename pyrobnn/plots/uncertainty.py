@@ -53,18 +53,17 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     with style():
         figure, axes = panels(1, size=(4.2, 3.6))
         ax = axes[0, 0]
-        fewest = None
+        counts = []
         for index, (label, evidence) in enumerate(trees.items()):
             points = regression_points(evidence, output)
-            pit = None if points is None else points.pit
-            if pit is None:
-                continue
-            covered = (np.abs(pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
-            ax.plot(levels, covered, label=label, **fit_line(index))
-            fewest = len(pit) if fewest is None else min(fewest, len(pit))
-        if fewest is None:
+            if points is not None and points.pit is not None:
+                covered = (np.abs(points.pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
+                ax.plot(levels, covered, label=label, **fit_line(index))
+                counts.append(len(points.pit))
+        if not counts:
             empty_panel(ax, "no predictive draws with known outcomes")
             return figure
+        fewest = min(counts)
         low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
         grey: dict[str, Any] = {"color": MUTED, "alpha": 0.15, "lw": 0, "zorder": 0}
         ax.fill_between(levels, low, high, label="calibrated, 95 % range", **grey)
@@ -135,14 +134,9 @@ def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
         A figure with one axes.
     """
     trees = gather(trees)
-    rows, classes = {}, False
-    for label, evidence in trees.items():
-        labelled, points = class_points(evidence), regression_points(evidence, output)
-        if labelled is not None:
-            classes, rows[label] = True, (labelled.aleatoric, labelled.epistemic)
-        elif points is not None:
-            rows[label] = points.aleatoric_sd, points.epistemic_sd
+    rows = {label: decomposed(evidence, output) for label, evidence in trees.items()}
     rows = {label: pair for label, pair in rows.items() if any(each is not None for each in pair)}
+    classes = any(class_points(trees[label]) is not None for label in rows)
     with style():
         figure, axes = panels(1, size=(4.2, 1.0 + 0.5 * max(2, len(rows))))
         ax = axes[0, 0]
@@ -159,6 +153,14 @@ def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
         ax.set_xlabel("entropy (nats)" if classes else f"sd of {of} at the held-out points")
         name_rows(figure, ax, list(rows))
         return figure
+
+
+def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Aleatoric and epistemic uncertainty (point,): entropies in nats of classes, else sds in the outcome's units."""
+    labelled, points = class_points(evidence), regression_points(evidence, output)
+    if labelled is not None:
+        return labelled.aleatoric, labelled.epistemic
+    return (None, None) if points is None else (points.aleatoric_sd, points.epistemic_sd)
 
 
 def khat(trees: Trees) -> Figure:

@@ -19,6 +19,7 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
 from pyrobnn.plots.data_checks import expected, num_inputs
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, PALETTE
+from pyrobnn.plots.uncertainty import decomposed
 from pyrobnn.report.svg import inline_panels, inline_svg
 
 Trees = Mapping[str, Evidence]
@@ -96,7 +97,8 @@ class Spec:
     def blocks(self, trees: Trees) -> list[Block]:
         """Its blocks of those trees that it can be drawn of; one that makes it raise is left out, and named."""
         try:
-            return self._drawn({label: tree for label, tree in trees.items() if self.has(tree)})
+            have = {label: tree for label, tree in trees.items() if self.has(tree)}
+            return self._drawn(have) if have else []
         except Exception as error:
             why = f"{', '.join(trees)} cannot be drawn{' together' if len(trees) > 1 else ''}: {said(error)}."
         failed = [Block(f"{self.title}: not drawn", "", (), notes=(why,))]
@@ -112,8 +114,6 @@ class Spec:
         ]
 
     def _drawn(self, trees: Trees) -> list[Block]:
-        if not trees:
-            return []
         found = []
         for number, label in enumerate(trees if self.each else [""]):
             some = {label: trees[label]} if self.each else trees
@@ -139,9 +139,8 @@ class Spec:
         if not self.split:
             return (inline_svg(figure, alt=f"{self.alt}{of}", prefix=prefix),)
         titles = [ax.get_title(loc="left") for ax in figure.axes[:: self.stack]]
-        return tuple(
-            inline_panels(figure, alts=[f"{title}: {self.alt}{of}" for title in titles], prefix=prefix)
-        )
+        alts = [f"{title}: {self.alt}{of}" for title in titles]
+        return tuple(inline_panels(figure, alts=alts, prefix=prefix))
 
 
 def output_labels(trees: Trees) -> list[str]:
@@ -164,12 +163,12 @@ def build_sections(trees: Trees) -> list[Section]:
         warnings.simplefilter("ignore", RuntimeWarning)
         found: dict[str, list[Block]] = {anchor: [] for anchor in SECTIONS}
         for spec in SPECS:
-            # the prior is that of the model, whatever the method: beside the posterior of chains, where there are any
             some = trees
-            if spec.draw == (plots.prior_and_posterior,):
-                some = dict(
-                    sorted(((k, t) for k, t in trees.items() if _has_prior(t)), key=lambda i: i[1].is_iid)[:1]
-                )
+            if (
+                spec.has is _has_prior
+            ):  # of the model, whatever the method: beside chains, where there are any
+                have = [label for label, tree in trees.items() if _has_prior(tree)]
+                some = {label: trees[label] for label in sorted(have, key=lambda k: trees[k].is_iid)[:1]}
             found[spec.section] += spec.blocks(some)
     return [Section(SECTIONS[anchor], anchor, tuple(blocks)) for anchor, blocks in found.items() if blocks]
 
@@ -185,16 +184,6 @@ def _has_prior(tree: Evidence) -> bool:
 def _has_draws(tree: Evidence) -> bool:
     points = regression_points(tree)
     return points is not None and points.draws is not None
-
-
-def _is_split(tree: Evidence) -> bool:
-    points, labelled = regression_points(tree), class_points(tree)
-    return (
-        points is not None
-        and points.epistemic_sd is not None
-        or labelled is not None
-        and labelled.epistemic is not None
-    )
 
 
 SPECS = (
@@ -300,7 +289,7 @@ SPECS = (
         "Sand is noise that stays, however many data there are; blue is doubt that more data would remove. Dot: median "
         "over held-out points; thick line: middle half; thin line: middle 90 %.",
         (plots.uncertainty_decomposition,),
-        _is_split,
+        lambda tree: decomposed(tree)[1] is not None,
         "Aleatoric and epistemic uncertainty of each method at the held-out points",
         split=False,
         outputs=True,
@@ -310,7 +299,7 @@ SPECS = (
         "Entropy of right and wrong predictions",
         "A useful model has its wrong predictions (orange outline) further right than its right ones.",
         (plots.entropy_split,),
-        lambda tree: class_points(tree) is not None and _is_split(tree),
+        lambda tree: class_points(tree) is not None and decomposed(tree)[1] is not None,
         "histograms of aleatoric and epistemic entropy, right and wrong predictions apart",
         stack=2,
     ),

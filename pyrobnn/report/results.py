@@ -113,10 +113,9 @@ def of_output(row: Row, output: int) -> Row:
     def cut(found: Mapping[str, Any]) -> dict[str, Any]:
         return {key.removesuffix(end): value for key, value in found.items() if key.endswith(end)}
 
+    values, errors, points = cut(row.values), cut(row.errors), cut(row.points)
     not_finite = tuple(cut(dict.fromkeys(row.not_finite)))
-    return replace(
-        row, values=cut(row.values), errors=cut(row.errors), points=cut(row.points), not_finite=not_finite
-    )
+    return replace(row, values=values, errors=errors, points=points, not_finite=not_finite)
 
 
 def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
@@ -159,9 +158,8 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
 
 def _explained(evidence: Evidence) -> dict[str, float]:
     """Share of the held-out squared error of the training mean that is gone: averaged over outputs, and of each."""
-    y, train, mean = (
-        evidence.values(*each) for each in ((HELD_OUT, "y"), (OBSERVED_DATA, "y"), (PREDICTIONS, "mean"))
-    )
+    y, train = (evidence.values(group, "y") for group in (HELD_OUT, OBSERVED_DATA))
+    mean = evidence.values(PREDICTIONS, "mean")
     if y is None or train is None or mean is None or len(y) == 0 or is_censored(evidence):
         return {}
     y, train = (each.astype(np.float64).reshape(len(each), -1) for each in (y, train))

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from xarray import DataTree
 
-from pyrobnn.checks import Refused, check_choice, check_count, check_device
+from pyrobnn.checks import Refused, check_count, check_device
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.groups import OBSERVED_DATA
 from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
-from pyrobnn.inference.method import METHODS, Method, check_use
+from pyrobnn.inference.method import Method, check_use
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.preflight import Preflight, preflight
@@ -31,21 +31,6 @@ from pyrobnn.studies.study import Study
 #: estimates of memory are right within a factor of about 1.5
 CLEARLY = 2.0
 Prepared = Mapping[str, tuple[Method, dict[str, Any]]]
-
-
-def make_method(name: str, quick: bool, compile: bool = True) -> tuple[Method, dict[str, Any]]:
-    """The configuration of a method by its command-line name, and the arguments of its ``fit``.
-
-    Raises:
-        ValueError: unknown name; the message lists them.
-    """
-    check_choice("methods", name, tuple(METHODS))
-    known = METHODS[name]
-    options = {**known.full, **known.quick} if quick else dict(known.full)
-    num_draws = options.pop("num_draws", None)
-    if not compile:
-        options["compile"] = False
-    return known.cls(**options), {} if num_draws is None else {"num_draws": num_draws}
 
 
 def run_study(
@@ -71,7 +56,7 @@ def run_study(
 
     Args:
         study: data and model.
-        prepared: name → configuration and arguments of its ``fit``, as of :func:`make_method`.
+        prepared: name → configuration and arguments of its ``fit``.
         out: the folder.
         device, seed, progress: of every ``fit``.
         announce: is told what happens.
@@ -110,7 +95,8 @@ def run_study(
                 check_memory(method, study, arguments, device)
                 if ahead is not None:
                     ahead.wait(name)
-                posterior = _fitted(name, method, study, announce, arguments | kept, seed, device, progress)
+                shared = {"seed": seed, "device": device, "progress": progress}
+                posterior = _fitted(name, method, study, announce, shared | arguments | kept)
                 tree = to_tree(posterior, study, name)
                 tree.attrs.update(marks[name])
                 write_atomically(tree, out / f"{name}.nc")
@@ -165,9 +151,7 @@ def _worth_compiling_ahead(prepared: Prepared, device: str | None) -> bool:
 def _expected_memory(study: Study, prepared: Prepared, device: str | None) -> str:
     """The most memory that a method will take, and what is free."""
     try:
-        needs = {
-            name: _need(method, study, arguments, device) for name, (method, arguments) in prepared.items()
-        }
+        needs = {name: _need(each[0], study, each[1], device) for name, each in prepared.items()}
     except Exception as error:  # whatever is wrong with model or data, the fits say it one by one
         return f"memory is not known: {said(error)}"
     most = max(needs, key=lambda name: needs[name].peak)
@@ -175,27 +159,12 @@ def _expected_memory(study: Study, prepared: Prepared, device: str | None) -> st
 
 
 def _fitted(
-    name: str,
-    method: Any,
-    study: Study,
-    announce: Callable[[str], None],
-    arguments: dict[str, Any],
-    seed: int,
-    device: str | None,
-    progress: bool,
+    name: str, method: Method, study: Study, announce: Callable[[str], None], arguments: dict[str, Any]
 ) -> Posterior:
     """The posterior; whatever the fit warned of is announced."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        posterior = method.fit(
-            study.model,
-            study.train.x,
-            study.train.y,
-            seed=seed,
-            device=device,
-            progress=progress,
-            **arguments,
-        )
+        posterior = method.fit(study.model, study.train.x, study.train.y, **arguments)
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         announce(f"{name}: {text}")
     return posterior

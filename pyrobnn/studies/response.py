@@ -19,7 +19,6 @@ COUNTS = ("poisson", "negative_binomial")
 CENSORED = ("censored_normal", "weibull")
 #: responses whose scale the option ``noise`` says
 _SCALED = ("gaussian", "student_t", "censored_normal")
-_KINDS = "'inferred', 'learned', 'heteroskedastic' or a number"
 
 #: response → its likelihood, of the settings of a study; what they leave open is inferred or learned
 RESPONSES: dict[str, Callable[[Mapping[str, Any]], Likelihood]] = {
@@ -67,21 +66,15 @@ def check_response(
             "'response' ordinal is of classes in their order: say task='classification' (--task)"
         )
     if response not in ("gaussian", "ordinal") and task == "classification":
-        raise ValueError(
-            f"'response' {response} is of numbers, and the target holds classes (--task regression)"
-        )
+        raise ValueError(f"'response' {response} is of numbers, the target holds classes (--task regression)")
     if response not in _SCALED and noise != "inferred":
         raise ValueError(f"'noise' is of {', '.join(_SCALED)}: leave it out where 'response' is {response}")
     if response in _SCALED[1:] and noise == "heteroskedastic":
-        raise ValueError(
-            f"heteroskedastic noise is Gaussian only: leave it out where 'response' is {response}"
-        )
+        raise ValueError(f"heteroskedastic noise is Gaussian only: leave it out of 'response' {response}")
     if exposure is not None and response not in COUNTS:
         raise ValueError(f"'exposure' is of counts ({', '.join(COUNTS)}), and 'response' is {response}")
     if event is not None and response not in CENSORED:
-        raise ValueError(
-            f"'event' is of censored targets ({', '.join(CENSORED)}), and 'response' is {response}"
-        )
+        raise ValueError(f"'event' is of censored targets ({', '.join(CENSORED)}), 'response' is {response}")
     if given_bounds and response != "beta":
         raise ValueError(f"'bounds' are of the response beta, and 'response' is {response}")
 
@@ -99,23 +92,18 @@ def check_rows(dataset: Dataset, likelihood: Likelihood, width: int, exposure: s
                 f"{dataset.name}: 'exposure' {exposure!r} must be positive, got {float(values[wrong[0]]):g} "
                 f"({len(wrong)} of {len(values)} rows): drop these rows"
             )
-    if likelihood.task == "ordinal":
-        _check_order(dataset)
+    names = dataset.class_names
+    if likelihood.task == "ordinal" and len(names) > 2 and not _ascending(names):
+        # classes are numbered as they sort, which is their order where they are numbers
+        raise ValueError(
+            f"{dataset.name}: nothing tells the order of the classes {', '.join(map(repr, names[:5]))}: write them as "
+            "numbers, 1 for the first"
+        )
     try:
         likelihood.target(dataset.y, width, torch.float64)
     except ValueError as error:
         told = str(error).replace("'y'", repr(dataset.target_name))
         raise ValueError(f"{dataset.name}: {told}") from error
-
-
-def _check_order(dataset: Dataset) -> None:
-    """Classes are numbered as they sort, which is their order where they are numbers."""
-    names = dataset.class_names
-    if len(names) > 2 and not _ascending(names):
-        raise ValueError(
-            f"{dataset.name}: nothing tells the order of the classes {', '.join(map(repr, names[:5]))}: write them as "
-            "numbers, 1 for the first"
-        )
 
 
 def _ascending(names: Sequence[str]) -> bool:
@@ -192,5 +180,7 @@ def _scale(settings: Mapping[str, Any]) -> Any:
     except ValueError:
         scale = math.nan
     if math.isnan(scale):
-        raise ValueError(f"'noise' must be {_KINDS}, got {noise!r}")
+        raise ValueError(
+            f"'noise' must be 'inferred', 'learned', 'heteroskedastic' or a number, got {noise!r}"
+        )
     return check_number("noise", scale, above=0)

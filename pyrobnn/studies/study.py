@@ -156,9 +156,7 @@ def columns_of(settings: dict[str, Any]) -> Columns:
     return Columns(tuple(Column(name, "number") for name in settings["features"]))
 
 
-def prediction_table(
-    posterior: Posterior, x: Tensor, settings: dict[str, Any], levels: Sequence[float] = LEVELS
-) -> pd.DataFrame:
+def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) -> pd.DataFrame:
     """What is predicted at ``x`` (point, feature), one row each, in the units of the data.
 
     Regression: ``mean``, ``aleatoric_sd``, ``epistemic_sd``, ``sd`` and quantiles ``q…``, with ``_0``, ``_1``, … for
@@ -169,22 +167,19 @@ def prediction_table(
     if settings["task"] == "classification":
         probs = prediction.probs
         names = np.array(settings["classes"], dtype=object)
-        return pd.DataFrame(
-            {"class": names[probs.argmax(1).cpu().numpy()]}
-            | {f"p_{name}": probs[:, index].cpu().numpy() for index, name in enumerate(names)}
-            | {
-                kind: getattr(prediction, kind).cpu().numpy()
-                for kind in ("aleatoric_entropy", "epistemic_entropy")
-            }
-        )
+        columns = {"class": names[probs.argmax(1).cpu().numpy()]}
+        columns |= {f"p_{name}": probs[:, index].cpu().numpy() for index, name in enumerate(names)}
+        for kind in ("aleatoric_entropy", "epistemic_entropy"):
+            columns[kind] = getattr(prediction, kind).cpu().numpy()
+        return pd.DataFrame(columns)
     found = {
         "mean": prediction.mean,
         "aleatoric_sd": prediction.aleatoric_var.sqrt(),
         "epistemic_sd": prediction.epistemic_var.sqrt(),
         "sd": prediction.var.sqrt(),
     }
-    quantiles = prediction.quantile(torch.tensor(levels, dtype=torch.float64))
-    found |= {f"q{level:g}": each for level, each in zip(levels, quantiles)}
+    quantiles = prediction.quantile(torch.tensor(LEVELS, dtype=torch.float64))
+    found |= {f"q{level:g}": each for level, each in zip(LEVELS, quantiles)}
     several = settings["num_outputs"] > 1
     return pd.DataFrame(
         {

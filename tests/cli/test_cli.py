@@ -161,7 +161,7 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
     assert cli.main([*argv, "--out", str(out), *FAST]) == 130
     content = json.loads((out / "summary.json").read_text("utf-8"))
     assert set(content["methods"]) == {"mle", "map"} and set(content["left_out"]) == {"ensemble"}
-    checks = {check["name"]: check for check in content["methods"]["map"]["verdict"]["checks"]}
+    checks = {check["code"]: check for check in content["methods"]["map"]["verdict"]["checks"]}
     assert checks["interrupted"]["status"] == "warn"
     assert "was interrupted" in (out / "report.html").read_text("utf-8")
     assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from pyrobnn import cli
+from pyrobnn.cli.options import read
 from pyrobnn.data import from_csv
 from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior.storage import write_atomically
-from pyrobnn.studies.compare import _fitted, make_method, to_tree
+from pyrobnn.studies.compare import to_tree
 from pyrobnn.studies.study import load_run, make_study, prediction_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -47,12 +48,12 @@ def saved(table, folder, name, kind):
     path = folder / "train.csv"
     whole.drop(columns=[{"price": "kind", "kind": "price"}[target]]).to_csv(path, index=False)
     study = make_study(from_csv(path, target), hidden=[3], **options)
-    method, arguments = make_method(name, quick=True, compile=False)
+    method, arguments = read(["--methods", name, "--quick", "--no-compile"], "compare").methods[name]
     known = {key: value for key, value in SHORT.items() if hasattr(method, key)}
     method = dataclasses.replace(method, **known)
     if arguments:
         arguments = {"num_draws": 8}
-    posterior = _fitted(name, method, study, lambda text: None, arguments, 0, None, False)
+    posterior = method.fit(study.model, study.train.x, study.train.y, seed=0, **arguments)
     return posterior, study, write_atomically(to_tree(posterior, study, name), folder / f"{name}.nc")
 
 

@@ -88,7 +88,7 @@ def test_a_run_takes_the_chains_first_and_has_the_others_compiled(case, order, s
     monkeypatch.setattr(compare, "Ahead", Ahead)
     monkeypatch.setattr(compare, "_fitted", fitted)
     monkeypatch.setattr(compare, "cores", lambda: 1 if case == "alone" else 2)
-    prepared = {name: compare.make_method(name, quick=False) for name in ("svi", "map", "nuts")}
+    prepared = {"svi": (pb.SVI(), {}), "map": (pb.MAP(), {}), "nuts": (pb.NUTS(), {})}
     found = compare.run_study(study, prepared, tmp_path, progress=False)
     assert " ".join(name for name, _ in found) == " ".join(begun) == order
     assert (asked, waited) == ((["svi", "map"], begun) if case == "two cores" else ([], []))

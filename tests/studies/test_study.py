@@ -8,7 +8,8 @@ from helpers import assert_mean_within, assert_var_within
 from models import diabetes_linear, diabetes_model, joined
 
 import pyrobnn as pb
-from pyrobnn.studies.compare import make_method, run_study
+from pyrobnn.cli.options import read
+from pyrobnn.studies.compare import run_study
 from pyrobnn.studies.study import make_study
 
 
@@ -27,7 +28,7 @@ def test_nuts_is_the_conjugate_posterior():
 def test_nuts_doubts_in_the_gap_between_clusters(tmp_path):
     study = make_study(pb.data.clusters(), prior_scale=1.5)
     ratios = {}
-    prepared = {name: make_method(name, quick=False) for name in ("svi", "nuts")}
+    prepared = read(["--methods", "svi", "nuts"], "compare").methods
     for name, tree in run_study(study, prepared, tmp_path, progress=False):
         left, right = study.train.widest_gap()
         grid = torch.tensor(tree["grid"]["x"].values[:, 0])
