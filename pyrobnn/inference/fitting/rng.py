@@ -54,10 +54,7 @@ def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 class Noise:
     """The random numbers of one evaluation: every call has a stream of its own below the key.
 
-    Under ``vmap`` each element has the numbers of its own key.
-
-    Args:
-        key: (), int64.
+    Under ``vmap`` each element has the numbers of its own key (), int64.
     """
 
     def __init__(self, key: Tensor) -> None:

@@ -34,8 +34,6 @@ from pyrobnn.inference.hmc.adaptation import dual_average
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
 MAX_ENERGY_ERROR = 1000.0
 
-# (chain, dim) -> gradient (chain, dim), log density (chain,) in float64
-
 
 class Vectors(NamedTuple):
     """Rows of ``State.vectors``, whitened, each (chain, dim).
@@ -105,11 +103,9 @@ class Machine:
     """The transition of every chain, one leapfrog at a time.
 
     Args:
-        gradient: batched gradient and log density in the original coordinates.
-        num_chains, dim, num_slots: sizes; ``num_slots`` draws are kept per chain and phase.
-        max_depth: deepest tree, at most 2^max_depth leapfrogs.
+        gradient: (chain, dim) → batched gradient (chain, dim) and log density (chain,) in float64, not whitened.
+        num_slots: draws that are kept per chain and phase.
         trajectory: leapfrogs of a plain HMC transition; None for NUTS.
-        target_accept: what dual averaging aims at.
         pooled_chains: chains that share one step size, where these are only some of them.
     """
 

@@ -100,10 +100,7 @@ def centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:
 
     Around each chain's mean where they are long enough to tell, so that chains in different modes do not pass for one
     wide mode; around the mean of all where they are short.
-
-    Args:
-        x: draws, or gradients at them, (chain, slot, dim), of which each chain's first ``counts`` (chain,) are valid.
-        counts: draws of each chain.
+    Of ``x`` (chain, slot, dim), draws or gradients, each chain's first ``counts`` (chain,) are valid.
     """
     total = int(counts.sum())
     valid = (torch.arange(x.shape[1], device=x.device) < counts.unsqueeze(-1)).unsqueeze(-1)
@@ -137,11 +134,7 @@ def low_rank(z: Tensor, g: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
     The paper's diagonal, :math:`\mathrm{sd}(z_i) / \mathrm{sd}(g_i)` as the variance, is not taken: it was worse than
     the draws' own variance where a posterior is no normal (scripts/results).
 
-    Args:
-        z: draws (chain, slot, dim), of which each chain's first ``counts`` (chain,) are valid.
-        g: gradients of the log density there, of all slots or of the first.
-        counts: draws of each chain.
-        scale: of the diagonal (dim,).
+    Of draws ``z`` and gradients ``g`` (chain, slot, dim) each chain's first ``counts`` (chain,) are valid.
     """
     out = scaled(scale, "low_rank")
     (x, freedom), (s, _) = centred(z[:, : g.shape[1]], counts), centred(g, counts)

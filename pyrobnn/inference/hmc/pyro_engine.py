@@ -32,9 +32,8 @@ def sample(
 
     Returns:
         Unconstrained draws (chain, draw, dim), statistics (chain, draw, 7) in the order of the machine's, the number
-        of gradients, and whether Ctrl-C ended it: then the chains that are whole, or what the first one has. Pyro keeps
-        no tree depth: it is what the number of leapfrogs implies. Its energy is the one at the start of the transition,
-        which differs from the end's by the integration error.
+        of gradients, and whether Ctrl-C ended it: then the chains that are whole, or what the first one has. The tree
+        depth is what the leapfrogs imply; the energy that of the transition's start.
     """
     draws: list[Tensor] = []
     stats: list[Tensor] = []

@@ -173,14 +173,11 @@ class Run:
 
     Args:
         machine: sizes and gradient; ``machine.num_slots`` holds the longest phase worth keeping.
-        seed: of all randomness.
         num_warmup: transitions of the warm-up, on average over chains.
         most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
         names: of the site of a coordinate, of a plain program; None for a net.
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
-        mass_matrix: ``"diag"``, ``"dense"``, ``"low_rank"``, or ``"auto"``: low rank where it helps.
         step_size: the first one; None finds it.
-        compile: compile the step.
         every: steps between looks.
         chains_per_call: of the compiled step, a divisor of the machine's; None for all of them.
         file: where the draws go, block by block, instead of staying in the machine's buffers.
@@ -282,7 +279,6 @@ class Run:
         """Run the remaining phases and return the draws.
 
         Args:
-            num_draws: draws per chain.
             look: called now and then with a :class:`Progress`; True stops the run at the draws that every chain has,
                 and in the warm-up begins them.
             enough: called with the draws so far at growing lengths; True stops.

@@ -48,13 +48,7 @@ class StepSize:
     chains move; the smallest of the second half stays. Chains that are no longer finite, or whose log joint falls
     further than a posterior spreads, go back to the last look with a quarter of :math:`\kappa`.
 
-    Args:
-        density: of the model.
-        share: κ.
-        heating: r.
-        num_warmup: steps of warm-up.
-        noisy: whether there are mini-batches.
-        drop: nats by which the log joint may fall.
+    ``share`` is κ, ``heating`` r, ``noisy`` whether there are mini-batches, ``drop`` nats that the log joint may fall.
     """
 
     def __init__(
