@@ -135,8 +135,9 @@ def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
     import pyrobnn as pb
 
     model, x, y = problem((1, 4, 1) if small else (1, 50, 1), 20 if small else 400)
-    method = pb.NUTS(num_chains=2 if small else chains, num_warmup=5 if small else 20, max_tree_depth=6)
-    short, long = 2, 4 if small else 20
+    sizes = (2, 2, 2) if small else (chains, 20, 6)
+    method = pb.NUTS(num_chains=sizes[0], num_warmup=sizes[1], max_tree_depth=sizes[2], compile=not small)
+    short, long = 1, 2 if small else 20
     runs: dict[int, tuple[float, int]] = {}
     for draws in (short, short, long):  # the first compiles
         found: list[Any] = []
@@ -159,11 +160,11 @@ def search(name: str, device: str, small: bool) -> dict[str, Any]:
 
     steps = 4 if small else 2000
     model, x, y = problem((6, 4, 3) if small else (784, 64, 10), 40 if small else 6000)
-    batches: dict[str, Any] = {} if small else {"batch_size": 128}
+    batches: dict[str, Any] = {"compile": False} if small else {"batch_size": 128}
     method = {
         "map": pb.MAP(num_steps=steps, polish_steps=0, **batches),
         "svi": pb.SVI(num_steps=steps, **batches),
-        "laplace": pb.Laplace(structure="kron", predictive="linearized", num_steps=steps),
+        "laplace": pb.Laplace(structure="kron", predictive="linearized", num_steps=steps, compile=not small),
         "swag": pb.SWAG(num_steps=steps, init_steps=steps, **batches),
         "sghmc": pb.SGHMC(num_chains=2, num_warmup=steps, init_steps=steps, **batches),
     }[name]
