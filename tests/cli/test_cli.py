@@ -16,6 +16,7 @@ import yaml
 
 import pyrobnn as pb
 from pyrobnn import cli, preflight
+from pyrobnn.inference.registry import METHODS
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
 from pyrobnn.studies.study import some_rows
@@ -206,10 +207,10 @@ def test_a_method_that_fails_is_left_out_and_named(error, table, tmp_path, monke
 
 def test_more_memory_than_there_is_is_refused_before_any_fit(table, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "free_bytes", lambda device: 1000)
-    argv = ["compare", "--data", str(table), "--target", "price", "--methods", *compare.METHODS]
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", *METHODS]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 1
     printed = capsys.readouterr().out
-    assert all(f"{name} is left out: it would need about" in printed for name in compare.METHODS)
+    assert all(f"{name} is left out: it would need about" in printed for name in METHODS)
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])

@@ -30,15 +30,13 @@ PACKAGE = Path(pb.__file__).parent
 #: a method for a user of estimators
 MAY_NAME = {
     "studies/nuts_batch.py": "",
-    "report/conclusion.py": "Laplace",
+    "report/sentences.py": "Laplace",
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
-    "estimators/averaged_noise.py": "",
     "estimators/noise.py": "",
     "estimators/prior_width.py": "",
     "estimators/sample_weights.py": "Laplace",
-    "cli/config.py": "nuts",  # what `pyrobnn fit` runs
-    "cli/file.py": "",  # "map" of YAML
+    "cli/options.py": "nuts",  # what `pyrobnn fit` runs
     "data/synthetic.py": "",  # data sets of studies of a method
     "references/reference.py": "NUTS",
 }
