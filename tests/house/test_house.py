@@ -12,10 +12,10 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 40_000,
-    "code lines": 23_000,
-    "files": 230,
-    "numbers in module constants": 420,
+    "lines": 37_800,
+    "code lines": 21_900,
+    "files": 208,
+    "numbers in module constants": 413,
     "file names that stand in two rooms": 0,
     "scripts": 19,
     "lines of scripts": 5_700,

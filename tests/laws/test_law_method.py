@@ -33,6 +33,7 @@ MAY_NAME = {
     "report/sentences.py": "Laplace",
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
+    "estimators/averaged_noise.py": "",
     "estimators/noise.py": "",
     "estimators/prior_width.py": "",
     "estimators/sample_weights.py": "Laplace",

@@ -64,6 +64,14 @@ class Noise:
         """Standard normals of the shape and type of ``like``; cut off at 6.7 sd."""
         return _pairs(self._next(), like.numel(), like.dtype).reshape(like.shape)
 
+    def normal_rows(self, like: Tensor) -> Tensor:
+        """As :meth:`normal`, for ``like`` (row, …): a row's numbers are the same whatever rows come after it."""
+        num, size = len(like), like[:1].numel()
+        pairs = (size + 1) // 2
+        bits = stream(self._next(), torch.arange(1, num * pairs + 1, device=like.device)).reshape(num, pairs)
+        radius, angle = _polar(bits, like.dtype)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size].reshape(like.shape)
+
     def sign(self, like: Tensor) -> Tensor:
         """Fair signs, +1 or -1, of the shape and type of ``like``."""
         bits = stream(self._next(), torch.arange(1, like.numel() + 1, device=like.device))

@@ -65,9 +65,8 @@ def build_elbo(
     else:
         family = MeanField(loc, config.init_scale, config.max_scale)
     estimator = _estimator(config, problem, start)
-    # an estimator's noise is drawn row by row: with other rows it is another
     whole = _num_batches(problem, config.batch_size) == 1 and ranks() is None
-    if config.compile and estimator is None and whole:
+    if config.compile and whole:
         density = padded_density(problem, start[None])
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])

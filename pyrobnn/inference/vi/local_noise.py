@@ -70,7 +70,7 @@ class LocalNoise(TorchFunctionMode):
         h_var = func(x.square(), var, bias_var, **rest)
         # zero padding or a zero input gives a variance of zero, where the root has no gradient
         scale = h_var.clamp_min(torch.finfo(h_var.dtype).tiny ** 0.5).sqrt()
-        return h_mean + scale * self.noise.normal(h_mean)
+        return h_mean + scale * self.noise.normal_rows(h_mean)
 
     def _flip(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
         (mean, _), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
@@ -80,7 +80,7 @@ class LocalNoise(TorchFunctionMode):
         noise = func(x * channels_in, weight - mean, None, **rest) * self._signs(h_mean, rank)
         if bias_var is None:
             return h_mean + noise
-        own = self.noise.normal(_first(h_mean, rank)) * bias_var.sqrt()
+        own = self.noise.normal_rows(_first(h_mean, rank)) * bias_var.sqrt()
         return h_mean + noise + own.reshape(own.shape + (1,) * (rank - 1))
 
     def _signs(self, like: Tensor, rank: int) -> Tensor:
