@@ -309,12 +309,12 @@ def svi(seed: int) -> dict[str, float]:
         net = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
     methods = [
-        pb.SVI(num_steps=steps, log_every=100_000, local_reparameterization=False) for steps in (1000, 2000)
+        pb.SVI(num_steps=steps, log_every=100_000, local_reparameterization=False) for steps in (1000, 11_000)
     ]
     short, long = (
         lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed) for method in methods
     )
-    return {"svi step": in_turn(difference(short, long))}
+    return {"svi step": in_turn(difference(short, long)) / 10}
 
 
 def laplace_and_predict(seed: int) -> dict[str, float]:

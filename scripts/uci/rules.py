@@ -14,15 +14,9 @@ from typing import Any, Literal
 import pyro.distributions as dist
 from uci.scores import LinearFloor, mixture_scores
 
+from pyrobnn import MAP, NUTS, SGHMC, SVI, SWAG, DeepEnsemble, Laplace, MCDropout
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.uci_sets import NUM_HIDDEN
-from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.mc_dropout import MCDropout
-from pyrobnn.inference.nuts import NUTS
-from pyrobnn.inference.point_methods import MAP, DeepEnsemble
-from pyrobnn.inference.sgmcmc import SGHMC
-from pyrobnn.inference.svi import SVI
-from pyrobnn.inference.swag import SWAG
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.networks import mlp
