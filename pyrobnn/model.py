@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyrobnn.checks import as_tensor, check_cast, check_finite, check_stored_by_name
+from pyrobnn.core.checks import as_tensor, check_cast, check_finite, check_stored_by_name
+from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
+from pyrobnn.density.fused import WrittenOut
+from pyrobnn.density.point import given, point
 from pyrobnn.likelihoods import Likelihood, targets
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
-from pyrobnn.seeding import kept, seeded
-from pyrobnn.sites.fused import WrittenOut
-from pyrobnn.sites.point import given, point
 
 if TYPE_CHECKING:
-    from pyrobnn.preflight import Preflight
+    from pyrobnn.inference.preflight import Preflight
 
 NET = "net."
 
@@ -273,8 +273,8 @@ class BNN:
     def preflight(
         self, method: Any, x: Tensor | DataLoader, y: Tensor | None = None, **options: Any
     ) -> Preflight:
-        """The memory that ``method.fit(self, x, y)`` will take: see :func:`pyrobnn.preflight.preflight`."""
-        from pyrobnn.preflight import preflight  # imported late: it knows the model
+        """The memory that ``method.fit(self, x, y)`` will take: see :func:`pyrobnn.inference.preflight.preflight`."""
+        from pyrobnn.inference.preflight import preflight  # imported late: it knows the model
 
         return preflight(method, self, x, y, **options)
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.seeding import seeded
+from pyrobnn.core.seeding import seeded
 
 __all__ = ["Exposed", "mlp", "small_cnn"]
 

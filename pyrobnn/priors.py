@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
 
-from pyrobnn.checks import check_number
-from pyrobnn.seeding import seeded
+from pyrobnn.core.checks import check_number
+from pyrobnn.core.seeding import seeded
 
 __all__ = [
     "DictPrior",

@@ -25,7 +25,7 @@ import xarray as xr
 
 import pyrobnn as pb
 from pyrobnn.data import Dataset
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior.datatree import probes
 from pyrobnn.references.distances import DENSITY, quantities, summarise

@@ -10,11 +10,11 @@ import pyro.distributions as dist
 import torch
 
 import pyrobnn as pb
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, run_subfit
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
-from pyrobnn.seeding import seeded
 
 FAMILIES["student_t"] = lambda state: dist.StudentT(state["df"], state["loc"], state["scale"]).to_event(1)
 

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import logsumexp, softmax
 
 import pyrobnn as pb
-from pyrobnn.groups import (
+from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
     HELD_OUT,

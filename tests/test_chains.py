@@ -12,7 +12,7 @@ import scipy.signal
 import xarray as xr
 
 import pyrobnn
-from pyrobnn.chains import ess, rhat
+from pyrobnn.core.chains import ess, rhat
 
 
 @pytest.mark.parametrize("shape", [(40, 4, 1000), (9, 2, 101), (5, 3, 7)])

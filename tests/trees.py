@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
-from pyrobnn.groups import (
+from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
     GRID,

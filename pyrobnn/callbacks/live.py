@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.callbacks.trackers import Tracker, rendered
-from pyrobnn.checks import as_tensor, check_count
+from pyrobnn.core.checks import as_tensor, check_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from pyrobnn.checks import check_count
+from pyrobnn.core.checks import check_count
 
 #: what a bar that is not full says, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {

@@ -27,10 +27,10 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_parsing_settings
 
 from pyrobnn import data
-from pyrobnn.checks import check_choice
 from pyrobnn.cli.terminal import EXIT_STATUS, OneLineParser, close_match, one_line
+from pyrobnn.core.checks import check_choice
 from pyrobnn.inference.method import METHODS, OPTIONAL, Method
-from pyrobnn.kl_schedules import KLSchedule
+from pyrobnn.inference.vi.kl_schedules import KLSchedule
 from pyrobnn.studies.response import RESPONSES
 
 #: arguments of ``fit`` that are no options of a method here: what is fitted, and what the whole run shares

@@ -10,9 +10,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pyrobnn import data
-from pyrobnn.checks import Refused, check_device
 from pyrobnn.cli.options import OPTIONS, Config, read
 from pyrobnn.cli.terminal import INTERRUPTED, check_file, say, warnings_said
+from pyrobnn.core.checks import Refused, check_device
 from pyrobnn.inference.method import check_use
 
 if TYPE_CHECKING:

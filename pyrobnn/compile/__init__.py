@@ -24,7 +24,7 @@ from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.compile.private import Gone, is_loaded, trace
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
 from pyrobnn.compile.trees import leaves_of, mapped
-from pyrobnn.seeding import kept
+from pyrobnn.core.seeding import kept
 
 __all__ = [
     "Compiled",

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pyrobnn.compile.trees import leaves_of, mapped
-from pyrobnn.seeding import generator, kept
+from pyrobnn.core.seeding import generator, kept
 
 _PLAIN, _OF_LARGEST = 1000, 10  # units in the last place that are allowed, of an element and of the largest
 _WORST = 0.03  # relative, whatever the units of a short type come to

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor
+from pyrobnn.core.checks import as_tensor
 
 if TYPE_CHECKING:
     from pyrobnn.data.columns import Columns

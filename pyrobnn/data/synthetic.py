@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import check_choice, check_count
+from pyrobnn.core.checks import check_choice, check_count
 from pyrobnn.data.dataset import Dataset
 
 __all__ = ["clusters", "cubic_clusters", "gap", "polynomial", "sine", "sinusoid", "sinx3", "study"]

@@ -11,12 +11,12 @@ from scipy import stats
 from scipy.special import expit, softmax
 
 from pyrobnn import metrics
+from pyrobnn.core.groups import HELD_OUT, POSTERIOR, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
 from pyrobnn.diagnostics.points import FEWEST_DRAWS, has_classes, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error
 from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
-from pyrobnn.groups import HELD_OUT, POSTERIOR, PREDICTIONS
 
 #: rates at which a model that is right may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4

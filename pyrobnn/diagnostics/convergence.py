@@ -10,11 +10,11 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.chains import MIN_DRAWS, ess, nested_rhat, rhat
-from pyrobnn.checks import divergences_by_chance
+from pyrobnn.core.chains import MIN_DRAWS, ess, nested_rhat, rhat
+from pyrobnn.core.checks import divergences_by_chance
+from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, spread, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade
-from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of values of the function begin
 F_AT = "f at "

@@ -9,13 +9,13 @@ from scipy.spatial.distance import cdist
 from scipy.special import gammaln, logsumexp, ndtri
 from scipy.stats import rankdata
 
+from pyrobnn.core.groups import FUNCTION, POSTERIOR
 from pyrobnn.diagnostics.check_table import Row, of_chains, of_draws
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, spread
 from pyrobnn.diagnostics.judge import made
 from pyrobnn.diagnostics.points import has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, Verdict, grade
-from pyrobnn.groups import FUNCTION, POSTERIOR
 
 #: draws that tell a grid from chance, columns of a site that are looked at
 _FEWEST_DRAWS, _MOST_COLUMNS = 50, 256

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import xarray as xr
 
-from pyrobnn.groups import FUNCTION, LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of a net's weights begin
 WEIGHTS = "net."

@@ -9,12 +9,12 @@ import xarray as xr
 from scipy import stats
 from scipy.special import softmax
 
+from pyrobnn.core.groups import FUNCTION, HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.convergence import RHAT_LIMITS, convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import of_each_class, regression_points
 from pyrobnn.diagnostics.scores import units
 from pyrobnn.diagnostics.verdict import Found, grade, worse
-from pyrobnn.groups import FUNCTION, HELD_OUT, PREDICTIONS
 
 _MAX_COLUMNS = 512
 _MAX_POINTS = 200

@@ -11,10 +11,10 @@ import xarray as xr
 from arviz_stats.base import array_stats
 from scipy.special import logsumexp
 
+from pyrobnn.core.groups import FUNCTION, SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, matched, spread, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
-from pyrobnn.groups import FUNCTION, SAMPLE_STATS
 
 FEWEST_WEIGHTED = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9

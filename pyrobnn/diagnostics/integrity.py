@@ -7,10 +7,7 @@ from collections import Counter
 import numpy as np
 from scipy.spatial import cKDTree
 
-from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.verdict import Found, Status
-from pyrobnn.findings import findings
-from pyrobnn.groups import (
+from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
     GRID,
@@ -24,6 +21,9 @@ from pyrobnn.groups import (
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
+from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.verdict import Found, Status
+from pyrobnn.wording.findings import findings
 from pyrobnn.wording.fits import QUESTIONS
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read

@@ -15,12 +15,12 @@ from arviz_stats.utils import ELPDData
 from scipy import stats
 from scipy.special import logsumexp
 
-from pyrobnn.chains import ess
+from pyrobnn.core.chains import ess
+from pyrobnn.core.groups import LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
 from pyrobnn.diagnostics.verdict import Found, Status
-from pyrobnn.groups import LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: data whose PIT is computed
 MAX_DATA = 2000

@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 from pyrobnn import metrics
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.calibration import (
     LEVEL,
     MIN_DATA,
@@ -21,7 +22,6 @@ from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA
 from pyrobnn.diagnostics.points import class_points, feature_names, has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, grade_tested
-from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 
 _MAX_FEATURES, _MAX_CLASSES = 20, 20
 _NUM_REGIONS = 4

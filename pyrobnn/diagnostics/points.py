@@ -11,8 +11,7 @@ import xarray as xr
 from scipy import stats
 
 from pyrobnn import metrics
-from pyrobnn.diagnostics.evidence import Evidence, labels, statistic
-from pyrobnn.groups import (
+from pyrobnn.core.groups import (
     CONSTANT_DATA,
     GRID,
     HELD_OUT,
@@ -21,6 +20,7 @@ from pyrobnn.groups import (
     PREDICTIONS,
     SAMPLE_DIMS,
 )
+from pyrobnn.diagnostics.evidence import Evidence, labels, statistic
 
 FEWEST_DRAWS = 25
 NUM_QUANTILES = 400

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from pyrobnn import metrics
+from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import of_each_class, predictive_draws
-from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 LEVELS = (0.5, 0.9, 0.95)
 

@@ -10,11 +10,11 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtri, owens_t
 
-from pyrobnn.chains import ess
+from pyrobnn.core.chains import ess
+from pyrobnn.core.groups import MOVED, STEIN
 from pyrobnn.diagnostics.evidence import Evidence, labels
 from pyrobnn.diagnostics.fidelity import MOST, by_kind
 from pyrobnn.diagnostics.verdict import Found, Status, grade, grade_tested, worse
-from pyrobnn.groups import MOVED, STEIN
 
 #: rates at which right draws may warn, and fail: this library's convention
 RATES = 1e-3, 1e-5

@@ -1,6 +1,9 @@
-"""Estimators for scikit-learn: a table in, predictions with their uncertainty out, by any method of the package."""
+"""scikit-learn estimators, and conformal sets of their predictions."""
 
+from __future__ import annotations
+
+from pyrobnn.estimators import conformal
 from pyrobnn.estimators.classifier import BNNClassifier
 from pyrobnn.estimators.regressor import BNNRegressor
 
-__all__ = ["BNNClassifier", "BNNRegressor"]
+__all__ = ["BNNClassifier", "BNNRegressor", "conformal"]

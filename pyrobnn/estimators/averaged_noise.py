@@ -13,7 +13,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.findings import Finding, as_json
+from pyrobnn.core.seeding import generator
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.point_methods import MAP
@@ -21,7 +21,7 @@ from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.likelihoods.numbers import Response
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import generator
+from pyrobnn.wording.findings import Finding, as_json
 
 
 class Averaged(HeteroskedasticGaussian):

@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from pyrobnn.checks import check_number
+from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.estimator import Estimator
@@ -105,7 +105,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
         """
         check_number("level", level, above=0, below=1)
         if conformal is not False:
-            from pyrobnn.conformal import conformal_set
+            from pyrobnn.estimators.conformal import conformal_set
 
             train, calibration = self._conformal_rows(conformal)
             found = conformal_set(

@@ -22,7 +22,8 @@ from sklearn.utils.validation import (
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
-from pyrobnn.checks import Refused, check_choice, check_count
+from pyrobnn.core.checks import Refused, check_choice, check_count
+from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, check_names, refuse_gaps
 from pyrobnn.data.dataset import Task
@@ -38,7 +39,6 @@ from pyrobnn.likelihoods import Likelihood
 from pyrobnn.likelihoods.base import SCALE
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
-from pyrobnn.seeding import seeded
 
 _Rows = tuple[Tensor, Tensor]
 

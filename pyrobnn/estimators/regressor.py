@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pyrobnn.checks import Refused, check_number
+from pyrobnn.core.checks import Refused, check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.estimator import Estimator
@@ -216,7 +216,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         if conformal is False:
             tail = (1 - level) / 2
             return self.predict_quantiles(X, (tail, 1 - tail))
-        from pyrobnn.conformal import conformal_interval
+        from pyrobnn.estimators.conformal import conformal_interval
 
         train, calibration = self._conformal_rows(conformal)
         found = conformal_interval(

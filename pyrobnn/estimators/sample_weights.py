@@ -13,7 +13,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.checks import Refused
+from pyrobnn.core.checks import Refused
 from pyrobnn.data import Standardizer
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import DATA, Likelihood

@@ -20,7 +20,7 @@ What all begin and end with is in ``fitting``; what a method is says ``method``.
 
 from __future__ import annotations
 
-from pyrobnn.inference import distributed
+from pyrobnn.inference import distributed, guides
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.laplace_mixture import LaplaceMixture
 from pyrobnn.inference.mc_dropout import MCDropout
@@ -46,4 +46,5 @@ __all__ = [
     "LaplaceMixture",
     "MCDropout",
     "distributed",
+    "guides",
 ]

@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor, check_choice, check_count
-from pyrobnn.findings import Finding, as_json
-from pyrobnn.groups import SAMPLE_STATS
+from pyrobnn.core.checks import as_tensor, check_choice, check_count
+from pyrobnn.core.groups import SAMPLE_STATS
 from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
 from pyrobnn.inference.method import METHODS, check_call
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.wording.findings import Finding, as_json
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.checks import Refused, check_choice, check_count, check_number
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
 from pyrobnn.inference.curvature.head import Split
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -46,7 +46,7 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import restores
-from pyrobnn.seeding import seeded
+from pyrobnn.wording.findings import Finding
 
 
 @register("laplace", full={"tune": "marginal_likelihood"}, quick={"num_draws": 500})

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused, check_choice, check_count, check_number
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding, of_meta
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
 from pyrobnn.inference.curvature.images import log_images
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -28,7 +28,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import restores
-from pyrobnn.seeding import seeded
+from pyrobnn.wording.findings import Finding, of_meta
 
 FAMILY = "block_mixture"
 #: two starts have found one mode, or mirror images of it, where their evidence (nats) and their functions at the data

@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import Refused, check_count, check_number
-from pyrobnn.density import Density
+from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.density.nodes import without_validation
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
@@ -31,8 +33,6 @@ from pyrobnn.inference.optim.training import OptimizerFactory, Training
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.nodes import without_validation
 
 #: temperature of the relaxed masks through which p is learned
 RELAXATION = 0.1

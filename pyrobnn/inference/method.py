@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
 
-from pyrobnn.checks import check_count
 from pyrobnn.compile.interrupts import raised_by_handlers
+from pyrobnn.core.checks import check_count
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.registry import METHODS, OPTIONAL, Registered, check_use

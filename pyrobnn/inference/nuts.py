@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.findings import Finding, of_meta
+from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
 from pyrobnn.inference.fitting.problem import (
@@ -37,6 +36,7 @@ from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, regi
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.wording.findings import Finding, of_meta
 
 #: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
 DEFAULT_WARMUP = 200

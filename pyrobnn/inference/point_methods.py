@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import check_choice, check_count
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import check_choice, check_count
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
@@ -25,7 +25,7 @@ from pyrobnn.inference.optim.training import OptimizerFactory, Training
 from pyrobnn.inference.optim.unfinished import falling, unfinished
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
+from pyrobnn.wording.findings import Finding
 
 #: rows of which a fit by mini-batches looks at all together in the end
 _WHOLE = 5000

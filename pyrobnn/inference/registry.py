@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyrobnn.checks import Refused
+from pyrobnn.core.checks import Refused
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import Method

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import check_choice, check_count, check_number
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
@@ -23,7 +23,7 @@ from pyrobnn.inference.langevin.walk import full_log_joint, lay_out, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
+from pyrobnn.wording.findings import Finding
 
 Schedule = Literal["constant", "polynomial", "cyclical"]
 

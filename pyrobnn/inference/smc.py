@@ -13,9 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused, check_count, check_number
 from pyrobnn.compile import compiled
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -38,6 +37,7 @@ from pyrobnn.inference.tempering import (
 )
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.wording.findings import Finding
 
 #: of a particle, which an estimate before the run assumes: about 30 temperatures of 4 moves
 GRADIENTS = 700

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pyrobnn.checks import check_choice, check_count, check_number
+from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
@@ -15,10 +16,9 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, Training
 from pyrobnn.inference.vi.elbo import draws_per_block
 from pyrobnn.inference.vi.guide_fit import fit_guide
-from pyrobnn.kl_schedules import KLSchedule
+from pyrobnn.inference.vi.kl_schedules import KLSchedule
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
 
@@ -53,8 +53,8 @@ class SVI(Method):
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
             gradient noise vanishes as q approaches the posterior.
-        kl_weight: a number or a schedule of :mod:`pyrobnn.kl_schedules`. It scales the KL only; a final weight other
-            than one is a tempered posterior and is recorded as ``meta["temperature"]``.
+        kl_weight: a number or a schedule of :mod:`pyrobnn.inference.vi.kl_schedules`. It scales the KL only;
+            a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_loc: start at the ``"net"``'s own weights, or at a draw from the ``"prior"``; ``fit(init=)`` overrides it.
         init_scale: initial standard deviations in unconstrained space.
         max_scale: cap on the standard deviations (mean-field only).

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused, check_choice, check_count, check_number
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
@@ -31,7 +31,7 @@ from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
-from pyrobnn.seeding import seeded
+from pyrobnn.wording.findings import Finding
 
 #: draws of the Gaussian while it forms
 _SNAPSHOT_DRAWS = 50

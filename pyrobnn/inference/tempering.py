@@ -19,13 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.density.nodes import is_observed, is_subsample, log_prob_sum
+from pyrobnn.density.supply import is_improper
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.nodes import is_observed, is_subsample, log_prob_sum
-from pyrobnn.sites.supply import is_improper
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

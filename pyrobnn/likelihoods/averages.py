@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pyrobnn.core.seeding import generator
 from pyrobnn.likelihoods.base import Likelihood
-from pyrobnn.seeding import generator
 
 #: draws of the network output that stand for its Gaussian where the predictive density has no closed form
 _NUM_DRAWS = 256

@@ -13,9 +13,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.checks import Refused, check_number
+from pyrobnn.core.checks import Refused, check_number
+from pyrobnn.density.point import point
 from pyrobnn.priors import move
-from pyrobnn.sites.point import point
 
 SITE = "likelihood."
 SCALE = f"{SITE}scale"

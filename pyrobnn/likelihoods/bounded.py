@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.checks import check_number
+from pyrobnn.core.checks import check_number
 from pyrobnn.likelihoods.numbers import Numbers, Response, by_scipy
 
 

@@ -10,7 +10,7 @@ import tyxe.likelihoods
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.checks import check_finite
+from pyrobnn.core.checks import check_finite
 from pyrobnn.likelihoods.base import Likelihood
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.checks import check_count, check_number
+from pyrobnn.core.checks import check_count, check_number
 from pyrobnn.likelihoods.numbers import Numbers, Response
 
 #: nodes of the Gauss-Hermite rule with which the Fisher information of each component is integrated

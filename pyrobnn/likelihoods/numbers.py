@@ -11,7 +11,7 @@ import torch.distributions.constraints as constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
-from pyrobnn.checks import check_finite
+from pyrobnn.core.checks import check_finite
 from pyrobnn.likelihoods.base import Likelihood
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.checks import check_count
+from pyrobnn.core.checks import check_count
 from pyrobnn.likelihoods.base import SITE, Likelihood
 from pyrobnn.likelihoods.categorical import check_labels, label_cdf, label_shape_error
 

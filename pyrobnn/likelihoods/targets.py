@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor
+from pyrobnn.core.checks import as_tensor
 from pyrobnn.likelihoods.base import Likelihood
 
 

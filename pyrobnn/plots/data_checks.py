@@ -13,6 +13,15 @@ from matplotlib.ticker import MaxNLocator
 from scipy.special import expit, softmax
 from scipy.stats import norm
 
+from pyrobnn.core.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    HELD_OUT,
+    OBSERVED_DATA,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    PRIOR_PREDICTIVE,
+)
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.points import (
     COUNTS,
@@ -25,15 +34,6 @@ from pyrobnn.diagnostics.points import (
     replicates,
 )
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.groups import (
-    CONSTANT_DATA,
-    FUNCTION,
-    HELD_OUT,
-    OBSERVED_DATA,
-    POSTERIOR_PREDICTIVE,
-    PREDICTIONS,
-    PRIOR_PREDICTIVE,
-)
 from pyrobnn.plots.style import (
     EPISTEMIC,
     INK,

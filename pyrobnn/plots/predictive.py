@@ -11,6 +11,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pyrobnn.core.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.points import (
     COUNTS,
@@ -22,7 +23,6 @@ from pyrobnn.diagnostics.points import (
     widest_gap,
 )
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.plots.style import (
     ALEATORIC,
     EPISTEMIC,

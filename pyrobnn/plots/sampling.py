@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
+from pyrobnn.core.groups import HISTORY, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import F_AT, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.groups import HISTORY, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.plots.style import (
     MUTED,
     PALETTE,

@@ -11,9 +11,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pyrobnn.checks import check_choice
+from pyrobnn.core.checks import check_choice
+from pyrobnn.core.groups import FUNCTION, POSTERIOR
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.groups import FUNCTION, POSTERIOR
 from pyrobnn.plots.style import FITS, INK, empty_panel, interval_row, name_rows, panels, style
 from pyrobnn.posterior import Posterior
 

@@ -12,11 +12,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.density.point import state_in_store
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.point import state_in_store
 
 if TYPE_CHECKING:
     from pyrobnn.posterior.posterior import Posterior

@@ -17,7 +17,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.groups import (
+from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
     GRID,
@@ -35,6 +35,7 @@ from pyrobnn.groups import (
     SAMPLE_STATS,
     STEIN,
 )
+from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.likelihoods import targets
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
@@ -52,7 +53,6 @@ from pyrobnn.posterior.program_groups import (
     to_numpy,
 )
 from pyrobnn.posterior.stein import stein_statistics
-from pyrobnn.seeding import generator, seeded
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
@@ -160,7 +160,7 @@ def _thinned(posterior: Posterior, num_points: int) -> Posterior:
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y.
 
-    Of a program: :meth:`pyrobnn.density.Density.log_likelihood` says what is a datum and what it contributes; factors
+    Of a program: :meth:`pyrobnn.Density.log_likelihood` says what is a datum and what it contributes; factors
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):

@@ -9,10 +9,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.gradient import Gradient, batched_gradient
+from pyrobnn.core.seeding import generator
+from pyrobnn.density.gradient import Gradient, batched_gradient
 from pyrobnn.model import BNN
 from pyrobnn.posterior.stein import posterior_density
-from pyrobnn.seeding import generator
 
 if TYPE_CHECKING:
     from pyrobnn.posterior import Posterior

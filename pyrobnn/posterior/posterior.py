@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import as_tensor, check_count, check_finite, check_stored_by_name
-from pyrobnn.gradient import at_each
+from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_stored_by_name
+from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import Approximation, SampleStats
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import check_count
+from pyrobnn.core.checks import check_count
+from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.likelihoods import Likelihood, averages, targets
 from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
-from pyrobnn.seeding import generator, seeded
 
 if TYPE_CHECKING:
     from pyrobnn.model import BNN

@@ -11,9 +11,7 @@ import xarray as xr
 from arviz_base import dict_to_dataset
 from torch import Tensor
 
-from pyrobnn.density import Density
-from pyrobnn.gradient import at_each
-from pyrobnn.groups import (
+from pyrobnn.core.groups import (
     CONSTANT_DATA,
     LOG_LIKELIHOOD,
     LOG_PRIOR,
@@ -24,7 +22,9 @@ from pyrobnn.groups import (
     PRIOR_PREDICTIVE,
     SAMPLE_DIMS,
 )
-from pyrobnn.sites import derived
+from pyrobnn.density import derived
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import at_each
 
 if TYPE_CHECKING:
     from pyrobnn.posterior import Posterior

@@ -9,10 +9,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.density import Density
-from pyrobnn.gradient import batched_gradient
+from pyrobnn.core.seeding import generator
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.model import BNN, check_data
-from pyrobnn.seeding import generator
 
 if TYPE_CHECKING:
     from pyrobnn.posterior import Posterior

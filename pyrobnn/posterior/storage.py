@@ -19,8 +19,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.density import Density
-from pyrobnn.groups import HISTORY, POSTERIOR, SAMPLE_STATS
+from pyrobnn.core.groups import HISTORY, POSTERIOR, SAMPLE_STATS
+from pyrobnn.density.density import Density
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation

@@ -8,11 +8,11 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.chains import MIN_DRAWS, ess, rhat
+from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
 from pyrobnn.data import Dataset
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities
-from pyrobnn.signs import shown
+from pyrobnn.wording.signs import shown
 
 #: kinds beside those of the probes
 NOISE, DENSITY = "noise", "density"

@@ -14,9 +14,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.checks import check_finite
+from pyrobnn.core.checks import check_finite
+from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.data import Dataset
-from pyrobnn.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.references.distances import DENSITY, NOISE, Comparison, compare_summaries, quantities, summarise

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import (
     CLASSES,
@@ -18,7 +19,6 @@ from pyrobnn.diagnostics.points import (
     is_classification,
     same_data,
 )
-from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 
 MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
 #: training inputs × outputs above which no model is fitted: a baseline must not cost what the methods do

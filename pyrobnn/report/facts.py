@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import (
     CLASSES,
@@ -17,7 +18,6 @@ from pyrobnn.diagnostics.points import (
     output_names,
     unit,
 )
-from pyrobnn.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.report.sentences import significant
 
 _MOST_NAMES = 12

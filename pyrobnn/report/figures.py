@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pyrobnn import plots
+from pyrobnn.core.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
 from pyrobnn.diagnostics.points import class_points, output_names, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
 from pyrobnn.plots.data_checks import expected, num_inputs
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, PALETTE
 from pyrobnn.plots.uncertainty import decomposed

@@ -12,16 +12,16 @@ import xarray as xr
 import yaml
 from jinja2 import Environment
 
+from pyrobnn.core.groups import HELD_OUT, POSTERIOR
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.check_table import said_rates
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.scores import LEVELS
-from pyrobnn.groups import HELD_OUT, POSTERIOR
 from pyrobnn.report.facts import config, facts
 from pyrobnn.report.figures import build_sections, output_labels
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels, of_output
 from pyrobnn.report.sentences import conclude, headline, recommended, significant, with_error
-from pyrobnn.signs import typeset
+from pyrobnn.wording.signs import typeset
 
 # what the page merges into one column; summary.json keeps the keys apart
 MERGED = {

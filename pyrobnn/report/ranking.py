@@ -12,11 +12,11 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.utils import ELPDData
 
+from pyrobnn.core.groups import PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.importance import good_k
 from pyrobnn.diagnostics.leave_one_out import UNRELIABLE, elpd_data, loo, refit_points
 from pyrobnn.diagnostics.points import same_data
-from pyrobnn.groups import PREDICTIONS
 
 
 @dataclass(frozen=True)

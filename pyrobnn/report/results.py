@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
@@ -20,7 +21,6 @@ from pyrobnn.diagnostics.judge import judge_all, reference_label
 from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.report.baselines import baselines
 from pyrobnn.report.ranking import Ranking, rankings
 

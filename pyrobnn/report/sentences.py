@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from pyrobnn.core.groups import HELD_OUT
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import is_censored, output_names
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import Question
-from pyrobnn.groups import HELD_OUT
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
 #: question → answer → words, of the recommended run

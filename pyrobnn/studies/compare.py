@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from xarray import DataTree
 
-from pyrobnn.checks import Refused, check_count, check_device
+from pyrobnn.core.checks import Refused, check_count, check_device
+from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.groups import OBSERVED_DATA
 from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.method import Method, check_use
+from pyrobnn.inference.preflight import Preflight, preflight
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
-from pyrobnn.preflight import Preflight, preflight
 from pyrobnn.studies.ahead import Ahead, cores
 from pyrobnn.studies.study import Study
 

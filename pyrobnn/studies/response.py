@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 
 from pyrobnn import likelihoods
-from pyrobnn.checks import check_choice, check_number
+from pyrobnn.core.checks import check_choice, check_number
 from pyrobnn.data import Dataset
 from pyrobnn.likelihoods import Likelihood
 

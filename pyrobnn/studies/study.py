@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn import networks, priors
-from pyrobnn.checks import check_count
+from pyrobnn.core.checks import check_count
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.columns import Column, Columns
 from pyrobnn.model import BNN

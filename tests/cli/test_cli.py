@@ -15,7 +15,8 @@ import torch
 import yaml
 
 import pyrobnn as pb
-from pyrobnn import cli, preflight
+from pyrobnn import cli
+from pyrobnn.inference import preflight
 from pyrobnn.inference.registry import METHODS
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare

@@ -18,7 +18,7 @@ import pyrobnn as pb
 from pyrobnn import cli
 from pyrobnn.cli.options import read
 from pyrobnn.inference.method import METHODS
-from pyrobnn.kl_schedules import Linear
+from pyrobnn.inference.vi.kl_schedules import Linear
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
 

@@ -12,7 +12,7 @@ import pytest
 import pyrobnn
 from pyrobnn.cli.terminal import printable, say
 from pyrobnn.diagnostics.verdict import Check, Verdict
-from pyrobnn.signs import PLAIN, plain, shown, typeset
+from pyrobnn.wording.signs import PLAIN, plain, shown, typeset
 
 PACKAGE = Path(pyrobnn.__file__).parent
 #: draws figures and pages, whose files are UTF-8

@@ -27,9 +27,9 @@ from torch.func import grad_and_value, vmap
 import pyrobnn as pb
 from pyrobnn.compile import agreement, compiled, inductor, materialize, private
 from pyrobnn.compile.agreement import disagreement
-from pyrobnn.density import Density
-from pyrobnn.gradient import batched_gradient
-from pyrobnn.sites.point import point
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import batched_gradient
+from pyrobnn.density.point import point
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyrobnn"

@@ -9,7 +9,7 @@ from helpers import seeded
 from models import normal_prior, toy, toy_model, toy_net
 
 import pyrobnn as pb
-from pyrobnn.conformal.conformity import Outputs, Ranking, rankings
+from pyrobnn.estimators.conformal.conformity import Outputs, Ranking, rankings
 
 
 def conjugate(x, y, noise, num_draws=500, seed=0, **meta):

@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoLaplaceApproximation
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian
 from pyrobnn.inference.curvature.gaussian import DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian

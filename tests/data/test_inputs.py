@@ -11,7 +11,7 @@ from helpers import seeded
 from models import normal_prior
 
 import pyrobnn as pb
-from pyrobnn.checks import as_tensor
+from pyrobnn.core.checks import as_tensor
 from pyrobnn.inference.fitting.problem import prepare
 
 TABLE = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)

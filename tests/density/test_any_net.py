@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pyrobnn as pb
+from pyrobnn.density.fused import WrittenOut
 from pyrobnn.inference.curvature.jacobian import jvp
-from pyrobnn.sites.fused import WrittenOut
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged|not a mode|have not|left the mode|LSTM with)"

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 import pyrobnn as pb
 from pyrobnn.compile import compiled
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 
 
 def scale_program(x, y):

@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.density import Density
-from pyrobnn.sites.writes import OwnTensors, WatchWrites
+from pyrobnn.density.density import Density
+from pyrobnn.density.writes import OwnTensors, WatchWrites
 
 
 def test_a_matrix_without_a_cholesky_factor_ends_no_run():

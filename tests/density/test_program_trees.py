@@ -13,8 +13,8 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
-from pyrobnn.density import Density
-from pyrobnn.sites import derived
+from pyrobnn.density import derived
+from pyrobnn.density.density import Density
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -14,8 +14,8 @@ from models import normal_prior, toy_net
 from test_contract import METHODS, ONE_DRAW, X, Y, gaussian, num_draws
 
 import pyrobnn as pb
-from pyrobnn.checks import check_device
 from pyrobnn.compile import CudaGraph, compiled
+from pyrobnn.core.checks import check_device
 from pyrobnn.inference.fitting import sizes
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.machine import Machine

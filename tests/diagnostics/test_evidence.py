@@ -16,8 +16,8 @@ import xarray as xr
 from known_posteriors import classes_tree, exact_tree, healthy_svi
 
 import pyrobnn
-from pyrobnn import groups
-from pyrobnn.chains import ess
+from pyrobnn.core import groups
+from pyrobnn.core.chains import ess
 from pyrobnn.diagnostics import (
     Evidence,
     convergence,

@@ -11,10 +11,10 @@ from models import normal_prior, toy_net
 from scipy.special import ndtri
 
 import pyrobnn as pb
+from pyrobnn.core.groups import MOVED
 from pyrobnn.diagnostics import Evidence, diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.diagnostics.judge import made
-from pyrobnn.groups import MOVED
 from pyrobnn.posterior import Posterior, moves
 
 

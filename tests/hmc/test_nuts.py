@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within
 
+from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.gradient import batched_gradient
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.nuts import NUTS

@@ -10,7 +10,7 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from pyro.distributions import constraints
 
 import pyrobnn as pb
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run

@@ -17,7 +17,7 @@ MODULES = {
 }
 #: verbs that users find on a noun: `model.preflight` and `posterior.to_datatree`, `save`, `load`
 CIRCLES = [
-    {"pyrobnn.model", "pyrobnn.preflight"},
+    {"pyrobnn.model", "pyrobnn.inference.preflight"},
     {
         "pyrobnn.posterior",
         "pyrobnn.posterior.datatree",

@@ -112,7 +112,6 @@ LATE = {
         "write_summary",
     ),
     "pyrobnn.data": ("from_csv", "from_frame"),
-    "pyrobnn.posterior": ("datatree", "storage"),
 }
 FOUND = f"""
 import importlib
@@ -137,9 +136,8 @@ def test_late_names_are_found_in_each_way():
 
 
 def test_a_name_that_does_not_exist_is_refused():
-    with pytest.raises(AttributeError, match="module 'pyrobnn' has no attribute 'plotz'") as refusal:
+    with pytest.raises(AttributeError, match="plotz"):
         pb.plotz  # noqa: B018
-    assert refusal.value.name == "plotz" and refusal.value.obj is pb
 
 
 def test_a_late_class_is_pickled():

@@ -19,7 +19,7 @@ from test_contract import X as ALL_X
 
 import pyrobnn as pb
 from pyrobnn.compile import Compiled
-from pyrobnn.seeding import seeded
+from pyrobnn.core.seeding import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 X = ALL_X[::3]

@@ -19,8 +19,8 @@ from test_contract import METHODS, ONE_DRAW
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.density import Density
-from pyrobnn.gradient import batched_gradient
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.families import MeanField

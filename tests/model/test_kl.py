@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyrobnn import kl_schedules
+from pyrobnn.inference.vi import kl_schedules
 
 
 def test_the_five_weightings_are_their_papers():

@@ -17,7 +17,7 @@ from models import normal_prior
 
 import pyrobnn as pb
 from pyrobnn import plots
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
 from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, PAGE, bands, panels, style

@@ -8,7 +8,7 @@ import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 from torch import nn
 
-from pyrobnn.checks import Refused
+from pyrobnn.core.checks import Refused
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian

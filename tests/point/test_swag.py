@@ -11,8 +11,8 @@ import torch
 from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
+from pyrobnn.core.checks import Refused
+from pyrobnn.density.density import Density
 from pyrobnn.inference.nets.swag_moments import AutoSWAG, SWAGMoments
 from pyrobnn.inference.optim.sgd_rate import constant_rate
 from pyrobnn.inference.point_methods import MAP

@@ -15,7 +15,7 @@ from models import toy, toy_model
 from scipy.signal import lfilter
 
 import pyrobnn as pb
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.model import check_data
 from pyrobnn.posterior.datatree import probes
 from pyrobnn.references.problems import problems

@@ -12,8 +12,8 @@ import pytest
 from test_contract import X, Y
 
 import pyrobnn as pb
-from pyrobnn.checks import Refused
 from pyrobnn.compile import OnlyCompiled, only_compiling
+from pyrobnn.core.checks import Refused
 from pyrobnn.studies import ahead, compare
 from pyrobnn.studies.study import make_study
 

@@ -15,11 +15,11 @@ import torch
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.point_methods import MAP, DeepEnsemble
+from pyrobnn.inference.preflight import preflight
 from pyrobnn.inference.svi import SVI
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.networks import mlp
-from pyrobnn.preflight import preflight
 from pyrobnn.priors import IIDPrior
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ import json, sys
 from pathlib import Path
 import pyro.distributions as dist, torch
 import pyrobnn as pb
-from pyrobnn.preflight import preflight
+from pyrobnn.inference.preflight import preflight
 
 torch.set_num_threads(1)
 pb.MAP(num_steps=2, compile=False).fit(  # whatever is loaded late is loaded now

@@ -23,11 +23,11 @@ from pyro.infer.autoguide import (
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn import kl_schedules
 from pyrobnn.compile import compiled, private
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.vi import kl_schedules
 from pyrobnn.inference.vi.elbo import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
 

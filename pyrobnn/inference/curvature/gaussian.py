@@ -15,7 +15,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.jacobian import Factors
 from pyrobnn.posterior.approximation import state_points
 

@@ -19,10 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
+from pyrobnn.wording.findings import Finding
 
 #: network output (N, width) of some rows → square root (N, width, k) of the curvature of each
 RowRoot = Callable[..., Tensor]

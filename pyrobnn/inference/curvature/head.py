@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.jacobian import hooked
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.model import BNN, NET

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.findings import Finding
+from pyrobnn.core.seeding import generator
 from pyrobnn.inference.curvature.ggn import ggn
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
@@ -18,7 +18,7 @@ from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import averages
-from pyrobnn.seeding import generator
+from pyrobnn.wording.findings import Finding
 
 #: factors on the prior precision that are tried; the middle one is the declared prior
 _GRID = torch.logspace(-4, 4, 25, dtype=torch.float64)

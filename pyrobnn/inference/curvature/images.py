@@ -10,10 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS
 from pyrobnn.model import BNN, NET
-from pyrobnn.seeding import seeded
 
 #: squared distance in posterior sds up to which two equal normals have one peak, and so are no two modes
 ONE_PEAK = 4.0

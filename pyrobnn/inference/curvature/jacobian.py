@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
-from pyrobnn.gradient import at_each
+from pyrobnn.core.checks import Refused
+from pyrobnn.density.density import Density
+from pyrobnn.density.fused import WrittenOut
+from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN, NET
-from pyrobnn.sites.fused import WrittenOut
 
 #: network output (N, width) → columns (N, width, k) to pull back
 Root = Callable[[Tensor], Tensor]

@@ -12,9 +12,8 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density, Site
-from pyrobnn.findings import Finding, of_meta
+from pyrobnn.core.checks import Refused
+from pyrobnn.density.density import Density, Site
 from pyrobnn.inference.curvature.head import Split, split
 from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, hooked
@@ -27,6 +26,7 @@ from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.wording.findings import Finding, of_meta
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
 POLISH_STEPS = 200

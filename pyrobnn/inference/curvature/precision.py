@@ -12,9 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import DiagCurvature, KronCurvature, check_finite, ggn, name_of
 from pyrobnn.inference.curvature.held_out import hold_out
@@ -27,6 +26,7 @@ from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
+from pyrobnn.wording.findings import Finding
 
 #: the mode counts as found when Newton's step is shorter than this many posterior standard deviations per √dimension
 _NEWTON_LIMIT = 0.2

@@ -12,10 +12,10 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Site
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Site
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
-from pyrobnn.seeding import seeded
 
 #: interquartile range of a standard normal
 _NORMAL_IQR = 1.3489795003921634

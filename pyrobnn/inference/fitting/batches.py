@@ -30,11 +30,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pyrobnn.checks import Refused, as_tensor
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused, as_tensor
+from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
-    from pyrobnn.density import Density
+    from pyrobnn.density.density import Density
     from pyrobnn.inference.fitting.problem import Problem
     from pyrobnn.model import BNN
 

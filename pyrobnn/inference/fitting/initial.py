@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.density import Density
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
 
 
 def common_start(init: Posterior | nn.Module | None) -> bool:

@@ -9,7 +9,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.problem import Problem

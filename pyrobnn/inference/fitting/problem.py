@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.checks import Refused, check_device
+from pyrobnn.core.checks import Refused, check_device
 from pyrobnn.data import Dataset
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding, as_json
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
@@ -34,6 +33,7 @@ from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
+from pyrobnn.wording.findings import Finding, as_json
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
 

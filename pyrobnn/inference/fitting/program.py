@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.distributions import transforms
 
-from pyrobnn.checks import Refused, check_finite
 from pyrobnn.compile.trees import mapped
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
-from pyrobnn.gradient import why_not_batched
+from pyrobnn.core.checks import Refused, check_finite
+from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.density import derived
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import why_not_batched
 from pyrobnn.model import BNN
-from pyrobnn.seeding import kept, seeded
-from pyrobnn.sites import derived
+from pyrobnn.wording.findings import Finding
 
 #: bytes of all deterministic sites' draws together, above which they are left out
 _MAX_DERIVED = 2**30

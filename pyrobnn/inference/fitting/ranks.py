@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyrobnn.checks import Refused
-from pyrobnn.findings import Finding
+from pyrobnn.core.checks import Refused
+from pyrobnn.wording.findings import Finding
 
 
 @dataclass(frozen=True)

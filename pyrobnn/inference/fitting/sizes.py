@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.checks import Refused
+from pyrobnn.core.checks import Refused
 from pyrobnn.inference.fitting.batches import survey
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:

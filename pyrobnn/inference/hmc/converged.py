@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn import chains
-from pyrobnn.chains import RHAT_NOTED
-from pyrobnn.checks import check_choice, check_number, divergences_by_chance
-from pyrobnn.findings import Finding
-from pyrobnn.gradient import at_each
+from pyrobnn.core import chains
+from pyrobnn.core.chains import RHAT_NOTED
+from pyrobnn.core.checks import check_choice, check_number, divergences_by_chance
+from pyrobnn.density.gradient import at_each
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.hmc.warmup import stuck_chains
 from pyrobnn.likelihoods import averages
 from pyrobnn.model import NET
+from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.inference.hmc.run import Draws

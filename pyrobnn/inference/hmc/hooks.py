@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pyrobnn.callbacks import duration
-from pyrobnn.chains import RHAT_LIMIT, ess
-from pyrobnn.gradient import at_each
+from pyrobnn.core.chains import RHAT_LIMIT, ess
+from pyrobnn.density.gradient import at_each
 from pyrobnn.inference.fitting.floats import in_program_dtype
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import materialize
-from pyrobnn.gradient import Gradient
+from pyrobnn.density.gradient import Gradient
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.hmc import metric
 from pyrobnn.inference.hmc.adaptation import dual_average

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.gradient import Gradient
+from pyrobnn.density.gradient import Gradient
 
 Form = Literal["auto", "diag", "dense", "low_rank"]
 _DIRECTIONS = 10  # widest and narrowest, each: two products of this size are cheap beside a gradient

@@ -10,8 +10,8 @@ import torch
 from pyro.infer import HMC, MCMC, NUTS
 from torch import Tensor
 
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.machine import STATS
-from pyrobnn.seeding import seeded
 
 
 def sample(

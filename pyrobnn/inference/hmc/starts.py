@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused
 from pyrobnn.compile import library_elements
-from pyrobnn.density import Density
-from pyrobnn.gradient import Gradient, batched_gradient
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import Gradient, batched_gradient
+from pyrobnn.density.supply import RADIUS
 from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.posterior import Posterior
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.supply import RADIUS
 
 _TRIES = 100  # draws of a start, before there is none
 _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.chains import rhat
+from pyrobnn.core.chains import rhat
 from pyrobnn.inference.hmc.adaptation import windows
 from pyrobnn.inference.hmc.machine import STATS
 

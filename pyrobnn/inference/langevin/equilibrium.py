@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.chains import RHAT_NOTED, rhat
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
+from pyrobnn.core.chains import RHAT_NOTED, rhat
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.langevin.start import TOLERATED_NATS, LinearFit, some_rows
 from pyrobnn.inference.langevin.walk import Run
 from pyrobnn.likelihoods import averages
+from pyrobnn.wording.findings import Finding
 
 #: relative deviation of a site's kinetic temperature that is reported, beyond this many standard errors
 TOLERANCE, ERRORS = 0.1, 4.0

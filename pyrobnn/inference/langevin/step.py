@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.problem import Problem
 
 #: looks at the curvature during warm-up, and the share of warm-up after which the step size is settled

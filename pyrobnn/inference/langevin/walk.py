@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import compiled
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Callback, Problem, snapshot
 from pyrobnn.inference.fitting.ranks import Ranks, ranks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.checks import Refused
+from pyrobnn.core.checks import Refused
 from pyrobnn.model import BNN, NET
 
 Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -13,10 +13,10 @@ from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyrobnn.checks import Refused, check_count, check_number
+from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.nodes import Node
 from pyrobnn.posterior.approximation import FAMILIES
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.nodes import Node
 
 #: smallest variance of a weight, relative to the median one: a density needs a positive one
 FLOOR = 1e-8

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyrobnn.findings import Finding
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
@@ -33,6 +32,7 @@ from pyrobnn.inference.optim.update import (
     TorchStep,
     clipped,
 )
+from pyrobnn.wording.findings import Finding
 
 Objective = Callable[..., Any]
 

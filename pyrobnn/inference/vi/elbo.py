@@ -18,15 +18,15 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn.density import Density, _is_identity
-from pyrobnn.findings import Finding
+from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.density.density import Density, _is_identity
+from pyrobnn.density.nodes import is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments, base_distribution
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.posterior.approximation import Approximation
-from pyrobnn.seeding import kept, seeded
-from pyrobnn.sites.nodes import is_observed, is_subsample, log_prob_sum
+from pyrobnn.wording.findings import Finding
 
 #: the ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
 _ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31

@@ -1,6 +1,6 @@
 """The Gaussian guides as arithmetic on one flat parameter vector: draw, log density, moments, entropy.
 
-Every family lives in the unconstrained space of a :class:`pyrobnn.density.Density`'s latent sites, and is a few tensor
+Every family lives in the unconstrained space of a :class:`pyrobnn.Density`'s latent sites, and is a few tensor
 operations, so that it disappears into the compiled step. :mod:`pyrobnn.guides` wraps Pyro's own guides the same way.
 """
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyrobnn.density import Density
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.posterior.approximation import Approximation, FlatApproximation

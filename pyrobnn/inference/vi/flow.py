@@ -11,8 +11,8 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
+from pyrobnn.core.checks import Refused
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, raw_scale
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation

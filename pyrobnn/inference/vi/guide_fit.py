@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.density import Density
-from pyrobnn.findings import Finding
+from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
@@ -28,12 +28,12 @@ from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
+from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
-from pyrobnn.kl_schedules import Constant, KLSchedule, effective_temperature
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation
-from pyrobnn.seeding import kept, seeded
+from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

@@ -23,14 +23,14 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.checks import Refused
-from pyrobnn.density import Density
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.density.nodes import Node, is_subsample, log_prob_sum, without_validation
+from pyrobnn.density.supply import Supply
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments, base_distribution
 from pyrobnn.posterior.approximation import state_points
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.nodes import Node, is_subsample, log_prob_sum, without_validation
-from pyrobnn.sites.supply import Supply
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
 GuideFactory = Callable[..., AutoGuide]

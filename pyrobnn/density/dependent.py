@@ -17,8 +17,8 @@ from torch.distributions.transforms import Transform
 from pyrobnn.compile.trees import mapped
 
 if TYPE_CHECKING:
-    from pyrobnn.density import Density, Site
-    from pyrobnn.sites.nodes import Node
+    from pyrobnn.density.density import Density, Site
+    from pyrobnn.density.nodes import Node
 
 
 def bijection(name: str, support: constraints.Constraint) -> Transform:

@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import Transform
 
-from pyrobnn.checks import Refused
 from pyrobnn.compile.trees import leaves_of
-from pyrobnn.seeding import seeded, used_devices
-from pyrobnn.sites import dependent
-from pyrobnn.sites.derived import Derived
-from pyrobnn.sites.factors import at_many_points
-from pyrobnn.sites.nodes import (
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded, used_devices
+from pyrobnn.density import dependent
+from pyrobnn.density.derived import Derived
+from pyrobnn.density.factors import at_many_points
+from pyrobnn.density.nodes import (
     Node,
     datum_terms,
     device_of,
@@ -38,8 +38,8 @@ from pyrobnn.sites.nodes import (
     log_prob_sum,
     without_validation,
 )
-from pyrobnn.sites.supply import RADIUS, Supply, all_rows
-from pyrobnn.sites.writes import OwnTensors, WatchWrites
+from pyrobnn.density.supply import RADIUS, Supply, all_rows
+from pyrobnn.density.writes import OwnTensors, WatchWrites
 
 Program = Callable[..., Any]
 

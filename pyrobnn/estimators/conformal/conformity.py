@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.chains import MIN_DRAWS, ess
-from pyrobnn.checks import Refused, as_tensor
+from pyrobnn.core.chains import MIN_DRAWS, ess
+from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.diagnostics.importance import good_k, pareto_smooth
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.posterior import Posterior

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.compile.private import Tracer
-from pyrobnn.sites.fused import WrittenOut
+from pyrobnn.density.fused import WrittenOut
 
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
 #: functions whose result a program's Python may look at, or that have a shape which depends on values

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import check_count, check_number
+from pyrobnn.core.checks import check_count, check_number
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,16 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from pyrobnn.checks import Refused, as_tensor, check_choice, check_number
-from pyrobnn.conformal.conformity import CHUNK_SCALARS, Kind, Outputs, Ranking, Rows, blocks, rankings
+from pyrobnn.core.checks import Refused, as_tensor, check_choice, check_number
+from pyrobnn.estimators.conformal.conformity import (
+    CHUNK_SCALARS,
+    Kind,
+    Outputs,
+    Ranking,
+    Rows,
+    blocks,
+    rankings,
+)
 from pyrobnn.posterior import Posterior
 
 Conformity = Literal["central", "density"]
@@ -76,7 +84,7 @@ class ConformalSet(_Result):
     """The classes at each point that conform to the rows.
 
     Attributes:
-        alpha, kind, notes, trusted: as of :class:`pyrobnn.conformal.ConformalInterval`.
+        alpha, kind, notes, trusted: as of :class:`pyrobnn.estimators.conformal.ConformalInterval`.
         khat: Pareto k-hat of the weights of the least certain class of each point (point,), among those whose
             membership the weights decide; 0 where they decide none. None of a split.
         ess: effective draws there (point,). None of a split.

@@ -7,6 +7,11 @@ exchangeable, it holds the outcome with probability 1 − α, whatever the model
 
 from __future__ import annotations
 
-from pyrobnn.conformal.sets import ConformalInterval, ConformalSet, conformal_interval, conformal_set
+from pyrobnn.estimators.conformal.sets import (
+    ConformalInterval,
+    ConformalSet,
+    conformal_interval,
+    conformal_set,
+)
 
 __all__ = ["ConformalInterval", "ConformalSet", "conformal_interval", "conformal_set"]

@@ -13,13 +13,13 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyrobnn.gradient import at_each
-from pyrobnn.seeding import seeded
-from pyrobnn.sites.nodes import Node, is_datum, is_deterministic, is_observed, is_subsample
-from pyrobnn.sites.supply import is_improper
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.gradient import at_each
+from pyrobnn.density.nodes import Node, is_datum, is_deterministic, is_observed, is_subsample
+from pyrobnn.density.supply import is_improper
 
 if TYPE_CHECKING:
-    from pyrobnn.density import Density
+    from pyrobnn.density.density import Density
 
 #: scalars of deterministic values or replicates that are computed in one call, and draws
 _CHUNK_SCALARS, _CHUNK_DRAWS = 2**20, 500

@@ -1,0 +1,1 @@
+"""The ground floor: arguments checked, random numbers, chains' statistics, names of groups."""
