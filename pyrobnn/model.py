@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite, check_stored_by_name
-from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
-from pyrobnn.density.fused import WrittenOut
-from pyrobnn.density.point import given, point
-from pyrobnn.likelihoods import Likelihood, targets
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
+from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.density.fused import WrittenOut
+from pyrobnn.density.point import given, point
 
 if TYPE_CHECKING:
     from pyrobnn.inference.preflight import Preflight
@@ -26,17 +26,12 @@ if TYPE_CHECKING:
 NET = "net."
 
 
-def _family(*layers: type[nn.Module], apart: type[nn.Module]) -> tuple[type[nn.Module], ...]:
-    """Layers and the bases that all of them have and ``apart`` has not: torch keeps no public name for these."""
-    shared = set.intersection(*(set(layer.__mro__) for layer in layers)) - set(apart.__mro__)
-    return (*layers, *shared)
-
-
 #: layers that normalise with the statistics of the batch, and layers that draw at random, while they are trained
-BATCH_NORM = _family(
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, apart=nn.InstanceNorm1d
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+DROPOUT = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU),
 )
-DROPOUT = (*_family(nn.Dropout, nn.Dropout2d, nn.AlphaDropout, apart=nn.Identity), nn.RReLU)
 
 
 class BNN:
@@ -94,14 +89,15 @@ class BNN:
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
         self.net = copy.deepcopy(net)
-        if likelihood.exposure is not None and not isinstance(net, Exposed):
-            self.net = Exposed(self.net, likelihood.exposure)
+        exposure = likelihood.targets.exposure
+        if exposure is not None and not isinstance(net, Exposed):
+            self.net = Exposed(self.net, exposure)
         if isinstance(self.net, Exposed):
             priors = {f"net.{name}": site for name, site in priors.items()}
         self.prior = prior
         self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
-        self.priors = {NET + name: site for name, site in priors.items()} | dict(self.likelihood.priors)
+        self.priors = {NET + name: site for name, site in priors.items()} | self.likelihood.own.priors
         self.eval_net = copy.deepcopy(self.net).eval()
 
     @property
@@ -134,7 +130,7 @@ class BNN:
         moved.likelihood = self.likelihood.like(weight)
         moved.priors = {
             name: move(name, prior, weight) for name, prior in self.priors.items() if name.startswith(NET)
-        } | dict(moved.likelihood.priors)
+        } | moved.likelihood.own.priors
         return moved
 
     def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: float | None = None) -> Tensor:
@@ -176,7 +172,7 @@ class BNN:
                 values[site] = pyro.sample(site, self.priors[site])
             else:
                 values[site] = point(site, param.detach().clone())
-        return values | self.likelihood.sample_parameters()
+        return values | self.likelihood.own.sample()
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The network as a pure function of one set of parameters.
@@ -203,8 +199,7 @@ class BNN:
         standard = x if self.standardizer is None else self.standardizer.transform_x(x)
         if not isinstance(self.net, Exposed):
             return standard
-        self.net.check(x)
-        return standard if standard is x else self.net.with_exposure(standard, self.net.exposures(x))
+        return self.net.with_exposure(standard, self.net.exposures(x))
 
     def unit_exposure(self, x: Tensor) -> Tensor:
         """Inputs (N, …) whose rows all have exposure one, where the model has exposures: there rates are compared."""
@@ -230,7 +225,7 @@ class BNN:
         if self.units is None:
             return y
         y = y if y.is_floating_point() else y.double()  # whole numbers are measured in units too
-        return targets.in_units(self.likelihood, y if y.dim() > 1 else y[:, None], *self.units)
+        return self.likelihood.targets.in_units(y if y.dim() > 1 else y[:, None], *self.units)
 
     def initial_values(self) -> dict[str, Tensor]:
         """The net's own parameter values by site: where optimisation starts."""
@@ -325,7 +320,7 @@ def check_data(
         ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
             net's floating type keeps too little.
     """
-    x, y = as_tensor("x", x).to(device), targets.read(model.likelihood, y).to(device)
+    x, y = as_tensor("x", x).to(device), model.likelihood.targets.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):
@@ -337,7 +332,7 @@ def check_data(
     cast = model.cast_inputs(x)
     if whole:
         check_cast("x", x, cast)
-        if y.is_floating_point() and not model.likelihood.classes:
+        if y.is_floating_point() and not model.likelihood.targets.classes:
             check_cast("y", y, y.to(model.dtype))
     x = cast
     width = _output_width(model, x)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.core.checks import check_choice, check_count
 from pyrobnn.core.seeding import seeded
 
 __all__ = ["Exposed", "mlp", "small_cnn"]
@@ -57,14 +58,13 @@ def mlp(
         >>> net(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
-    if isinstance(hidden, (int, str)):
-        raise TypeError(f"'hidden' must be a sequence of widths, got {hidden!r}: write hidden=({hidden},)")
-    widths = [num_inputs, *hidden, num_outputs]
-    names = ["num_inputs", *[f"hidden[{i}]" for i in range(len(hidden))], "num_outputs"]
-    for name, width in zip(names, widths):
-        _check_count(name, width)
+    widths = [
+        check_count("num_inputs", num_inputs),
+        *_check_widths("hidden", hidden),
+        check_count("num_outputs", num_outputs),
+    ]
     make_activation = _activation(activation)
-    with _initial_weights(seed):
+    with nullcontext() if seed is None else seeded(seed):
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip(widths[:-2], widths[1:-1]):
             layers += [nn.Linear(fan_in, fan_out), make_activation()]
@@ -107,12 +107,13 @@ def small_cnn(
         >>> net(torch.zeros(4, 1, 8, 8)).shape, net(torch.zeros(4, 64)).shape
         (torch.Size([4, 10]), torch.Size([4, 10]))
     """
-    if isinstance(channels, (int, str)):
-        raise TypeError(f"'channels' must be a sequence, got {channels!r}: write channels=({channels},)")
-    counts = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    counts |= {f"channels[{i}]": count for i, count in enumerate(channels)}
-    for name, count in counts.items():
-        _check_count(name, count)
+    channels = _check_widths("channels", channels)
+    for name, count in (
+        ("num_classes", num_classes),
+        ("in_channels", in_channels),
+        ("image_size", image_size),
+    ):
+        check_count(name, count)
     side = image_size // 2 ** len(channels)
     if side < 1:
         raise ValueError(
@@ -120,7 +121,7 @@ def small_cnn(
             "pass fewer 'channels' or a larger 'image_size'"
         )
     make_activation = _activation(activation)
-    with _initial_weights(seed):
+    with nullcontext() if seed is None else seeded(seed):
         layers: list[nn.Module] = [
             nn.Flatten(),  # brings images and flattened pixels to one shape
             nn.Unflatten(1, (in_channels, image_size, image_size)),
@@ -147,49 +148,40 @@ class Exposed(nn.Module):
         self.net, self.column = net, column
 
     def exposures(self, x: Tensor) -> Tensor:
-        """The exposure of each row, (N, 1)."""
-        return x[:, self.column].unsqueeze(-1)
+        """The exposure of each row, (N, 1).
+
+        Raises:
+            ValueError: the inputs are no table, or an exposure is not positive.
+        """
+        if x.dim() != 2 or not -x.shape[1] <= self.column < x.shape[1]:
+            raise ValueError(f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure")
+        found = x[:, self.column].unsqueeze(-1)
+        if not float(found.min()) > 0:
+            raise ValueError(
+                f"'x' holds the exposure {float(found.min()):g} in its column {self.column}: exposures must be positive"
+            )
+        return found
 
     def with_exposure(self, x: Tensor, exposure: Tensor | float) -> Tensor:
         """The same inputs with another exposure, a number or (N, 1)."""
         place = torch.arange(x.shape[1], device=x.device) == self.column % x.shape[1]
         return torch.where(place, exposure, x)
 
-    def check(self, x: Tensor) -> None:
-        """Raise ValueError where the inputs are no table or an exposure is not positive."""
-        if x.dim() != 2 or not -x.shape[1] <= self.column < x.shape[1]:
-            raise ValueError(f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure")
-        worst = float(self.exposures(x).min())
-        if not worst > 0:
-            raise ValueError(
-                f"'x' holds the exposure {worst:g} in its column {self.column}: exposures must be positive"
-            )
-
     def forward(self, x: Tensor) -> Tensor:
         column = self.column % x.shape[1]
         inputs = torch.cat([x[:, :column], x[:, column + 1 :]], 1)
-        return self.net(inputs) + self.exposures(x).log()
+        return self.net(inputs) + x[:, column].unsqueeze(-1).log()
 
 
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"'{name}' must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"'{name}' must be at least 1, got {value}")
+def _check_widths(name: str, widths: Sequence[int]) -> list[int]:
+    if isinstance(widths, (int, str)):
+        raise TypeError(f"'{name}' must be a sequence of widths, got {widths!r}: write {name}=({widths},)")
+    return [check_count(f"{name}[{index}]", width) for index, width in enumerate(widths)]
 
 
 def _activation(activation: str | type[nn.Module]) -> type[nn.Module]:
     if isinstance(activation, str):
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"unknown activation {activation!r}: choose one of {', '.join(ACTIVATIONS)}, "
-                "or pass an nn.Module class"
-            )
-        return ACTIVATIONS[activation]
+        return ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
     if isinstance(activation, type) and issubclass(activation, nn.Module):
         return activation
     raise TypeError(f"'activation' must be a name or an nn.Module class, got {activation!r}")
-
-
-def _initial_weights(seed: int | None) -> AbstractContextManager[None]:
-    return nullcontext() if seed is None else seeded(seed)

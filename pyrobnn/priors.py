@@ -84,91 +84,94 @@ class ScaleMixtureNormal(TorchDistribution):
         return torch.randn(shape, dtype=dtype, device=device) * scale
 
 
-_Names = Sequence[str]
-_Modules = Sequence[nn.Module]
-_Types = tuple[type[nn.Module], ...]
-
-
-class _Choice(Prior):
-    """TyXe's reading of hide/expose, and nothing else."""
-
-    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor | None) -> TorchDistributionMixin:
-        raise NotImplementedError
-
-
 class Selective(Prior):
     """A prior whose hide/expose take effect: TyXe's own do nothing unless ``expose_all=False`` is passed beside them.
 
     Args:
-        hide_all: no parameter is Bayesian.
-        expose_all: ``True`` says that all are but those that are hidden.
+        hide_all, expose_all: no parameter is Bayesian; all are. ``expose_all=False`` beside others is TyXe's way to
+            say that they hold.
         hide, expose: names (``"0.weight"``) that are not, or alone are, Bayesian.
         hide_parameters, expose_parameters: the same by the last part of the name (``"bias"``).
         hide_module_types, expose_module_types, hide_modules, expose_modules: by type of module, and by module.
         hide_fn, expose_fn: functions of (module, name) that say so.
 
     Raises:
-        ValueError: an argument without effect beside another.
+        ValueError: hide and expose together; when a model is built, an entry that changes nothing.
     """
 
     def __init__(
         self,
         hide_all: bool = False,
         expose_all: bool | None = None,
-        hide_modules: _Modules | None = None,
-        expose_modules: _Modules | None = None,
-        hide_module_types: _Types | None = None,
-        expose_module_types: _Types | None = None,
-        hide_parameters: _Names | None = None,
-        expose_parameters: _Names | None = None,
-        hide: _Names | None = None,
-        expose: _Names | None = None,
+        hide_modules: Iterable[nn.Module] | None = None,
+        expose_modules: Iterable[nn.Module] | None = None,
+        hide_module_types: Iterable[type[nn.Module]] | None = None,
+        expose_module_types: Iterable[type[nn.Module]] | None = None,
+        hide_parameters: Iterable[str] | None = None,
+        expose_parameters: Iterable[str] | None = None,
+        hide: Iterable[str] | None = None,
+        expose: Iterable[str] | None = None,
         hide_fn: Callable[[nn.Module, str], bool] | None = None,
         expose_fn: Callable[[nn.Module, str], bool] | None = None,
     ):
-        self.selection: dict[str, Any] = {
-            name: value
-            for name, value in {
-                "hide_modules": hide_modules,
-                "expose_modules": expose_modules,
-                "hide_module_types": hide_module_types,
-                "expose_module_types": expose_module_types,
-                "hide_parameters": hide_parameters,
-                "expose_parameters": expose_parameters,
-                "hide": hide,
-                "expose": expose,
-            }.items()
-            if value is not None
+        groups = {
+            "_modules": (hide_modules, expose_modules),
+            "_module_types": (hide_module_types, expose_module_types),
+            "_parameters": (hide_parameters, expose_parameters),
+            "": (hide, expose),
+            "_fn": (hide_fn and [hide_fn], expose_fn and [expose_fn]),
+            "_all": ([True] if hide_all else None, [True] if expose_all else None),
         }
-        functions = {
-            name: fn for name, fn in (("expose_fn", expose_fn), ("hide_fn", hide_fn)) if fn is not None
+        given = {
+            side: {side + group: pair[place] for group, pair in groups.items() if pair[place] is not None}
+            for place, side in enumerate(("hide", "expose"))
         }
-        given = functions | self.selection
-        exposing = [name for name in given if name.startswith("expose")]
-        strongest = "hide_all=True" if hide_all else next(iter(functions), None)
-        idle = [name for name in given if strongest and name != strongest]
-        if expose_all and (exposing or hide_all):
-            strongest, idle = "expose_all=True", exposing or ["hide_all"]
-        if expose_all is False and not (given or hide_all):
-            strongest, idle = "nothing that is exposed", ["expose_all"]
-        if idle:
-            raise ValueError(f"{idle[0]!r} has no effect beside {strongest}: leave out one of the two")
-        super().__init__(hide_all=hide_all, expose_all=not self.selection, **given)
+        if given["hide"] and given["expose"]:
+            one, other = (next(iter(part)) for part in given.values())
+            raise ValueError(f"{one!r} has no effect beside {other!r}: say what to hide, or what to expose")
+        if expose_all is False and not (given["hide"] or given["expose"]):
+            raise ValueError("'expose_all' False has no effect beside nothing that is hidden or exposed")
+        self.hides = not given["expose"]
+        #: option and entry, of all that were given
+        self.entries = [
+            (option, entry)
+            for option, entries in (given["hide"] | given["expose"]).items()
+            for entry in ([entries] if isinstance(entries, (str, type, nn.Module)) else entries or ())
+        ]
+
+    def expose_fn(self, module: nn.Module, name: str) -> bool:
+        """Whether the parameter is Bayesian."""
+        return any(_names(option, entry, module, name) for option, entry in self.entries) != self.hides
 
     def check_effect(self, net: nn.Module) -> None:
-        """Raise ValueError where an argument changes nothing of which parameters of ``net`` are Bayesian."""
-        everything = _exposed(self, net)
-        for name in self.selection if len(self.selection) > 1 else ():
-            rest = {other: value for other, value in self.selection.items() if other != name}
-            if everything == _exposed(_Choice(expose_all=False, **rest), net):
+        """Raise ValueError where an entry changes nothing of which parameters of ``net`` are Bayesian."""
+        named = [
+            [_names(*entry, module, name) for entry in self.entries] for name, module, _ in _parameters(net)
+        ]
+        for (option, entry), hits in zip(self.entries, zip(*named)):
+            # a parameter that no other entry names
+            if not any(hit and sum(row) == 1 for hit, row in zip(hits, named)):
+                names = ", ".join(name for name, _, _ in _parameters(net))
                 raise ValueError(
-                    f"{name!r} has no effect beside {', '.join(map(repr, rest)) or 'nothing'}: leave it out"
+                    f"{option!r} has no effect by {getattr(entry, '__name__', repr(entry))}: it names no parameter of "
+                    f"its own; the net has: {names}"
                 )
 
 
-def _exposed(prior: Prior, net: nn.Module) -> set[str]:
-    """Names of the parameters that are Bayesian."""
-    return {name for name, module, _ in _parameters(net) if prior.expose_fn(module, name)}
+def _names(option: str, entry: Any, module: nn.Module, name: str) -> bool:
+    """Whether an entry of hide/expose names a parameter of a module."""
+    match option.removeprefix("hide").removeprefix("expose"):
+        case "_modules":
+            return entry is module
+        case "_module_types":
+            return isinstance(module, entry)
+        case "_parameters":
+            return bool(name.rpartition(".")[-1] == entry)
+        case "_fn":
+            return bool(entry(module, name))
+        case "_all":
+            return True
+    return bool(name == entry)
 
 
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -308,7 +311,6 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
         ValueError: ``hide``/``expose`` names something the net does not have, or nothing at all is Bayesian.
     """
     if isinstance(prior, Selective):
-        _check_names(prior.selection, net)
         prior.check_effect(net)
     found = {}
     for name, module, param in _parameters(net):
@@ -363,28 +365,28 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     with _Copies(like) as copies:
         copied = copy.deepcopy(distribution)
     moved = copied if copies.changed else distribution
+    family, why = type(moved).__name__, ""
     with seeded(0, like.device), torch.no_grad():
         try:
             value = moved.sample()
-            density = moved.log_prob(value)
+            found = {value.device, moved.log_prob(value).device}, {value.dtype, moved.log_prob(value).dtype}
+            if found[0] != {like.device} or {kind for kind in found[1] if kind.is_floating_point} != {
+                like.dtype
+            }:
+                why = f"its draws and densities are on {found[0]} in {found[1]}"
         except NotImplementedError as error:
             raise ValueError(
-                f"the prior of {name!r}, a {type(moved).__name__}, has no draws or no density: every method starts or "
-                "is judged by draws from it, so use a proper one (a wide Normal), or hide= the parameter"
+                f"the prior of {name!r}, a {family}, has no draws or no density: every method starts or is judged by "
+                "draws from it, so use a proper one (a wide Normal), or hide= the parameter"
             ) from error
         except (RuntimeError, AssertionError) as error:
-            raise _immovable(name, moved, like, str(error).partition("\n")[0]) from error
-    for what, found in (("draws", value), ("gives densities in", density)):
-        if found.device != like.device or (found.is_floating_point() and found.dtype != like.dtype):
-            raise _immovable(name, moved, like, f"it {what} {found.dtype} on {found.device}")
+            why = str(error).partition("\n")[0]
+    if why:
+        raise ValueError(
+            f"the prior of {name!r}, a {family}, cannot follow the net to {like.dtype} on {like.device} ({why}): keep "
+            "its numbers in tensors that are its attributes, or give it such numbers"
+        )
     return moved
-
-
-def _immovable(name: str, distribution: TorchDistributionMixin, like: Tensor, why: str) -> ValueError:
-    return ValueError(
-        f"the prior of {name!r}, a {type(distribution).__name__}, cannot follow the net to {like.dtype} on "
-        f"{like.device} ({why}): keep its numbers in tensors that are its attributes, or give it such numbers"
-    )
 
 
 class _Copies(TorchFunctionMode):
@@ -411,23 +413,3 @@ class _Copies(TorchFunctionMode):
         # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
         self.changed |= value.requires_grad
         return moved.detach() if value.requires_grad else moved
-
-
-def _check_names(selection: Mapping[str, Any], net: nn.Module) -> None:
-    """Every name, module and type given to hide/expose must match something in the net."""
-    names, modules = [name for name, _ in net.named_parameters()], list(net.modules())
-    suffixes = [name.rsplit(".")[-1] for name in names]
-    for option, entries in selection.items():
-        for entry in entries if isinstance(entries, Sequence) else (entries,):
-            wrong = None
-            if option.endswith("types"):
-                if not any(isinstance(module, entry) for module in modules):
-                    wrong = f"the type {entry.__name__}, but no module of the net has it"
-            elif option.endswith("modules"):
-                if not any(entry is module for module in modules):
-                    wrong = f"the module {entry}, which is not part of the net"
-            elif entry not in (known := suffixes if option.endswith("parameters") else names):
-                what = "parameter suffix" if option.endswith("parameters") else "parameter"
-                wrong = f"the {what} {entry!r}, but the net has: {', '.join(dict.fromkeys(known))}"
-            if wrong:
-                raise ValueError(f"the prior's hide/expose names {wrong}")

@@ -18,7 +18,7 @@ from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import HeteroskedasticGaussian
-from pyrobnn.likelihoods.numbers import Response
+from pyrobnn.likelihoods.base import Sampled, Targets
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding, as_json
@@ -34,16 +34,13 @@ class Averaged(HeteroskedasticGaussian):
     both: residuals of a mean that follows the data are not taken for the noise.
     """
 
-    normal = False
-
-    def width_error(self, width: int, y: Tensor) -> str | None:
-        return None
+    targets = Targets(heads=2, linear_mean=True)
 
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         return y.to(dtype)
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
-        return Response(self, f, params, 3 * (f.shape[-1] // 2))
+        return Sampled(self, f, params, 3 * (f.shape[-1] // 2))
 
     def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         y, held, square = y.chunk(3, -1)

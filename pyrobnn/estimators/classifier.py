@@ -138,7 +138,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
         return torch.tensor(np.searchsorted(self.classes_, y))
 
     def _takes(self, likelihood: Likelihood) -> bool:
-        return likelihood.labels
+        return likelihood.targets.kind == "label"
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         return Categorical()

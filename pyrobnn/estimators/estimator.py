@@ -92,7 +92,7 @@ class Estimator(BaseEstimator):
         units = self._units(fractions)
         likelihood = self._checked_likelihood(units, width)
         self._width = likelihood.width(width)
-        net = self._net(x.shape[1] - (likelihood.exposure is not None), self._width, seed)
+        net = self._net(x.shape[1] - (likelihood.targets.exposure is not None), self._width, seed)
         prior = priors.FanInNormal() if self.prior is None else self.prior
         model = BNN(net, prior, likelihood, standardizer=units)
         self.method_, self.method_reason_, options = self._method(model, width, fractions is not None)
@@ -101,7 +101,7 @@ class Estimator(BaseEstimator):
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
         if fractions is None and self._finds_noise(model):
             data = (self._x, self._y)
-            if likelihood.heads == 2:
+            if likelihood.targets.heads == 2:
                 start = linear_residual_scale(model, *data)
                 self.posterior_, chosen = fit_noise_em(self.method_, model, *data, start, options)
             else:
@@ -110,7 +110,7 @@ class Estimator(BaseEstimator):
                     fixed = with_scale(likelihood, scale if width > 1 else scale[0])
                     return BNN(net, prior, fixed, standardizer=units)
 
-                scales = model.likelihood.priors.get(SCALE)
+                scales = model.likelihood.own.priors.get(SCALE)
                 log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
                 self.posterior_, chosen = select_noise(self.method_, model_of, *data, options, log_prior)
             self.method_reason_ += f"; {chosen}"
@@ -204,7 +204,7 @@ class Estimator(BaseEstimator):
         if self.likelihood is None:
             return self._default_likelihood(units, width)
         self._check_likelihood()
-        if self.likelihood.exposure is not None and self.columns_ is not None:
+        if self.likelihood.targets.exposure is not None and self.columns_ is not None:
             raise ValueError(
                 "'exposure' names a column of numbers, but 'X' is a table whose columns become others: encode it first"
             )

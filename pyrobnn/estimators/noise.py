@@ -14,7 +14,6 @@ from torch import Tensor
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood, StudentT
-from pyrobnn.likelihoods.base import SCALE
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -32,11 +31,16 @@ def tries_noises(method: Any, likelihood: Likelihood, num_data: int, num_weights
         UserWarning: it is, and the data are too many for several fits, or the likelihood is none whose noise is known
             to be found so.
     """
-    free = bool(likelihood.priors or likelihood.points or likelihood.heads > 1)
-    if not isinstance(method, Laplace) or not free or likelihood.labels or num_data >= 10 * num_weights:
+    free = bool(likelihood.own.priors or likelihood.own.points or likelihood.targets.heads > 1)
+    if (
+        not isinstance(method, Laplace)
+        or not free
+        or likelihood.targets.kind == "label"
+        or num_data >= 10 * num_weights
+    ):
         return False
     known = type(likelihood) is HeteroskedasticGaussian or (
-        type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.noise["scale"] != "fixed"
+        type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed"
     )
     if num_data > MAX_TRIED_ROWS or not known:
         warnings.warn(
@@ -52,9 +56,7 @@ def tries_noises(method: Any, likelihood: Likelihood, num_data: int, num_weights
 def with_scale(likelihood: Likelihood, scale: Tensor) -> Likelihood:
     """A copy of the likelihood whose ``scale`` is known, () or (out,), in the units in which the net computes."""
     known = likelihood.like(scale)
-    known.priors = {name: prior for name, prior in known.priors.items() if name != SCALE}
-    known.points = {name: value for name, value in known.points.items() if name != SCALE}
-    known.declare("scale", scale)
+    known.own.declare("scale", scale)
     return known
 
 
@@ -120,7 +122,7 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     if model.standardizer is not None:
         x, y = model.standardizer.transform_x(x), model.standardizer.transform_y(y)
     x, y = x.to(model.device), y.to(model.device)
-    known = (*likelihood.priors, *likelihood.points)
+    known = (*likelihood.own.priors, *likelihood.own.points)
     own = {name: value.mean((0, 1)) for name, value in posterior.draws.items() if name in known}
     f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
     slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, own).sum())(f)

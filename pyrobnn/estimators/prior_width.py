@@ -34,7 +34,7 @@ class _Try:
 def tries_widths(method: Any, model: BNN) -> bool:
     """Whether widths can be found."""
     tuned = isinstance(method, Laplace) and method.tune is not None
-    return tuned and model.likelihood.labels
+    return tuned and model.likelihood.targets.kind == "label"
 
 
 def select_prior_width(

@@ -16,7 +16,7 @@ from pyrobnn.core.checks import Refused, check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.estimator import Estimator
-from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood, targets
+from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
 
 
 class BNNRegressor(RegressorMixin, Estimator):
@@ -141,14 +141,14 @@ class BNNRegressor(RegressorMixin, Estimator):
     def _read(self, y: Any) -> Any:
         """Structured arrays of censored values as two columns; anything else as it is."""
         structured = getattr(getattr(y, "dtype", None), "names", None)
-        return targets.read(self.likelihood, y).numpy() if structured and self.likelihood is not None else y
+        return self.likelihood.targets.read(y).numpy() if structured and self.likelihood is not None else y
 
     def _values(self, y: np.ndarray) -> np.ndarray:
         """The columns of y that are predicted."""
-        return y if self.likelihood is None else targets.values(self.likelihood, torch.tensor(y)).numpy()
+        return y if self.likelihood is None else self.likelihood.targets.values(torch.tensor(y)).numpy()
 
     def _takes(self, likelihood: Likelihood) -> bool:
-        return not likelihood.classes
+        return not likelihood.targets.classes
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictive mean.

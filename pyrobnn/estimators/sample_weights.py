@@ -49,7 +49,7 @@ class Weighted(Likelihood):
     def __init__(self, likelihood: Likelihood):
         super().__init__()
         self.likelihood = likelihood
-        self.priors, self.points = likelihood.priors, likelihood.points
+        self.own = likelihood.own
 
     def like(self, weight: Tensor) -> Weighted:
         return Weighted(self.likelihood.like(weight))
@@ -78,7 +78,7 @@ class Weighted(Likelihood):
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor]:
         values, weights = y[:, :-1], y[:, -1]
-        return (values[:, 0].long() if self.likelihood.labels else values), weights
+        return (values[:, 0].long() if self.likelihood.targets.kind == "label" else values), weights
 
 
 def fit_weighted(

@@ -1,20 +1,22 @@
-"""What a network's output says about the data: the likelihoods, on top of :mod:`tyxe.likelihoods`.
+"""What a network's output says about the data.
 
-TyXe supplies the vocabulary (the classes, the ``likelihood.data`` site inside its plate); the arithmetic is pure here:
-every method takes the network output ``f`` and the likelihood's own parameters as arguments, so that the same lines
-serve one draw inside a Pyro program and a batch of posterior draws, and the noise is always *the posterior's* noise.
+The vocabulary is TyXe's (the classes, the ``likelihood.data`` site inside its plate); the arithmetic is pure: every
+method takes the network output ``f`` and the likelihood's own parameters as arguments, so that the same lines serve one
+draw inside a Pyro program and a batch of posterior draws, and the noise is always *the posterior's* noise.
 
-A new response is a subclass of :class:`Likelihood` in a file of its own, and a line in the contract test.
+A new response is a subclass of :class:`Likelihood` and a line in the contract test.
 """
 
 from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood
-from pyrobnn.likelihoods.bounded import Beta
-from pyrobnn.likelihoods.categorical import Bernoulli, Categorical
+from pyrobnn.likelihoods.categorical import Bernoulli, Categorical, Ordinal
+from pyrobnn.likelihoods.continuous import (
+    Beta,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+    MixtureDensity,
+    StudentT,
+)
 from pyrobnn.likelihoods.counts import NegativeBinomial, Poisson
-from pyrobnn.likelihoods.mixture import MixtureDensity
-from pyrobnn.likelihoods.normal import HeteroskedasticGaussian, HomoskedasticGaussian
-from pyrobnn.likelihoods.ordinal import Ordinal
-from pyrobnn.likelihoods.robust import StudentT
 from pyrobnn.likelihoods.survival import CensoredNormal, Weibull
 
 __all__ = [

@@ -11,9 +11,6 @@ from torch import Tensor
 from pyrobnn.core.seeding import generator
 from pyrobnn.likelihoods.base import Likelihood
 
-#: draws of the network output that stand for its Gaussian where the predictive density has no closed form
-_NUM_DRAWS = 256
-
 
 def entropy(likelihood: Likelihood, probs: Tensor) -> Tensor:
     """Entropy of :meth:`Likelihood.probs` in nats, without their last dimension.
@@ -21,7 +18,7 @@ def entropy(likelihood: Likelihood, probs: Tensor) -> Tensor:
     Of truth values (those of one label each, not of classes that sum to one) the sum over outputs.
     """
     found = torch.special.entr(probs)
-    return (found if likelihood.labels else found + torch.special.entr(1 - probs)).sum(-1)
+    return (found if likelihood.targets.kind == "label" else found + torch.special.entr(1 - probs)).sum(-1)
 
 
 def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
@@ -53,7 +50,7 @@ def log_predictive(
     Args:
         f: means (N, width). cov: covariances (N, width, width). y: targets as :meth:`Likelihood.target` gives them.
     """
-    if likelihood.normal:
+    if likelihood.targets.normal:
         loc, scale = likelihood.loc_scale(f, params)
         var = cov.diagonal(dim1=1, dim2=2).double()[:, : loc.shape[1]]
         total = (var + scale.double().square()).sqrt()
@@ -63,7 +60,7 @@ def log_predictive(
     f, cov = f.double(), cov.double()
     values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    noise = torch.randn(_NUM_DRAWS, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)
+    noise = torch.randn(256, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)
     noise = torch.cat([noise, -noise])
     drawn = f + (root @ noise).squeeze(-1)
     own = {name: value.double() for name, value in params.items()}

@@ -4,79 +4,230 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyro
 import torch
 import torch.distributions.constraints as constraints
-from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.distributions.torch_distribution import TorchDistribution, TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_number
-from pyrobnn.density.point import point
+from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
 from pyrobnn.priors import move
+from pyrobnn.density.point import point
 
 SITE = "likelihood."
 SCALE = f"{SITE}scale"
 DATA = f"{SITE}data"
 
+#: what makes a parameter of a likelihood fixed, learned (a point parameter) or inferred
+Parameter = float | Tensor | str | PyroParam | TorchDistributionMixin
 
-class Likelihood(torch.nn.Module):
+
+class OwnParameters:
+    """The positive parameters of a likelihood itself, one or one per output: fixed, learned or inferred.
+
+    Attributes: ``fixed``, name → value, in float64; ``points``, site → (initial value, constraint) of learned ones;
+    ``priors``, site → prior of inferred ones.
+    """
+
+    def __init__(self) -> None:
+        self.fixed: dict[str, Tensor] = {}
+        self.points: dict[str, tuple[Tensor, constraints.Constraint]] = {}
+        self.priors: dict[str, TorchDistributionMixin] = {}
+
+    def declare(self, name: str, value: Parameter) -> None:
+        """Add a parameter, or say anew how it comes about: fixed, learned or inferred by its ``value``.
+
+        Raises:
+            ValueError: a value that is not positive, or a prior whose support is not.
+        """
+        site = SITE + name
+        for found, key in ((self.fixed, name), (self.points, site), (self.priors, site)):
+            found.pop(key, None)
+        if isinstance(value, torch.distributions.Distribution):
+            if not getattr(value.support, "lower_bound", -1) >= 0:
+                raise ValueError(
+                    f"the prior of {name!r} must live on positive numbers, got {value}: use HalfNormal or LogNormal"
+                )
+            if len(value.batch_shape) + len(value.event_shape) > 1:
+                raise ValueError(
+                    f"the prior of {name!r} must have shape () or (out,), got {tuple(value.shape())}"
+                )
+            self.priors[site] = value.to_event(len(value.batch_shape))
+        elif isinstance(value, (str, torch.nn.Parameter, PyroParam)):
+            if isinstance(value, str) and value != "learned":
+                raise ValueError(
+                    f"{name!r} must be a number, 'learned', a parameter or a distribution, got {value!r}"
+                )
+            init: Any = 1.0 if isinstance(value, str) else getattr(value, "init_value", value)
+            self.points[site] = (_positive(name, init() if callable(init) else init), constraints.positive)
+        else:
+            if not isinstance(value, Tensor):  # kept in float64: 0.7 must stay 0.7 for a float64 network
+                value = torch.tensor(check_number(name, value, above=0), dtype=torch.float64)
+            self.fixed[name] = _positive(name, value).double()
+
+    def value(self, name: str, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
+        site, fixed = SITE + name, self.fixed.get(name)
+        value = params[site] if fixed is None else fixed.to(f)
+        if site in self.priors:
+            per_output = bool(self.priors[site].event_shape)
+        else:
+            per_output = (self.points[site][0] if fixed is None else fixed).dim() > 0
+        if not per_output:  # (*batch,) -> (*batch, 1)
+            value = value.unsqueeze(-1)
+        return value.unsqueeze(-2)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """How each parameter comes about: ``"fixed"``, ``"learned"`` or ``"inferred"``."""
+        groups = {"fixed": self.fixed, "learned": self.points, "inferred": self.priors}
+        return {name.removeprefix(SITE): kind for kind, group in groups.items() for name in group}
+
+    def like(self, weight: Tensor) -> OwnParameters:
+        """A copy with its numbers on the device of ``weight``, those that are not fixed in its dtype too."""
+        moved = OwnParameters()
+        moved.fixed = {name: value.to(weight.device) for name, value in self.fixed.items()}
+        moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
+        moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
+        return moved
+
+    def sample(self) -> dict[str, Tensor]:
+        """The Pyro statements of the parameters, by site."""
+        inferred = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
+        return inferred | {name: point(name, *learned) for name, learned in self.points.items()}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the targets of a likelihood are, and what the network returns for each.
+
+    Attributes:
+        kind: ``"number"``, ``"count"`` (a whole number), ``"binary"`` (0 or 1), all (N, out); or ``"label"``, one of
+            several classes, (N,).
+        heads: network outputs per target column.
+        normal: whether y given f is normal with the moments of ``loc_scale``: what has a closed form only then asks.
+        linear_mean: whether the mean of y is the first outputs of the network, one per column.
+        censoring: y is (N, 2), the value and 1 where it was seen or 0 where it lies beyond (``"right"``: above,
+            ``"left"``: below).
+        exposure: the column of x that holds the exposure of each row, see :class:`pyrobnn.networks.Exposed`.
+    """
+
+    kind: Literal["number", "count", "binary", "label"] = "number"
+    heads: int = 1
+    normal: bool = False
+    linear_mean: bool = False
+    censoring: str | None = None
+    exposure: int | None = None
+
+    @property
+    def classes(self) -> bool:
+        """Whether y is predicted by probabilities and entropies, not by a mean and a variance."""
+        return self.kind in ("binary", "label")
+
+    def read(self, y: Any) -> Tensor:
+        """``y`` as it was handed over, as a tensor.
+
+        Where values are censored also a structured array or a DataFrame of two columns, of which the truth values say
+        what was observed.
+
+        Raises:
+            TypeError: not numeric.
+        """
+        names = getattr(getattr(y, "dtype", None), "names", None) or list(getattr(y, "columns", ()))
+        if self.censoring is None or len(names) != 2:
+            return as_tensor("y", y)
+        columns = [as_tensor("y", np.asarray(y[name])) for name in names]
+        columns.sort(key=lambda column: column.dtype == torch.bool)
+        return torch.stack([column.double() for column in columns], 1)
+
+    def values(self, y: Tensor) -> Tensor:
+        """The columns of ``y`` that are predicted."""
+        return y if self.censoring is None else y[..., :1]
+
+    def observed(self, y: Tensor) -> Tensor:
+        """Targets of predicted values of which all were observed."""
+        return y if self.censoring is None else torch.cat([y, torch.ones_like(y)], -1)
+
+    def as_observed(self, drawn: Tensor, y: Tensor) -> Tensor:
+        """Draws (…, N, out) of new values as they would have been seen where ``y`` was: cut off at its limits."""
+        if self.censoring is None:
+            return drawn
+        limit, event = y[:, :1].to(drawn), y[:, 1:].to(drawn.device)
+        cut = torch.minimum(drawn, limit) if self.censoring == "right" else torch.maximum(drawn, limit)
+        return torch.where(event == 1, drawn, cut)
+
+    def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
+        """Targets in the units that :meth:`Likelihood.units` gave."""
+        return torch.cat([(self.values(y) - mean) / scale, y[..., self.values(y).shape[-1] :]], -1)
+
+    def log_volume(self, y: Tensor, scale: Tensor | float) -> Tensor:
+        """What the log density of every row loses where ``y`` is ``scale`` times what the program measures, (N,).
+
+        Of a density alone: the probability of a censored row has no unit.
+        """
+        sizes = torch.as_tensor(scale, dtype=torch.float64, device=y.device)
+        lost = sizes.log().expand(self.values(y).shape).sum(-1)
+        return lost if self.censoring is None else lost * y[..., 1]
+
+
+class Likelihood:
     r"""Interface of all likelihoods; shapes: ``f`` (\*batch, N, width), ``y`` (N, out) or (N,) for class labels.
 
     ``params`` maps the sites of the likelihood's own parameters (``"likelihood.scale"``) to draws of shape (\*batch,
     \*site_shape); it may be empty where the likelihood has none. A new likelihood is a subclass: what it must say is
-    ``task``, :meth:`width_error`, :meth:`target`, :meth:`distribution` and, for numbers, :meth:`mean_variance` and
-    :meth:`cdf`; :meth:`fisher_root` gives it the Gauss-Newton Laplace approximation.
+    ``task``, ``targets``, :meth:`distribution` and, for numbers, :meth:`cdf`; :meth:`fisher_root` gives it the
+    Gauss-Newton Laplace approximation.
+
+    Attributes: ``task``, the name that trees carry; ``targets``, what y is; ``own``, the likelihood's own parameters.
     """
 
-    #: the name that trees carry
     task: ClassVar[str]
-    #: whether y is a class label: it is predicted by probabilities and entropies, a number by a mean and a variance
-    classes: ClassVar[bool] = False
-    #: whether y is one whole number per datum, (N,)
-    labels: ClassVar[bool] = False
-    #: whether a number is a whole one
-    discrete: ClassVar[bool] = False
-    #: whether y given f is normal, with the moments of ``loc_scale``: what has a closed form only then asks this
-    normal: ClassVar[bool] = False
-    #: whether the mean of y is the first outputs of the network, one per column
-    linear_mean: ClassVar[bool] = False
-    #: y is (N, 2), the value and 1 where it was seen or 0 where it lies beyond ("right": above, "left": below)
-    censoring: str | None = None
-    #: network outputs per target column
-    heads: int = 1
-    #: the column of x that holds the exposure of each row, see :class:`pyrobnn.networks.Exposed`
-    exposure: int | None = None
-    #: priors of inferred parameters and (initial value, constraint) of learned ones, by site name
-    priors: Mapping[str, TorchDistributionMixin] = {}
-    points: Mapping[str, tuple[Tensor, constraints.Constraint]] = {}
+    targets: Targets = Targets()
 
-    # -- data -------------------------------------------------------------------------------------------------------
+    def __init__(self) -> None:
+        self.own = OwnParameters()
 
     def width(self, num: int) -> int:
         """How many values per point the network returns for ``num`` numbers or classes."""
-        return self.heads * num
-
-    def width_error(self, width: int, y: Tensor) -> str | None:
-        """What is wrong with a network of output ``width`` for targets ``y``; None if nothing is."""
-        raise NotImplementedError
+        return self.targets.heads * num
 
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        """``y`` in canonical shape and dtype for a network of output ``width``.
+        """``y`` in canonical shape and dtype for a network of output ``width``: numbers (N, out), or labels (N,).
 
         Raises:
             ValueError: wrong shape, NaN, values out of range.
             TypeError: wrong dtype.
         """
-        raise NotImplementedError
+        name, out, heads = type(self).__name__, 1 if y.dim() == 1 else y.shape[-1], self.targets.heads
+        if y.dim() > 2:
+            raise ValueError(
+                f"'y' has shape {tuple(y.shape)} but {name} expects (N, outputs): flatten the outputs"
+            )
+        if width != heads * out:
+            raise ValueError(
+                f"the net returns {width} values per point but {name} expects {heads * out} ({heads} for each column "
+                f"of 'y', which has shape {tuple(y.shape)}): give the net {heads * out} outputs "
+                f"or y {width // heads} columns"
+            )
+        if y.is_complex() or (y.dtype == torch.bool and not self.targets.classes):
+            raise TypeError(f"'y' has dtype {y.dtype} but {name} expects real numbers")
+        check_finite("y", y)
+        if error := self._value_error(y):
+            raise ValueError(error)
+        return y.reshape(len(y), -1).to(dtype)
+
+    def _value_error(self, y: Tensor) -> str | None:
+        """What is wrong with finite values; None if nothing is."""
+        return None
 
     def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and scale of y, of those given, in which the program may measure it; None where y has no units."""
         return None
-
-    # -- law of a datum ---------------------------------------------------------------------------------------------
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         """Distribution of one datum given the network output, batch shape (\\*batch, N)."""
@@ -86,29 +237,29 @@ class Likelihood(torch.nn.Module):
         """Log density of every datum in nats, shape (\\*batch, N)."""
         return self.distribution(f, params).log_prob(y)
 
-    def draw(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """One datum for each output (\\*batch, N, width), of a likelihood whose distribution is a :class:`Response`."""
-        raise NotImplementedError
-
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and variance of a number given the network output, both (\\*batch, N, out); infinite where they are."""
-        raise NotImplementedError
+        law = self.distribution(f, params)
+        return law.mean, law.variance
 
     def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """P(Y < y) and P(Y ≤ y), both (\\*batch, N, out) and float64: equal where y is observed on a continuous scale.
 
         Between the two lies what the datum does not tell: the probability integral transform is uniform on it.
+
+        Raises:
+            Refused: it is not known.
         """
         raise Refused(
             f"the distribution function of {type(self).__name__} is not known: judge it by log_prob"
         )
 
     def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and noise standard deviation, both (\\*batch, N, out), where y is ``normal``."""
+        """Mean and noise standard deviation, both (\\*batch, N, out), where y is normal."""
         raise NotImplementedError
 
     def probs(self, f: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Probabilities of the labels, where y is one of ``classes``."""
+        """Probabilities (\\*batch, N, class) where y is a label; of 1, (\\*batch, N, out), where it is binary."""
         raise NotImplementedError
 
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
@@ -137,77 +288,11 @@ class Likelihood(torch.nn.Module):
         """
         return self.fisher_root(f, params)
 
-    # -- own parameters ---------------------------------------------------------------------------------------------
-
-    def declare(self, name: str, value: float | Tensor | str | PyroParam | TorchDistributionMixin) -> None:
-        """A positive parameter of the likelihood, one or one per output: fixed, learned or inferred by its ``value``.
-
-        Raises:
-            ValueError: a value that is not positive, or a prior whose support is not.
-        """
-        site = SITE + name
-        if isinstance(value, torch.distributions.Distribution):
-            if not getattr(value.support, "lower_bound", -1) >= 0:
-                raise ValueError(
-                    f"the prior of {name!r} must live on positive numbers, got {value}: use HalfNormal or LogNormal"
-                )
-            if len(value.batch_shape) + len(value.event_shape) > 1:
-                raise ValueError(
-                    f"the prior of {name!r} must have shape () or (out,), got {tuple(value.shape())}"
-                )
-            self.priors = dict(self.priors) | {site: value.to_event(len(value.batch_shape))}
-        elif isinstance(value, (str, torch.nn.Parameter, PyroParam)):
-            if isinstance(value, str) and value != "learned":
-                raise ValueError(
-                    f"{name!r} must be a number, 'learned', a parameter or a distribution, got {value!r}"
-                )
-            init: Any = torch.tensor(1.0) if isinstance(value, str) else getattr(value, "init_value", value)
-            init = torch.as_tensor(init() if callable(init) else init).detach().clone()
-            self.points = dict(self.points) | {site: (_positive(name, init), constraints.positive)}
-        else:
-            if not isinstance(value, Tensor):
-                check_number(name, value, above=0)
-            # kept in float64: 0.7 must stay 0.7 for a float64 network
-            fixed = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-            self.register_buffer(f"fixed_{name}", _positive(name, fixed))
-
-    def own(self, name: str, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
-        site = SITE + name
-        fixed = getattr(self, f"fixed_{name}", None)
-        value = params[site] if fixed is None else fixed.to(f)
-        if site in self.priors:
-            per_output = bool(self.priors[site].event_shape)
-        else:
-            per_output = (self.points[site][0] if fixed is None else fixed).dim() > 0
-        if not per_output:  # (*batch,) -> (*batch, 1)
-            value = value.unsqueeze(-1)
-        return value.unsqueeze(-2)
-
-    @property
-    def noise(self) -> dict[str, str]:
-        """How each own parameter comes about: fixed, learned or inferred; by input where heads of the net give it."""
-        fixed = [name.removeprefix("fixed_") for name in self._buffers if name.startswith("fixed_")]
-        found = dict.fromkeys(fixed, "fixed")
-        found |= {site.removeprefix(SITE): "learned" for site in self.points}
-        found |= {site.removeprefix(SITE): "inferred" for site in self.priors}
-        return found | ({"scale": "by input"} if self.heads > 1 else {})
-
     def like(self, weight: Tensor) -> Likelihood:
         """A copy with the numbers of its own parameters in the dtype and on the device of ``weight``."""
-        own: dict[int, Any] = {id(self.priors): {}, id(self.points): {}}  # copied below
-        moved = copy.deepcopy(self, own).to(weight.device)
-        moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
-        moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
+        moved = copy.copy(self)
+        moved.own = self.own.like(weight)
         return moved
-
-    # -- statements of the program ----------------------------------------------------------------------------------
-
-    def sample_parameters(self) -> dict[str, Tensor]:
-        """The Pyro statements of the likelihood's own parameters, by site."""
-        inferred = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
-        learned = {name: point(name, init, support) for name, (init, support) in self.points.items()}
-        return inferred | learned
 
     def observe(
         self, f: Tensor, y: Tensor | None, params: Mapping[str, Tensor], num_data: float | None = None
@@ -218,12 +303,53 @@ class Likelihood(torch.nn.Module):
         with pyro.plate(f"{DATA}_plate", size=size, subsample=f):
             return pyro.sample(DATA, self.distribution(f, params), obs=y)
 
-    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """TyXe's reading of a likelihood, both statements at once: the data given the network output."""
-        return self.observe(f, y, self.sample_parameters())
+    def __repr__(self) -> str:
+        parts = [f"{kind} {name}" for name, kind in self.own.kinds.items()]
+        return f"{type(self).__name__}({', '.join(parts + self._options())})"
+
+    def _options(self) -> list[str]:
+        """What its repr says beside its own parameters."""
+        return []
 
 
-def _positive(name: str, value: Tensor) -> Tensor:
+class Sampled(TorchDistribution):
+    """The law of a datum as Pyro takes it, of a likelihood that defines ``log_prob`` and ``draw`` itself.
+
+    Args:
+        likelihood, f, params: as of :meth:`Likelihood.distribution`.
+        columns: of y.
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    support = constraints.independent(constraints.real, 1)
+
+    def __init__(self, likelihood: Any, f: Tensor, params: Mapping[str, Tensor], columns: int):
+        self.likelihood, self.f, self.params, self.columns = likelihood, f, params, columns
+        super().__init__(f.shape[:-1], torch.Size([columns]), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Sampled:
+        f = self.f.expand(*batch_shape, self.f.shape[-1])
+        return Sampled(self.likelihood, f, self.params, self.columns)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.likelihood.log_prob(self.f, value, self.params)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        return self.likelihood.draw(self.f.expand(*sample_shape, *self.f.shape), self.params)
+
+
+def by_scipy(function: str, *values: Tensor) -> Tensor:
+    """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
+    from scipy import special  # imported late: a fit needs none of it
+
+    with np.errstate(all="ignore"):
+        found = getattr(special, function)(*(value.detach().double().cpu().numpy() for value in values))
+    return torch.from_numpy(np.asarray(found)).to(values[0].device)
+
+
+def _positive(name: str, value: Any) -> Tensor:
+    value = torch.as_tensor(value).detach().clone()
     if not value.is_floating_point():
         value = value.to(torch.get_default_dtype())
     if value.dim() > 1 or not bool(torch.isfinite(value).all() and (value > 0).all()):

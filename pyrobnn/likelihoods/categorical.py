@@ -1,4 +1,4 @@
-"""Class labels and truth values."""
+"""Class labels, truth values, and labels with an order: grades, stages, stars."""
 
 from __future__ import annotations
 
@@ -6,15 +6,56 @@ from collections.abc import Mapping
 
 import pyro.distributions as dist
 import torch
-import tyxe.likelihoods
+import torch.distributions.constraints as constraints
+import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.core.checks import check_finite
-from pyrobnn.likelihoods.base import Likelihood
+from pyrobnn.core.checks import check_choice, check_count
+from pyrobnn.likelihoods.base import SITE, Likelihood, Targets
+
+GAPS = f"{SITE}gaps"
 
 
-class Categorical(Likelihood, tyxe.likelihoods.Categorical):
+class _Labels(Likelihood):
+    """Integer labels (N,), which have the order of their numbers."""
+
+    targets = Targets("label")
+
+    def num_labels(self, width: int) -> int:
+        """How many labels there are for a network of output ``width``."""
+        return width
+
+    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        name, count = type(self).__name__, self.num_labels(width)
+        if y.dim() != 1:
+            fix = "use y.squeeze(-1)" if y.shape[-1] == 1 else "use y.argmax(-1)"
+            raise ValueError(f"'y' has shape {tuple(y.shape)} but {name} expects ({len(y)},): {fix}")
+        if y.is_floating_point() or y.is_complex():
+            raise TypeError(f"'y' has dtype {y.dtype} but {name} expects integer labels: use y.long()")
+        if count < 2 or width != self.width(count):
+            raise ValueError(
+                f"the net returns {width} values per point but {name} expects {self.width(max(count, 2))} for {count} "
+                "labels: give the net as many outputs; for two labels, Bernoulli() takes one"
+            )
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= count:
+            raise ValueError(
+                f"'y' holds labels from {low} to {high} but {name} expects 0 … {count - 1} here: relabel y, or make "
+                f"it {max(high + 1, 2)} classes"
+            )
+        return y.long()
+
+    def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """P(Y < y) and P(Y ≤ y) in the order of the labels, (\\*batch, N, 1)."""
+        probs, place = self.probs(f.double(), params), y.long().unsqueeze(-1)
+        batch = torch.broadcast_shapes(probs.shape[:-1], y.shape)
+        probs, place = probs.expand(*batch, probs.shape[-1]), place.expand(*batch, 1)
+        upper = probs.cumsum(-1).gather(-1, place)
+        return (upper - probs.gather(-1, place)).clamp_min(0.0), upper.clamp_max(1.0)
+
+
+class Categorical(_Labels):
     r"""Class labels: :math:`y \sim \mathrm{Categorical}(\mathrm{softmax}(f(x)))`; the network returns logits.
 
     The network's output is (N, classes).
@@ -27,30 +68,6 @@ class Categorical(Likelihood, tyxe.likelihoods.Categorical):
     """
 
     task = "categorical"
-    classes = True
-    labels = True
-
-    def __init__(self) -> None:
-        super().__init__(dataset_size=None, event_dim=0, name="likelihood")
-
-    def width_error(self, width: int, y: Tensor) -> str | None:
-        if error := label_shape_error("Categorical", y):
-            return error
-        if width < 2:
-            return f"the net returns {width} value per point but Categorical expects a logit per class: use Bernoulli()"
-        return None
-
-    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        if error := self.width_error(width, y):
-            raise ValueError(error)
-        check_labels("Categorical", y)
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= width:
-            raise ValueError(
-                f"'y' holds labels from {low} to {high} but the net returns {width} classes: "
-                f"labels must lie in 0 … {width - 1}; relabel y or give the net {max(high + 1, 2)} outputs"
-            )
-        return y.long()
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return dist.Categorical(logits=f)
@@ -59,20 +76,13 @@ class Categorical(Likelihood, tyxe.likelihoods.Categorical):
         """Class probabilities (\\*batch, N, classes)."""
         return f.softmax(-1)
 
-    def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """P(Y < y) and P(Y ≤ y) in the order of the labels, (\\*batch, N, 1)."""
-        return label_cdf(self.probs(f.double()), y)
-
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r""":math:`H = \mathrm{diag}(p) - p p^\top` with root :math:`\mathrm{diag}(\sqrt p) - p \sqrt p^\top`."""
         p = f.softmax(-1)
         return torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
 
-    def __repr__(self) -> str:
-        return "Categorical()"
 
-
-class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
+class Bernoulli(Likelihood):
     r"""Binary labels: :math:`y \sim \mathrm{Bernoulli}(\mathrm{sigmoid}(f(x)))`; one logit per output, (N, out).
 
     Labels are 0 or 1 of shape (N, out), or (N,) for one output.
@@ -83,29 +93,12 @@ class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
     """
 
     task = "bernoulli"
-    classes = True
+    targets = Targets("binary")
 
-    def __init__(self) -> None:
-        super().__init__(dataset_size=None, event_dim=1, name="likelihood")
-
-    def width_error(self, width: int, y: Tensor) -> str | None:
-        out = 1 if y.dim() == 1 else y.shape[-1]
-        if width == out and y.dim() <= 2:
+    def _value_error(self, y: Tensor) -> str | None:
+        if bool(((y == 0) | (y == 1)).all()):
             return None
-        return (
-            f"the net returns {width} values per point but Bernoulli expects one logit per label, "
-            f"'y' has shape {tuple(y.shape)}: give the net {out} outputs"
-        )
-
-    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        if error := self.width_error(width, y):
-            raise ValueError(error)
-        check_finite("y", y)
-        if not bool(((y == 0) | (y == 1)).all()):
-            raise ValueError(
-                f"'y' must hold 0 and 1 only for Bernoulli, got values from {y.min():g} to {y.max():g}"
-            )
-        return y.reshape(len(y), -1).to(dtype)
+        return f"'y' must hold 0 and 1 only for Bernoulli, got values from {y.min():g} to {y.max():g}"
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return dist.Bernoulli(logits=f).to_event(1)
@@ -113,11 +106,6 @@ class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
     def probs(self, f: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """Probability of label 1, (\\*batch, N, out)."""
         return f.sigmoid()
-
-    def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The probability p of label 1 and p (1 − p)."""
-        p = f.sigmoid()
-        return p, p * (1 - p)
 
     def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """P(Y < y) and P(Y ≤ y), (\\*batch, N, out)."""
@@ -129,28 +117,91 @@ class Bernoulli(Likelihood, tyxe.likelihoods.Bernoulli):
         p = f.sigmoid()
         return torch.diag_embed((p * (1 - p)).sqrt())
 
-    def __repr__(self) -> str:
-        return "Bernoulli()"
 
+class Ordinal(_Labels):
+    r"""Ordered labels by cumulative logits: :math:`P(y \le k \mid x) = \mathrm{sigmoid}(c_{k + 1} - f(x))`.
 
-def label_shape_error(name: str, y: Tensor) -> str | None:
-    """What is wrong with the shape of integer labels."""
-    if y.dim() == 1:
-        return None
-    fix = "use y.squeeze(-1)" if y.shape[-1] == 1 else "use y.argmax(-1)"
-    return f"'y' has shape {tuple(y.shape)} but {name} expects ({len(y)},): {fix}"
+    The net returns one number, and the larger it is the higher the label. Its bias gives the place of the cut-points,
+    whose mean is therefore zero; they are ordered because the gaps between them are positive. Of two labels this is
+    :class:`Bernoulli`.
 
+    Args:
+        num_classes: K; labels are integers 0 … K − 1 of shape (N,).
+        cutpoints: ``"learned"``: the K − 2 gaps are a point parameter; ``"inferred"``: under the prior LogNormal(0, 1);
+            a distribution on positive numbers of shape () or (K − 2,), their prior, and they are inferred as the site
+            ``likelihood.gaps``; or a tensor of K − 1 increasing numbers, fixed cut-points.
 
-def check_labels(name: str, y: Tensor) -> None:
-    """Raise where labels are no integers."""
-    if y.is_floating_point() or y.is_complex():
-        raise TypeError(f"'y' has dtype {y.dtype} but {name} expects integer labels: use y.long()")
+    Reference: Regression models for ordinal data (McCullagh, 1980).
 
+    Example:
+        >>> Ordinal(4, cutpoints="inferred")
+        Ordinal(inferred gaps, 4 classes)
+    """
 
-def label_cdf(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """P(Y < y) and P(Y ≤ y), (\\*batch, N, 1), of labels (N,) by their probabilities (\\*batch, N, class)."""
-    place = y.long().unsqueeze(-1)
-    batch = torch.broadcast_shapes(probs.shape[:-1], y.shape)
-    probs, place = probs.expand(*batch, probs.shape[-1]), place.expand(*batch, 1)
-    upper = probs.cumsum(-1).gather(-1, place)
-    return (upper - probs.gather(-1, place)).clamp_min(0.0), upper.clamp_max(1.0)
+    task = "ordinal"
+
+    def __init__(self, num_classes: int, cutpoints: str | Tensor | TorchDistributionMixin = "learned"):
+        super().__init__()
+        self.num_classes = check_count("num_classes", num_classes, minimum=2)
+        num_gaps = num_classes - 2
+        if isinstance(cutpoints, Tensor):
+            if cutpoints.shape != (num_classes - 1,) or not bool((cutpoints.diff() > 0).all()):
+                raise ValueError(
+                    f"'cutpoints' must be {num_classes - 1} increasing numbers for {num_classes} classes, "
+                    f"got {cutpoints}"
+                )
+            self.own.fixed["cutpoints"] = cutpoints.detach().double().clone()
+            return
+        if isinstance(cutpoints, str):
+            if check_choice("cutpoints", cutpoints, ("learned", "inferred")) == "learned":
+                self.own.points = {GAPS: (torch.ones(num_gaps), constraints.positive)} if num_gaps else {}
+                return
+            cutpoints = dist.LogNormal(0.0, 1.0)
+        if not getattr(cutpoints.support, "lower_bound", -1) >= 0 or cutpoints.shape() not in (
+            (),
+            (num_gaps,),
+        ):
+            raise ValueError(
+                f"the prior of the gaps between cut-points must live on positive numbers and have shape () or "
+                f"({num_gaps},), got {cutpoints}: use LogNormal(0.0, 1.0)"
+            )
+        if num_gaps:
+            prior = cutpoints if cutpoints.event_shape else cutpoints.expand((num_gaps,)).to_event(1)
+            self.own.priors = {GAPS: prior}
+
+    def width(self, num: int) -> int:
+        return 1
+
+    def num_labels(self, width: int) -> int:
+        return self.num_classes
+
+    def cutpoints(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        """The K − 1 cut-points, to be broadcast against (\\*batch, N, 1)."""
+        if (fixed := self.own.fixed.get("cutpoints")) is not None:
+            return fixed.to(f)
+        if self.num_classes == 2:
+            return f.new_zeros(1)
+        cuts = F.pad(params[GAPS], (1, 0)).cumsum(-1)
+        return (cuts - cuts.mean(-1, keepdim=True)).unsqueeze(-2)
+
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
+        r"""By log probabilities (\*batch, N, class), with σ(a) − σ(b) = σ(a) σ(−b) (1 − e^{b − a})."""
+        cuts = self.cutpoints(f, params)
+        below, above = F.logsigmoid(cuts - f), F.logsigmoid(f - cuts)
+        between = (-torch.expm1(-cuts.diff(dim=-1))).log()
+        inner = below[..., 1:] + above[..., :-1] + between
+        return dist.Categorical(logits=torch.cat([below[..., :1], inner, above[..., -1:]], -1))
+
+    def probs(self, f: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Probabilities of the labels (\\*batch, N, classes)."""
+        return self.distribution(f, params or {}).probs
+
+    def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        r""":math:`H = \sum_k p_k s_k^2` with the scores :math:`s_k = \sigma(c_k - f) - \sigma(f - c_{k + 1})`."""
+        cuts = self.cutpoints(f, params)
+        lower, upper = (cuts - f).sigmoid(), (f - cuts).sigmoid()
+        score = F.pad(lower, (1, 0)) - F.pad(upper, (0, 1))
+        return (self.probs(f, params) * score.square()).sum(-1, keepdim=True).sqrt().unsqueeze(-1)
+
+    def _options(self) -> list[str]:
+        return [f"{self.num_classes} classes"]

@@ -8,20 +8,16 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyrobnn.likelihoods.numbers import Numbers, by_scipy
-
-#: rates from which a Poisson is drawn as a normal
-_LARGE = 2.0**40
+from pyrobnn.likelihoods.base import Likelihood, Parameter, Targets, by_scipy
 
 
 class _Poisson(dist.Poisson):
     """Poisson whose draws stay counts where the rate is beyond whole numbers, at which torch's turn negative."""
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        return _drawn(self.rate.expand(self._extended_shape(torch.Size(sample_shape))))
+        return _poisson(self.rate.expand(self._extended_shape(torch.Size(sample_shape))))
 
 
 class _NegativeBinomial(dist.NegativeBinomial):
@@ -29,25 +25,17 @@ class _NegativeBinomial(dist.NegativeBinomial):
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         with torch.no_grad():
-            return _drawn(self._gamma.sample(sample_shape))
+            return _poisson(self._gamma.sample(sample_shape))
 
 
-def _drawn(rate: Tensor) -> Tensor:
-    """Poisson draws; of large rates by the normal that they are then."""
-    with torch.no_grad():
-        small = torch.poisson(rate.clamp_max(_LARGE))
-        normal = (rate + rate.sqrt() * torch.randn_like(rate)).round()
-        return torch.where(rate < _LARGE, small, normal)
+@torch.no_grad()
+def _poisson(rate: Tensor) -> Tensor:
+    """Poisson draws; of rates beyond 2⁴⁰ by the normal that they are then."""
+    counts = torch.poisson(rate.clamp_max(2.0**40))
+    return torch.where(rate < 2.0**40, counts, (rate + rate.sqrt() * torch.randn_like(rate)).round())
 
 
-def _steps(y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """P(Y < y) and P(Y ≤ y), with what lies below the first count."""
-    return torch.where(y > 0, lower, 0.0), torch.where(y >= 0, upper, 0.0)
-
-
-class _Counts(Numbers):
-    discrete = True
-
+class _Counts(Likelihood):
     def __init__(self, exposure: int | None = None):
         super().__init__()
         if exposure is not None and (isinstance(exposure, bool) or not isinstance(exposure, int)):
@@ -55,16 +43,16 @@ class _Counts(Numbers):
                 f"'exposure' must be the number of a column of x, got {exposure!r}: make the exposures a column, "
                 "torch.cat([x, exposures[:, None]], 1), and pass exposure=-1"
             )
-        self.exposure = exposure
+        self.targets = Targets("count", exposure=exposure)
 
-    def value_error(self, y: Tensor) -> str | None:
+    def _value_error(self, y: Tensor) -> str | None:
         wrong = y[(y < 0) | (y != y.floor())] if y.is_floating_point() else y[y < 0]
         if not len(wrong):
             return None
         return f"'y' must hold counts 0, 1, 2, … for {type(self).__name__}, got {wrong[0]:g}"
 
-    def _exposed(self) -> str:
-        return "" if self.exposure is None else f"exposure={self.exposure}"
+    def _options(self) -> list[str]:
+        return [] if self.targets.exposure is None else [f"exposure={self.targets.exposure}"]
 
 
 class Poisson(_Counts):
@@ -91,9 +79,6 @@ class Poisson(_Counts):
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return _Poisson(f.exp()).to_event(1)
 
-    def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return f.exp(), f.exp()
-
     def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         rate = f.double().exp()
         return _steps(y, *(by_scipy("pdtr", (y - below).clamp_min(0), rate) for below in (1, 0)))
@@ -101,9 +86,6 @@ class Poisson(_Counts):
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r""":math:`H = \mathrm{diag}(e^f)`."""
         return torch.diag_embed((f / 2).exp())
-
-    def __repr__(self) -> str:
-        return f"Poisson({self._exposed()})"
 
 
 class NegativeBinomial(_Counts):
@@ -123,35 +105,32 @@ class NegativeBinomial(_Counts):
 
     task = "negative_binomial"
 
-    def __init__(
-        self,
-        concentration: float | Tensor | str | PyroParam | TorchDistributionMixin = "learned",
-        exposure: int | None = None,
-    ):
+    def __init__(self, concentration: Parameter = "learned", exposure: int | None = None):
         super().__init__(exposure)
-        self.declare("concentration", concentration)
+        self.own.declare("concentration", concentration)
 
-    def _own(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return self.own("concentration", f, params).expand(f.shape)
+    def _concentration(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+        return self.own.value("concentration", f, params).expand(f.shape)
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
-        r = self._own(f, params)
+        r = self._concentration(f, params)
         return _NegativeBinomial(r, logits=f - r.log()).to_event(1)
 
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         mean = f.exp()
-        return mean, mean + mean.square() / self._own(f, params)
+        return mean, mean + mean.square() / self._concentration(f, params)
 
     def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        r = self._own(f.double(), params).double()
+        r = self._concentration(f.double(), params).double()
         failing = (r.log() - f).sigmoid()  # r / (r + mu)
         return _steps(y, *(by_scipy("betainc", r, (y + 1 - below).clamp_min(1), failing) for below in (1, 0)))
 
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r""":math:`H = \mathrm{diag}\left(\frac{\mu r}{\mu + r}\right)`."""
-        r = self._own(f, params)
+        r = self._concentration(f, params)
         return torch.diag_embed((r * (f - r.log()).sigmoid()).sqrt())
 
-    def __repr__(self) -> str:
-        parts = [f"{self.noise['concentration']} concentration", self._exposed()]
-        return f"NegativeBinomial({', '.join(part for part in parts if part)})"
+
+def _steps(y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """P(Y < y) and P(Y ≤ y), with what lies below the first count."""
+    return torch.where(y > 0, lower, 0.0), torch.where(y >= 0, upper, 0.0)

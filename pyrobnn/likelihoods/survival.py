@@ -7,47 +7,35 @@ from collections.abc import Mapping
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_finite
-from pyrobnn.likelihoods.numbers import Numbers, Response
-from pyrobnn.likelihoods.targets import observed
+from pyrobnn.likelihoods.base import Likelihood, Parameter, Sampled, Targets
 
 
-class _Censored(Numbers):
+class _Censored(Likelihood):
     """One output; y is (N, 2): the value, and 1 where it was observed or 0 where it is the limit of censoring."""
 
-    censoring = "right"
+    targets = Targets(censoring="right")
 
-    def width_error(self, width: int, y: Tensor) -> str | None:
+    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         name = type(self).__name__
         if y.dim() != 2 or y.shape[1] != 2:
-            return (
+            raise ValueError(
                 f"'y' has shape {tuple(y.shape)} but {name} expects (N, 2): the value, and 1 where it was observed or "
                 "0 where it was censored there; torch.stack([time, event], 1)"
             )
-        if width != 1:
-            return f"the net returns {width} values per point but {name} expects one: give the net 1 output"
-        return None
-
-    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        if error := self.width_error(width, y):
-            raise ValueError(error)
         check_finite("y", y)
         event = y[:, 1]
         wrong = event[(event != 0) & (event != 1)]
         if len(wrong):
             raise ValueError(
-                f"the second column of 'y' must be 1 (observed) or 0 (censored) for {type(self).__name__}, "
-                f"got {wrong[0]:g}"
+                f"the second column of 'y' must be 1 (observed) or 0 (censored) for {name}, got {wrong[0]:g}"
             )
-        if error := self.value_error(y[:, 0]):
-            raise ValueError(error)
-        return y.to(dtype)
+        return torch.cat([super().target(y[:, :1], width, dtype), event[:, None].to(dtype)], 1)
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
-        return Response(self, f, params, 2)
+        return Sampled(self, f, params, 2)
 
     def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         density, beyond = self._logs(f, y[..., :1], params)
@@ -59,7 +47,7 @@ class _Censored(Numbers):
         if y.shape[-1] == 1:
             return below, below
         known = y[..., 1:] == 1
-        if self.censoring == "right":
+        if self.targets.censoring == "right":
             return below, torch.where(known, below, 1.0)
         return torch.where(known, below, 0.0), below
 
@@ -92,49 +80,47 @@ class CensoredNormal(_Censored):
     """
 
     task = "censored_normal"
-    linear_mean = True
 
-    def __init__(
-        self, scale: float | Tensor | str | PyroParam | TorchDistributionMixin, censoring: str = "right"
-    ):
+    def __init__(self, scale: Parameter, censoring: str = "right"):
         super().__init__()
-        self.censoring = check_choice("censoring", censoring, ("right", "left"))
-        self.declare("scale", scale)
+        side = check_choice("censoring", censoring, ("right", "left"))
+        self.targets = Targets(linear_mean=True, censoring=side)
+        self.own.declare("scale", scale)
 
     def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
         return mean[:1], scale[:1]
 
     def _logs(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        scale = self.own("scale", f, params)
+        scale = self.own.value("scale", f, params)
         z = (y - f) / scale
         return -0.5 * z.square() - scale.log() - 0.5 * math.log(2 * math.pi), log_ndtr(self._out(z))
 
     def _below(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return torch.special.ndtr((y - f) / self.own("scale", f, params))
+        return torch.special.ndtr((y - f) / self.own.value("scale", f, params))
 
     def _out(self, z: Tensor) -> Tensor:
-        return -z if self.censoring == "right" else z
+        return -z if self.targets.censoring == "right" else z
 
     def draw(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return observed(self, f + self.own("scale", f, params) * torch.randn_like(f))
+        return self.targets.observed(f + self.own.value("scale", f, params) * torch.randn_like(f))
 
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return f, self.own("scale", f, params).square().expand(f.shape)
+        return f, self.own.value("scale", f, params).square().expand(f.shape)
 
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r"""Of a value that is seen, :math:`H = 1/\sigma^2`."""
-        return (1 / self.own("scale", f, params)).expand(f.shape).unsqueeze(-1)
+        return (1 / self.own.value("scale", f, params)).expand(f.shape).unsqueeze(-1)
 
     def curvature_root(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r"""Of a censored row the observed information :math:`h (h - z) / \sigma^2`, with the hazard h at its limit."""
-        scale = self.own("scale", f, params)
+        scale = self.own.value("scale", f, params)
         z = -self._out((y[:, :1] - f) / scale)
         hazard = (-0.5 * z.square() - 0.5 * math.log(2 * math.pi) - log_ndtr(-z)).exp()
         share = (hazard * (hazard - z)).clamp(0.0, 1.0)
         return (torch.where(y[:, 1:] == 1, 1.0, share).sqrt() / scale).unsqueeze(-1)
 
-    def __repr__(self) -> str:
-        return f"CensoredNormal({self.noise['scale']} scale, {self.censoring})"
+    def _options(self) -> list[str]:
+        return [str(self.targets.censoring)]
 
 
 class Weibull(_Censored):
@@ -160,11 +146,11 @@ class Weibull(_Censored):
 
     task = "weibull"
 
-    def __init__(self, shape: float | Tensor | str | PyroParam | TorchDistributionMixin = "learned"):
+    def __init__(self, shape: Parameter = "learned"):
         super().__init__()
-        self.declare("shape", shape)
+        self.own.declare("shape", shape)
 
-    def value_error(self, y: Tensor) -> str | None:
+    def _value_error(self, y: Tensor) -> str | None:
         wrong = y[y <= 0]
         return f"times in 'y' must be positive for Weibull, got {wrong[0]:g}" if len(wrong) else None
 
@@ -172,25 +158,25 @@ class Weibull(_Censored):
         return torch.zeros_like(mean[:1]), scale[:1]
 
     def _logs(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        shape = self.own("shape", f, params)
+        shape = self.own.value("shape", f, params)
         u = shape * (y.log() - f)
         return shape.log() + u - y.log() - u.exp(), -u.exp()
 
     def _below(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        return -torch.expm1(-(self.own("shape", f, params) * (y.clamp_min(0).log() - f)).exp())
+        return -torch.expm1(-(self.own.value("shape", f, params) * (y.clamp_min(0).log() - f)).exp())
 
     def draw(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         event = torch.empty_like(f).exponential_()
-        return observed(self, (f + event.log() / self.own("shape", f, params)).exp())
+        return self.targets.observed((f + event.log() / self.own.value("shape", f, params)).exp())
 
     def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        shape = self.own("shape", f, params)
+        shape = self.own.value("shape", f, params)
         first, second = (torch.lgamma(1 + k / shape).exp() for k in (1, 2))
         return f.exp() * first, (2 * f).exp() * (second - first.square())
 
     def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r"""Of a time that is seen, :math:`H = k^2`."""
-        return self.own("shape", f, params).expand(f.shape).unsqueeze(-1)
+        return self.own.value("shape", f, params).expand(f.shape).unsqueeze(-1)
 
     def curvature_root(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         r"""The observed information :math:`k^2 (t / \lambda)^k`, of events and censored rows alike.
@@ -198,11 +184,8 @@ class Weibull(_Censored):
         Its mean is the expected one whatever cut the rows short; that of events alone, :math:`k^2`, would be too large,
         for they are the rows of short times.
         """
-        shape = self.own("shape", f, params)
+        shape = self.own.value("shape", f, params)
         return (shape * (shape * (y[:, :1].log() - f) / 2).exp()).unsqueeze(-1)
-
-    def __repr__(self) -> str:
-        return f"Weibull({self.noise['shape']} shape)"
 
 
 def log_ndtr(z: Tensor) -> Tensor:

@@ -35,8 +35,6 @@ from pyrobnn.core.groups import (
     SAMPLE_STATS,
     STEIN,
 )
-from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.likelihoods import targets
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
@@ -53,6 +51,7 @@ from pyrobnn.posterior.program_groups import (
     to_numpy,
 )
 from pyrobnn.posterior.stein import stein_statistics
+from pyrobnn.core.seeding import generator, seeded
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
@@ -101,7 +100,7 @@ def to_datatree(
         TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`; ``coords`` or ``dims`` that fit nothing.
     """
     if isinstance(posterior.model, BNN) and y is not None:
-        y = targets.read(posterior.bnn.likelihood, y)
+        y = posterior.bnn.likelihood.targets.read(y)
     axes = posterior.meta.get("axes", {})
     groups = {POSTERIOR: draws_dataset(posterior.draws, axes)}
     if posterior.sample_stats:
@@ -160,7 +159,7 @@ def _thinned(posterior: Posterior, num_points: int) -> Posterior:
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y.
 
-    Of a program: :meth:`pyrobnn.Density.log_likelihood` says what is a datum and what it contributes; factors
+    Of a program: :meth:`pyrobnn.density.Density.log_likelihood` says what is a datum and what it contributes; factors
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
@@ -198,7 +197,7 @@ def _function_groups(
         variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
     norms = layer_norms(posterior.draws)
     variables["layer_norm"] = ((*shared, "layer"), to_numpy(torch.stack(list(norms.values()), -1)))
-    if posterior.bnn.likelihood.priors and posterior.bnn.likelihood.normal:
+    if posterior.bnn.likelihood.own.priors and posterior.bnn.likelihood.targets.normal:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
         variables["noise"] = ((*shared, "output"), to_numpy(scale))
     groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
@@ -220,7 +219,7 @@ def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
     """Draws from the prior as a :class:`Posterior`, which predicts and is plotted like any other."""
     with seeded(seed, model.device):
         draws = {name: site.sample((1, num_draws)) for name, site in model.priors.items()}
-    fixed = model.initial_values() | {name: init for name, (init, _) in model.likelihood.points.items()}
+    fixed = model.initial_values() | {name: init for name, (init, _) in model.likelihood.own.points.items()}
     draws |= {n: v.expand(1, num_draws, *v.shape) for n, v in fixed.items() if n not in draws}
     return Posterior(model, draws, meta={"method": "Prior", "iid": True})
 
@@ -232,7 +231,7 @@ def _grid_group(
     true_function: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, xr.Dataset]:
     x = torch.as_tensor(x)
-    if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.classes:
+    if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.targets.classes:
         return {}
     if grid is None:
         low, high = float(x.min()), float(x.max())
@@ -256,7 +255,7 @@ def _grid_group(
 
 
 def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
-    x, y = torch.as_tensor(x), targets.read(posterior.bnn.likelihood, y)
+    x, y = torch.as_tensor(x), posterior.bnn.likelihood.targets.read(y)
     few = _thinned(posterior, len(x))
     prediction = few.predict(x)
     shared, point = ("chain", "draw"), ("pred_point", "output")
@@ -266,7 +265,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> di
         "log_prob": (("pred_point",), to_numpy(prediction.log_prob(y))),
     }
     variables |= _observations(prediction, y, few, "pred_point", 1000, seed)
-    if not prediction.likelihood.classes:
+    if not prediction.likelihood.targets.classes:
         for name in ("mean", "aleatoric_var", "epistemic_var"):
             variables[name] = (point, to_numpy(getattr(prediction, name)))
     else:
@@ -348,17 +347,21 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _sample(prediction: Prediction, y: Tensor, seed: int, per_draw: int = 1) -> Tensor:
     """New outcomes as they would have been seen where ``y`` was: a censored row's not beyond its limit."""
-    return targets.as_observed(prediction.likelihood, prediction.sample(seed=seed, per_draw=per_draw), y)
+    return prediction.likelihood.targets.as_observed(prediction.sample(seed=seed, per_draw=per_draw), y)
 
 
 def _extras(prediction: Prediction, y: Tensor, point: str) -> dict[str, Any]:
-    return {} if prediction.likelihood.censoring is None else {"observed": ((point,), to_numpy(y[..., 1]))}
+    return (
+        {}
+        if prediction.likelihood.targets.censoring is None
+        else {"observed": ((point,), to_numpy(y[..., 1]))}
+    )
 
 
 def _outcome(prediction: Prediction, y: Tensor) -> Tensor:
     """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
-    y = targets.values(prediction.likelihood, y)
-    return y if prediction.likelihood.classes or y.is_floating_point() else y.double()
+    y = prediction.likelihood.targets.values(y)
+    return y if prediction.likelihood.targets.classes or y.is_floating_point() else y.double()
 
 
 def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:

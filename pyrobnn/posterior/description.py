@@ -26,7 +26,7 @@ def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
         "net": f"{_net(model.net)}, {model.num_weights:,} weights",
         "prior": _called(model.prior),
         "likelihood": "; ".join([repr(model.likelihood), *_noise(model)])
-        + ("" if model.standardizer is None or model.likelihood.classes else " (in standard units)"),
+        + ("" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"),
     }
 
 
@@ -44,7 +44,8 @@ def _net(net: nn.Module) -> str:
 
 def _noise(model: BNN) -> list[str]:
     return [
-        f"{name.removeprefix('likelihood.')} ~ {_called(d)}" for name, d in model.likelihood.priors.items()
+        f"{name.removeprefix('likelihood.')} ~ {_called(d)}"
+        for name, d in model.likelihood.own.priors.items()
     ]
 
 

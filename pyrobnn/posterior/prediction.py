@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count
-from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.likelihoods import Likelihood, averages, targets
+from pyrobnn.likelihoods import Likelihood, averages
 from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
+from pyrobnn.core.seeding import generator, seeded
 
 if TYPE_CHECKING:
     from pyrobnn.model import BNN
@@ -64,7 +64,7 @@ class Prediction:
         self.params = {
             name: value
             for name, value in params.items()
-            if name in likelihood.priors or name in likelihood.points
+            if name in likelihood.own.priors or name in likelihood.own.points
         }
         self.task = likelihood.task
         self._moments = moments
@@ -89,7 +89,7 @@ class Prediction:
     @property
     def f(self) -> Tensor:
         """Every draw's function: the mean of y (chain, draw, point, out) in its units, or logits (…, class)."""
-        return self.standard_f if self.likelihood.classes else self.loc
+        return self.standard_f if self.likelihood.targets.classes else self.loc
 
     @cached_property
     def loc(self) -> Tensor:
@@ -117,7 +117,7 @@ class Prediction:
         if self.task == "bernoulli":
             return self.probs
         self._need_numbers()
-        if self._moments is not None and self.likelihood.linear_mean:
+        if self._moments is not None and self.likelihood.targets.linear_mean:
             return self._in_y(self._moments[0])
         return _mean(self.loc)
 
@@ -130,7 +130,7 @@ class Prediction:
     def epistemic_var(self) -> Tensor:
         """Variance of the mean over draws, Var[μ] (point, out); exactly 0 for a single draw."""
         self._need_numbers()
-        if self._moments is not None and self.likelihood.linear_mean:
+        if self._moments is not None and self.likelihood.targets.linear_mean:
             return self._moments[1] * self._y_scale**2
         return self.loc.double().flatten(0, 1).var(0, correction=0).to(self.f.dtype)
 
@@ -158,12 +158,12 @@ class Prediction:
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
         shape = self.loc.shape[2:]
-        if self.likelihood.normal:
+        if self.likelihood.targets.normal:
             loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
             found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
         else:
             start = _mean(self._mean_variance[0].double())
-            num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.discrete
+            num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.targets.kind == "count"
             found = [
                 self._in_y(cdf_quantile(level, self._below, start, num=num, discrete=whole))
                 for level in levels.reshape(-1).tolist()
@@ -219,9 +219,7 @@ class Prediction:
         y = self._target(y)
         f, params = self._wide
         log_prob = self.likelihood.log_prob(f, self._standard(y), params)
-        return (
-            log_prob if self._unitless else log_prob - targets.log_volume(self.likelihood, y, self._y_scale)
-        )
+        return log_prob if self._unitless else log_prob - self.likelihood.targets.log_volume(y, self._y_scale)
 
     def pit(self, y: Tensor, *, seed: int = 0) -> Tensor:
         """Probability integral transform of ``y``, (point, out): uniform where the prediction is right.
@@ -251,7 +249,7 @@ class Prediction:
         return not isinstance(self._y_scale, Tensor) and (self._y_mean, self._y_scale) == (0.0, 1.0)
 
     def _target(self, y: Tensor) -> Tensor:
-        y = targets.read(self.likelihood, y).to(self.standard_f.device)
+        y = self.likelihood.targets.read(y).to(self.standard_f.device)
         outputs, points = self.standard_f.shape[-1], self.standard_f.shape[-2]
         y = self.likelihood.target(y, outputs, torch.float64)
         if len(y) != points:
@@ -261,7 +259,7 @@ class Prediction:
         return y
 
     def _standard(self, y: Tensor) -> Tensor:
-        return y if self._unitless else targets.in_units(self.likelihood, y, self._y_mean, self._y_scale)
+        return y if self._unitless else self.likelihood.targets.in_units(y, self._y_mean, self._y_scale)
 
     def sample(self, *, seed: int = 0, per_draw: int = 1) -> Tensor:
         """Noisy observations: (chain, draw · per_draw, point, out), or labels (chain, draw · per_draw, point).
@@ -273,17 +271,17 @@ class Prediction:
         check_count("per_draw", per_draw)
         with seeded(seed, self.f.device):
             law = self.likelihood.distribution(self.standard_f, self.params)
-            drawn = targets.values(self.likelihood, law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
+            drawn = self.likelihood.targets.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
         return drawn if self._unitless else self._in_y(drawn)
 
     def _need_numbers(self) -> None:
-        if self.likelihood.classes:
+        if self.likelihood.targets.classes:
             raise AttributeError(
                 f"this is the prediction of a {self.task} likelihood: use probs and the entropies"
             )
 
     def _need_classes(self) -> None:
-        if not self.likelihood.classes:
+        if not self.likelihood.targets.classes:
             raise AttributeError(
                 f"this is the prediction of a {self.task} likelihood: use mean, aleatoric_var and epistemic_var"
             )

@@ -47,9 +47,9 @@ def quantities(posterior: Posterior, data: Dataset, probe_x: Tensor, probe_kinds
     kinds = [kind for kind in probe_kinds for _ in range(outputs)]
     columns = [f.reshape(*f.shape[:2], -1)]
     likelihood = posterior.bnn.likelihood
-    if prediction.task == "gaussian" and (likelihood.priors or likelihood.heads > 1):
+    if prediction.task == "gaussian" and (likelihood.own.priors or likelihood.targets.heads > 1):
         scale = prediction.scale.cpu().double().numpy()[..., 0]
-        scale = scale if likelihood.heads > 1 else scale[:, :, :1]
+        scale = scale if likelihood.targets.heads > 1 else scale[:, :, :1]
         names += [f"noise at probe {k}" for k in range(len(probe_x))] if scale.shape[2] > 1 else ["noise"]
         columns.append(scale)
     log_prior, log_likelihood = log_densities(posterior, data.x, data.y)

@@ -11,7 +11,6 @@ from scipy import stats
 from torch import Tensor
 
 from pyrobnn.inference.method import Method
-from pyrobnn.likelihoods import targets
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities, prior_posterior
@@ -89,7 +88,7 @@ def replicate(
 def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
     """Parameters drawn from the prior, as a posterior of one draw, and targets (N, out) drawn from the likelihood."""
     truth = prior_posterior(model, 1, seed)
-    return truth, targets.observed(model.likelihood, truth.predict(x).sample(seed=seed + 1)[0, 0])
+    return truth, model.likelihood.targets.observed(truth.predict(x).sample(seed=seed + 1)[0, 0])
 
 
 def rank(
@@ -116,7 +115,7 @@ def ranked_quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tenso
     # the raw output: a heteroskedastic net's noise is ranked with its mean
     f = posterior.standard_function(probe_x).detach().double().cpu().numpy()
     found = {f"f{probe}.{output}": f[:, :, probe, output] for probe, output in np.ndindex(*f.shape[2:])}
-    for name in posterior.bnn.likelihood.priors:
+    for name in posterior.bnn.likelihood.own.priors:
         site = posterior.draws[name].detach().double().cpu().numpy()
         columns = site.reshape(*site.shape[:2], -1)
         found |= {f"{name}.{index}": columns[:, :, index] for index in range(columns.shape[2])}

@@ -124,7 +124,7 @@ def build(settings: dict[str, Any]) -> BNN:
     if len(shape) > 1:
         net = networks.small_cnn(width, shape[0], shape[-1], seed=seed)
     else:
-        inputs = shape[0] - (likelihood.exposure is not None)
+        inputs = shape[0] - (likelihood.targets.exposure is not None)
         net = networks.mlp(
             inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
         )

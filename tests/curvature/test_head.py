@@ -91,7 +91,7 @@ def test_the_head_is_the_whole_net(kind, options, monkeypatch, tmp_path):
     for likelihood, y in (
         (pb.likelihoods.Categorical(), LABELS), (pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), Y),
     ):  # fmt: skip
-        net = build(kind, 2 if likelihood.classes else 1)
+        net = build(kind, 2 if likelihood.targets.classes else 1)
         with monkeypatch.context() as patched:
             patched.setattr(head, "_path", lambda *args: "")
             whole = fitted(net, y, likelihood, subset=subset, **options)

@@ -33,9 +33,8 @@ LIKELIHOODS |= {
 def test_a_tree_says_how_its_noise_comes_about(name):
     """What a likelihood says of itself is what its program does."""
     likelihood = LIKELIHOODS[name]()
-    inferred = {site.removeprefix("likelihood.") for site in likelihood.priors}
-    assert {part for part, how in likelihood.noise.items() if how == "inferred"} == inferred
-    assert ("by input" in likelihood.noise.values()) == (likelihood.heads > 1)
+    inferred = {site.removeprefix("likelihood.") for site in likelihood.own.priors}
+    assert {part for part, how in likelihood.own.kinds.items() if how == "inferred"} == inferred
 
 
 WORSE = {"pass": 0, "warn": 1, "fail": 2}

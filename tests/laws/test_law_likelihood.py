@@ -27,7 +27,6 @@ from test_contract import METHODS, num_draws
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.likelihoods import targets
 from pyrobnn.studies.nuts_batch import fit_batch
 from pyrobnn.studies.sbc import combined, rank, simulate, uniformity
 
@@ -194,7 +193,7 @@ CASES = {
     ),
 }
 CENSORED = ["censored_normal", "left_censored_normal", "weibull"]
-NUMBERS = [name for name in CASES if not CASES[name].fixed().classes]
+NUMBERS = [name for name in CASES if not CASES[name].fixed().targets.classes]
 N = 6
 
 
@@ -212,7 +211,7 @@ def samples(name: str, f: torch.Tensor, num: int, seed: int = 0) -> torch.Tensor
 
 def column(name: str, y: torch.Tensor) -> torch.Tensor:
     """The values of y (…, N), without what else its columns say."""
-    return y if CASES[name].fixed().labels else y[..., 0]
+    return y if CASES[name].fixed().targets.kind == "label" else y[..., 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -234,10 +233,10 @@ def test_the_density_is_that_of_scipy(name, dtype):
 def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
     likelihood, f = CASES[name].fixed(), outputs(name)
     law = CASES[name].law(f.numpy())
-    if likelihood.discrete or likelihood.classes:
+    if likelihood.targets.kind == "count" or likelihood.targets.classes:
         top = {"bernoulli": 2, "categorical": 3, "ordinal": 4}.get(name) or int(law.ppf(1 - 1e-13).max())
         grid = torch.arange(top, dtype=torch.float64)[:, None, None].expand(-1, N, 1)
-        grid = grid[..., 0].long() if likelihood.labels else grid
+        grid = grid[..., 0].long() if likelihood.targets.kind == "label" else grid
         mass = likelihood.log_prob(f, grid, {}).exp().cumsum(0)
         assert float((mass[-1] - 1).abs().max()) < 1e-9
         lower, upper = likelihood.cdf(f, grid, {})
@@ -249,7 +248,7 @@ def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
     grid = ends[0] + torch.linspace(0, 1, 20001, dtype=torch.float64)[:, None] * (ends[1] - ends[0])
     lower, upper = likelihood.cdf(f, grid[..., None], {})
     assert torch.equal(lower, upper) and bool((upper.diff(dim=0) >= 0).all())
-    whole = targets.observed(likelihood, grid[..., None])
+    whole = likelihood.targets.observed(grid[..., None])
     inside = torch.trapezoid(likelihood.log_prob(f, whole, {}).exp(), grid, dim=0)
     torch.testing.assert_close(inside, (upper[-1] - upper[0])[..., 0], rtol=1e-5, atol=0)
     torch.testing.assert_close(inside, torch.ones(N, dtype=torch.float64) - 2e-6, rtol=1e-5, atol=0)
@@ -273,7 +272,7 @@ def test_the_curvature_is_the_mean_square_of_the_score(name):
 def test_mean_and_variance_are_those_of_its_draws(name):
     f = outputs(name)
     mean, var = CASES[name].fixed().mean_variance(f, {})
-    y = targets.values(CASES[name].fixed(), samples(name, f, 20_000))
+    y = CASES[name].fixed().targets.values(samples(name, f, 20_000))
     for found, values in ((mean, y), (var, (y - mean).square())):
         error = values.std(0) / len(y) ** 0.5
         assert float(((values.mean(0) - found).abs() / error).max()) < 6.0
@@ -294,7 +293,7 @@ def prediction(name: str, num: int, num_functions: int = 1) -> pb.Prediction:
 def test_the_transform_of_its_own_draws_is_uniform(name):
     p = prediction(name, 2000)
     y = p.sample(seed=3)[0, 0]
-    y = targets.observed(p.likelihood, y)
+    y = p.likelihood.targets.observed(y)
     pit = p.pit(y, seed=1)
     assert pit.shape == (2000, 1) and float(pit.min()) >= 0 and float(pit.max()) <= 1
     assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
@@ -309,14 +308,14 @@ def test_quantiles_are_where_the_mixture_has_its_levels(name):
     laws = [CASES[name].law(f.numpy()) for f in p.standard_f[0]]
     for level, y in zip(levels, found[..., 0].double().numpy()):
         reached = np.mean([law.cdf(y) for law in laws], 0)
-        if not p.likelihood.discrete:
+        if not p.likelihood.targets.kind == "count":
             np.testing.assert_allclose(reached, level, rtol=0, atol=1e-6)
             continue
         before = np.mean([law.cdf(y - 1) for law in laws], 0)
         assert (y == np.round(y)).all() and (reached >= float(level)).all() and (before < float(level)).all()
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERS if not CASES[name].fixed().normal])
+@pytest.mark.parametrize("name", [name for name in NUMBERS if not CASES[name].fixed().targets.normal])
 def test_a_quantile_of_many_draws_takes_few_looks_at_all_of_them(name):
     p = prediction(name, N, num_functions=600)
     cdf, looks = p.likelihood.cdf, []
@@ -331,7 +330,7 @@ def test_a_quantile_of_many_draws_takes_few_looks_at_all_of_them(name):
     assert sum(looks) / len(levels) < 15
     reached = cdf(p.standard_f, found[:, None, None].double(), {})[1].mean((1, 2))[..., 0]
     assert bool((reached >= levels[:, None] - 1e-6).all())
-    assert p.likelihood.discrete or bool((reached <= levels[:, None] + 1e-6).all())
+    assert p.likelihood.targets.kind == "count" or bool((reached <= levels[:, None] + 1e-6).all())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -340,8 +339,12 @@ def test_extreme_outputs_are_finite(name):
     for dtype in (torch.float32, torch.float64):
         f = torch.tensor([-50.0, 50.0], dtype=dtype)[:, None].expand(2, CASES[name].width).clone()
         f.requires_grad_()
-        y = torch.ones(2, dtype=torch.long) if likelihood.labels else torch.ones(2, 1, dtype=dtype)
-        y = targets.observed(likelihood, y)
+        y = (
+            torch.ones(2, dtype=torch.long)
+            if likelihood.targets.kind == "label"
+            else torch.ones(2, 1, dtype=dtype)
+        )
+        y = likelihood.targets.observed(y)
         log_prob = likelihood.log_prob(f, y, {})
         gradient = torch.autograd.grad(log_prob.sum(), f)[0]
         f = f.detach()
@@ -352,14 +355,16 @@ def test_extreme_outputs_are_finite(name):
             assert bool(torch.isfinite(likelihood.curvature_root(f, y, {})).all())
         for values in (*likelihood.cdf(f, y, {}), likelihood.fisher_root(f, {})):
             assert bool(torch.isfinite(values).all())
-        if likelihood.labels:
+        if likelihood.targets.kind == "label":
             continue
         mean, var = likelihood.mean_variance(f, {})
         var = var.clamp_max(torch.finfo(dtype).max)  # of clustered counts, exp(100) in float32
         assert bool(torch.isfinite(mean).all() and torch.isfinite(var).all())
         with seeded(0):
-            drawn = targets.values(likelihood, likelihood.distribution(f, {}).sample())
-        assert bool(torch.isfinite(drawn).all()) and not (likelihood.discrete and float(drawn.min()) < 0)
+            drawn = likelihood.targets.values(likelihood.distribution(f, {}).sample())
+        assert bool(torch.isfinite(drawn).all()) and not (
+            likelihood.targets.kind == "count" and float(drawn.min()) < 0
+        )
         if dtype == torch.float64:
             assert bool(((drawn - mean).abs() < 60 * var.sqrt() + 1).all())
 
@@ -444,7 +449,7 @@ def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
     x, y = data(name)
     p = posterior.predict(x)
     assert bool(torch.isfinite(p.log_prob(y)).all()) and p.pit(y).shape == (40, 1)
-    if not p.likelihood.classes:
+    if not p.likelihood.targets.classes:
         assert p.mean.shape == p.var.shape == p.quantile(0.5).shape == (40, 1)
         torch.testing.assert_close(p.var, p.aleatoric_var + p.epistemic_var)
     again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), posterior.model)
@@ -459,7 +464,7 @@ def test_its_tree_is_judged(name):
     assert tree["log_likelihood"]["y"].shape == (1, posterior.num_draws, 40)
     assert tree["observed_data"]["y"].shape == (40,) and tree["predictions"]["log_prob"].shape == (40,)
     scores = pb.diagnostics.score(tree)
-    classes = posterior.bnn.likelihood.classes
+    classes = posterior.bnn.likelihood.targets.classes
     assert "log_prob" in scores and ("accuracy" in scores) == classes
     # how far a mean is from a value that was not seen, nobody knows
     assert ("rmse" in scores) == (name not in CENSORED and not classes)
@@ -483,7 +488,7 @@ def test_units_change_nothing_or_what_they_should(name):
         found.append((METHODS["MAP"].fit(model, x, here, seed=0).predict(x), here, factor))
     (p, y, _), (q, z, factor) = found
     factor = factor if has_units else 1.0
-    volume = targets.log_volume(p.likelihood, y, factor)
+    volume = p.likelihood.targets.log_volume(y, factor)
     torch.testing.assert_close(q.standard_f, p.standard_f)
     torch.testing.assert_close(q.mean, factor * p.mean)
     torch.testing.assert_close(q.aleatoric_var, factor**2 * p.aleatoric_var)
@@ -554,7 +559,7 @@ def test_the_transform_of_censored_rows_is_uniform_too(name):
     assert 0.2 < 1 - float(y[:, 1].mean()) < 0.6
     assert stats.kstest(p.pit(y)[:, 0].numpy(), "uniform").pvalue > 0.01
     # replicates are cut off where the row was, so that transforms by draws are uniform as well
-    drawn = targets.as_observed(p.likelihood, p.sample(per_draw=400), y)
+    drawn = p.likelihood.targets.as_observed(p.sample(per_draw=400), y)
     pit = pb.metrics.pit(drawn[0], y[:, :1])
     assert stats.kstest(pit[:, 0].numpy(), "uniform").pvalue > 0.01
 

@@ -93,7 +93,7 @@ def test_numbers_with_a_graph_are_cut_from_it(leaf):
     model = pb.BNN(toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, own)), likelihood)
     for prior in copy.deepcopy(model).priors.values():
         assert not prior.log_prob(torch.full(prior.shape(), 0.5)).requires_grad
-    (mine,) = likelihood.priors.values()  # the user's own is as it was
+    (mine,) = likelihood.own.priors.values()  # the user's own is as it was
     assert mine.log_prob(torch.tensor(0.5)).requires_grad
     x, y = toy(10)
     pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
@@ -140,7 +140,7 @@ def test_a_noise_prior_of_another_dtype(name, own, dtype):
     model = pb.BNN(toy_net().to(dtype), normal_prior(), likelihood)
     posterior = method.fit(model, x, y, **({} if name == "MAP" else {"num_draws": 4}))
     assert {value.dtype for value in posterior.draws.values()} == {dtype}
-    assert likelihood.priors["likelihood.scale"].scale.dtype == own  # the user's own
+    assert likelihood.own.priors["likelihood.scale"].scale.dtype == own  # the user's own
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (3,), (3, 2), (2, 2)])

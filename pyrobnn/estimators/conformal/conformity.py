@@ -44,7 +44,7 @@ class Outputs:
     def of(cls, posterior: Posterior, x: Tensor) -> Outputs:
         """The outputs of a posterior at inputs ``x`` in the units of the data."""
         likelihood = posterior.bnn.likelihood
-        own = {**likelihood.priors, **likelihood.points}
+        own = {**likelihood.own.priors, **likelihood.own.points}
         params = {
             name: value.flatten(0, 1).double() for name, value in posterior.draws.items() if name in own
         }

@@ -89,7 +89,7 @@ class Linearized(SubsetNetwork):
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the network's first head, that of the mean where there is one, (point, out)."""
         f, cov = self.output_moments(x)
-        out = f.shape[1] // self.jacobian.model.likelihood.heads
+        out = f.shape[1] // self.jacobian.model.likelihood.targets.heads
         return f[:, :out], cov.diagonal(dim1=1, dim2=2)[:, :out]
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -174,7 +174,7 @@ def _needed(lowest: float, highest: float) -> float:
 def _residual(centre: Centre) -> Residual | None:
     """Scaled residuals, where Gaussian noise is learned and hence tuned too."""
     problem = centre.problem
-    if SCALE not in centre.points or not problem.bnn.likelihood.normal:
+    if SCALE not in centre.points or not problem.bnn.likelihood.targets.normal:
         return None
     f = forward_in_parts(problem.bnn, centre.values, problem.x)
     loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)

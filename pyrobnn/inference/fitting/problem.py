@@ -267,7 +267,7 @@ def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, 
         "iid": method.kind != "chains",
         "temperature": 1.0,
         "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
-        "noise": problem.bnn.likelihood.noise if problem.is_bnn else None,
+        "noise": problem.bnn.likelihood.own.kinds if problem.is_bnn else None,
         "device": str(problem.device),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},

@@ -34,7 +34,7 @@ class LinearFit:
     @torch.no_grad()
     def of(cls, problem: Problem) -> LinearFit | None:
         """None where there is nothing to compare: no regression with a BNN, or less than two rows an input."""
-        if not problem.is_bnn or not problem.bnn.likelihood.normal:
+        if not problem.is_bnn or not problem.bnn.likelihood.targets.normal:
             return None
         x, y = some_rows(problem)
         y = y.double()
