@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite, check_stored_by_name
+from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
+from pyrobnn.density.fused import WrittenOut
+from pyrobnn.density.point import given, point
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
-from pyrobnn.core.seeding import kept, seeded
-from pyrobnn.density.fused import WrittenOut
-from pyrobnn.density.point import given, point
 
 if TYPE_CHECKING:
     from pyrobnn.inference.preflight import Preflight

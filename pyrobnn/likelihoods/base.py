@@ -16,8 +16,8 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
-from pyrobnn.priors import move
 from pyrobnn.density.point import point
+from pyrobnn.priors import move
 
 SITE = "likelihood."
 SCALE = f"{SITE}scale"
@@ -85,8 +85,9 @@ class OwnParameters:
     @property
     def kinds(self) -> dict[str, str]:
         """How each parameter comes about: ``"fixed"``, ``"learned"`` or ``"inferred"``."""
-        groups = {"fixed": self.fixed, "learned": self.points, "inferred": self.priors}
-        return {name.removeprefix(SITE): kind for kind, group in groups.items() for name in group}
+        found = dict.fromkeys(self.fixed, "fixed") | dict.fromkeys(self.points, "learned")
+        found |= dict.fromkeys(self.priors, "inferred")
+        return {name.removeprefix(SITE): kind for name, kind in found.items()}
 
     def like(self, weight: Tensor) -> OwnParameters:
         """A copy with its numbers on the device of ``weight``, those that are not fixed in its dtype too."""

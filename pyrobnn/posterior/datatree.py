@@ -35,6 +35,7 @@ from pyrobnn.core.groups import (
     SAMPLE_STATS,
     STEIN,
 )
+from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
@@ -51,7 +52,6 @@ from pyrobnn.posterior.program_groups import (
     to_numpy,
 )
 from pyrobnn.posterior.stein import stein_statistics
-from pyrobnn.core.seeding import generator, seeded
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count
+from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.likelihoods import Likelihood, averages
 from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
-from pyrobnn.core.seeding import generator, seeded
 
 if TYPE_CHECKING:
     from pyrobnn.model import BNN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pyro.distributions as dist
@@ -157,20 +158,47 @@ def test_hide_and_expose_take_effect_or_are_refused(family):
         prior = SELECTIVE[family](**{option: value})
         exposed = {name for name in names if prior.expose_fn(toy_net()[0], name)}
         assert exposed == expected, option
-    if family in ("FanInNormal", "ScaleMixture"):
+
+
+#: selections of which a part changes nothing, and what the error names
+IDLE = {
+    "hide and expose": ({"hide": ["2.bias"], "expose": ["2.weight"]}, "'hide'.*'expose'"),
+    "a name twice": ({"hide": ["2.bias", "2.bias"]}, "'2.bias'"),
+    "no such name": ({"hide": ["2.bais"]}, "'2.bais'"),
+    "a module without parameters": ({"hide_modules": [torch.nn.Tanh()]}, "Tanh"),
+    "everything exposed": ({"expose": ["2.weight"], "expose_all": True}, "'expose'"),
+    "everything hidden": ({"hide": ["2.bias"], "hide_all": True}, "'hide'"),
+    "a function beside a name": ({"hide": ["2.bias"], "expose_fn": lambda module, name: True}, "'expose_fn'"),
+    "a function that names nothing": ({"hide_fn": lambda module, name: False}, "'hide_fn'"),
+    "nothing exposed": ({"expose_all": False}, "'expose_all'"),
+    "both all": ({"expose_all": True, "hide_all": True}, "'hide_all'"),
+    "a name beside its suffix": ({"hide": ["2.bias"], "hide_parameters": ["bias"]}, "'2.bias'"),
+    "a type beside its part": ({"hide_module_types": [torch.nn.Linear], "hide": ["2.bias"]}, "'2.bias'"),
+    "no such type": ({"hide_module_types": [torch.nn.Conv2d]}, "Conv2d"),
+}
+
+
+@pytest.mark.parametrize("idle", IDLE)
+@pytest.mark.parametrize("family", SELECTIVE)
+def test_an_argument_without_effect_is_an_error(family, idle):
+    chosen, named = IDLE[idle]
+    if family in ("FanInNormal", "ScaleMixture") and not set(chosen) <= {"hide", "expose", "hide_modules"}:
         return
-    for idle in (
-        {"expose": ["2.weight"], "expose_all": True},
-        {"hide": ["2.bias"], "hide_all": True},
-        {"hide": ["2.bias"], "expose_fn": lambda module, name: True},
-        {"expose_all": False},
-        {"expose_all": True, "hide_all": True},
-    ):
-        with pytest.raises(ValueError, match="has no effect beside"):
-            SELECTIVE[family](**idle)
-    with pytest.raises(ValueError, match="has no effect beside 'hide_parameters'"):
-        twice = SELECTIVE[family](hide=["2.bias"], hide_parameters=["bias"])
-        pb.BNN(toy_net(), twice, pb.likelihoods.HomoskedasticGaussian(0.2))
+    with pytest.raises(ValueError, match="has no effect") as caught:
+        pb.BNN(toy_net(), SELECTIVE[family](**chosen), pb.likelihoods.HomoskedasticGaussian(0.2))
+    assert re.search(named, str(caught.value)) and "\n" not in str(caught.value)
+
+
+def test_one_entry_needs_no_list_and_types_may_be_one():
+    model = pb.BNN(
+        toy_net(),
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide="2.bias"),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
+    )
+    assert set(model.priors) == {"net.0.weight", "net.0.bias", "net.2.weight"}
+    for types in ([torch.nn.Linear], (torch.nn.Linear,), torch.nn.Linear):
+        prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_module_types=types)
+        assert len(pb.priors.site_priors(prior, toy_net())) == 4
 
 
 def test_vectors_of_another_width_are_refused_when_the_model_is_built():

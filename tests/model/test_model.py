@@ -78,7 +78,7 @@ def test_hidden_parameters_are_points():
     [
         ({"hide": ["0.wieght"]}, "'0.wieght'"),
         ({"expose_parameters": ["kernel"]}, "'kernel'"),
-        ({"hide_modules": [nn.Linear(1, 1)]}, "not part of the net"),
+        ({"hide_modules": [nn.Linear(1, 1)]}, "names no parameter"),
         ({"expose_module_types": (nn.Conv2d,)}, "Conv2d"),
         ({"hide_all": True}, "no Bayesian parameter"),
     ],

@@ -70,13 +70,13 @@ def test_energies_and_curvature_are_computed_in_it(name, monkeypatch):
         monkeypatch.setattr(f"pyrobnn.inference.{module}.full_float32", lambda device: full_float32(CUDA))
     seen = {"log_joint": [], "log_parts": []}
     for owner, flags in seen.items():
-        plain = getattr(pb.density.Density, owner)
+        plain = getattr(pb.Density, owner)
 
         def call(*args, plain=plain, flags=flags, **kwargs):
             flags.append(_BACKENDS.cudnn.allow_tf32)
             return plain(*args, **kwargs)
 
-        monkeypatch.setattr(pb.density.Density, owner, call)
+        monkeypatch.setattr(pb.Density, owner, call)
     dict(METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name)).sample_stats)  # log p, computed now
     exact = name.startswith(
         ("NUTS", "Laplace")
