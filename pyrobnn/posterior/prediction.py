@@ -157,24 +157,26 @@ class Prediction:
         levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
-        shape = self.loc.shape[2:]
         if self.likelihood.targets.normal:
             loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
             found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
         else:
-            start = _mean(self._mean_variance[0].double())
+            start = _mean(self._mean_variance[0].double()).flatten()
             num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.targets.kind == "count"
             found = [
-                self._in_y(cdf_quantile(level, self._below, start, num=num, discrete=whole))
+                cdf_quantile(level, self._below, start, num=num, discrete=whole)
                 for level in levels.reshape(-1).tolist()
             ]
-        return torch.stack(found).reshape(levels.shape + shape).to(self.f.dtype)
+        quantiles = torch.stack(found).reshape(levels.shape + self.loc.shape[2:])
+        return (quantiles if self.likelihood.targets.normal else self._in_y(quantiles)).to(self.f.dtype)
 
-    def _below(self, y: Tensor, rows: Tensor, k: int) -> Tensor:
-        """P(Y ≤ y) of the mixture of every k-th draw at y (row, out), in the units of the program."""
-        f = self.standard_f.flatten(0, 1)[::k, rows]
-        params = {name: value.flatten(0, 1)[::k] for name, value in self.params.items()}
-        return self.likelihood.cdf(f, y, params)[1].mean(0)
+    def _below(self, y: Tensor, rows: Tensor, every: int) -> Tensor:
+        """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
+        out = self.loc.shape[-1]
+        f = self.standard_f.flatten(0, 1)[::every, rows // out]
+        params = {name: value.flatten(0, 1)[::every] for name, value in self.params.items()}
+        reached = self.likelihood.cdf(f, y[:, None].expand(-1, out), params)[1].mean(0)
+        return reached.gather(1, (rows % out)[:, None])[:, 0]
 
     # -- classification ---------------------------------------------------------------------------------------------
 

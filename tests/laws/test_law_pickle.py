@@ -51,7 +51,7 @@ PRIORS = {
     "layerwise": pb.priors.LayerwiseNormalPrior(method="radford"),
     "lambda": pb.priors.LambdaPrior(lambda name, module, param: dist.Normal(0.0, 1.0 + param.dim())),
     "hidden": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["0.bias"]),
-    "hidden type": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide_module_types=(nn.Tanh,)),
+    "type": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, expose_module_types=(nn.Linear,)),
 }
 
 
