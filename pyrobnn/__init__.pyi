@@ -34,6 +34,7 @@ from .inference import LaplaceMixture as LaplaceMixture
 from .inference import MCDropout as MCDropout
 from .inference import distributed as distributed
 from .inference import guides as guides
+from .inference.preflight import preflight as preflight
 from .model import BNN as BNN
 from .posterior.datatree import to_datatree as to_datatree
 from .posterior.posterior import Posterior as Posterior

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite, check_stored_by_name
 from pyrobnn.core.seeding import kept, seeded
@@ -19,9 +18,6 @@ from pyrobnn.density.point import given, point
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.preflight import Preflight
 
 NET = "net."
 
@@ -264,14 +260,6 @@ class BNN:
             for name, param in fresh.net.named_parameters():
                 param.copy_(inside[NET + name])
         return fresh
-
-    def preflight(
-        self, method: Any, x: Tensor | DataLoader, y: Tensor | None = None, **options: Any
-    ) -> Preflight:
-        """The memory that ``method.fit(self, x, y)`` will take: see :func:`pyrobnn.inference.preflight.preflight`."""
-        from pyrobnn.inference.preflight import preflight  # imported late: it knows the model
-
-        return preflight(method, self, x, y, **options)
 
     def stochastic_layers(self) -> list[str]:
         """Names of the layers whose output is random or batch-dependent in the net's present mode."""

@@ -15,9 +15,8 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
-#: verbs that users find on a noun: `model.preflight` and `posterior.to_datatree`, `save`, `load`
+#: verbs that users find on a noun: `posterior.to_datatree`, `save`, `load`
 CIRCLES = [
-    {"pyrobnn.model", "pyrobnn.inference.preflight"},
     {
         "pyrobnn.posterior",
         "pyrobnn.posterior.datatree",

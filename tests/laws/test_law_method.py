@@ -218,7 +218,7 @@ def test_the_reference_is_the_first_run_of_exact_chains_whatever_its_name(attrs)
 
 def test_a_foreign_method_in_one_file_has_a_preflight(student):
     model, y = contract.MODELS["fixed"]()
-    few, many = (model.preflight(student(), contract.X, y, num_draws=count) for count in (10, 10_000))
+    few, many = (pb.preflight(student(), model, contract.X, y, num_draws=count) for count in (10, 10_000))
     assert few.method == "StudentT" and few.peak < many.peak and "the Hessian" in few.phases
     with pytest.raises(pb.Refused, match="'stream_to' is an option of NUTS, not of StudentT"):
-        model.preflight(student(), contract.X, y, stream_to="draws")
+        pb.preflight(student(), model, contract.X, y, stream_to="draws")
