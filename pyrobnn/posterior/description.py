@@ -22,54 +22,41 @@ def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
     """
     if not isinstance(model, BNN):
         return {"program": getattr(model, "__name__", type(model).__name__)}
+    own = [f"{name.rpartition('.')[-1]} ~ {_called(d)}" for name, d in model.likelihood.own.priors.items()]
+    units = "" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"
     return {
         "net": f"{_net(model.net)}, {model.num_weights:,} weights",
         "prior": _called(model.prior),
-        "likelihood": "; ".join([repr(model.likelihood), *_noise(model)])
-        + ("" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"),
+        "likelihood": "; ".join([repr(model.likelihood), *own]) + units,
     }
 
 
 def _net(net: nn.Module) -> str:
     """Widths and activations of a chain of linear layers; the names of other layers in their order."""
     parts = [part for part in net.modules() if not list(part.children())]
+    names = dict.fromkeys(type(part).__name__ for part in parts)
     layers = [part for part in parts if isinstance(part, nn.Linear)]
-    others = dict.fromkeys(type(part).__name__ for part in parts if not isinstance(part, nn.Linear))
-    has_weights = [part for part in parts if next(part.parameters(recurse=False), None) is not None]
-    if layers and len(layers) == len(has_weights):
-        widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
-        return ", ".join(["-".join(map(str, widths)), *others])
-    return f"{type(net).__name__} of {', '.join(dict.fromkeys(type(part).__name__ for part in parts))}"
-
-
-def _noise(model: BNN) -> list[str]:
-    return [
-        f"{name.removeprefix('likelihood.')} ~ {_called(d)}"
-        for name, d in model.likelihood.own.priors.items()
-    ]
+    if not layers or len(layers) < sum(1 for part in parts if list(part.parameters(recurse=False))):
+        return f"{type(net).__name__} of {', '.join(names)}"
+    widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
+    return ", ".join(["-".join(map(str, widths)), *(name for name in names if name != "Linear")])
 
 
 def _called(thing: Any) -> str:
     """A prior or distribution as one would write it: its name and its numbers."""
-    inner = getattr(thing, "base_dist", None)
-    if isinstance(inner, torch.distributions.Distribution) and type(thing).__name__ in (
-        "Independent",
-        "ExpandedDistribution",
-    ):
-        return _called(inner)
+    while type(thing).__name__ in ("Independent", "ExpandedDistribution"):
+        thing = thing.base_dist
     if isinstance(thing, torch.distributions.Distribution):
-        names = [name for name in thing.arg_constraints if hasattr(thing, name) and name != "logits"]
-        values = {name: getattr(thing, name) for name in names}
+        values = {n: getattr(thing, n) for n in thing.arg_constraints if n != "logits" and hasattr(thing, n)}
     else:
         values = {name.lstrip("_"): value for name, value in vars(thing).items()}
-    shown = {name: text for name, value in values.items() if (text := _value(value))}
-    return f"{type(thing).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
+    shown = [f"{name}={text}" for name, value in values.items() if (text := _value(value))]
+    return f"{type(thing).__name__}({', '.join(shown)})"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, torch.distributions.Distribution):
         return _called(value)
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().flatten()
-        return f"{float(flat[0]):.4g}" if flat.numel() and bool((flat == flat[0]).all()) else ""
-    return f"{value:.4g}" if isinstance(value, float | int) else value if isinstance(value, str) else ""
+    if isinstance(value, torch.Tensor) and value.numel() and bool((value == value.flatten()[0]).all()):
+        value = float(value.flatten()[0])
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else ""

@@ -79,33 +79,10 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     # asked here: where the disk fills up below it, HDF5 ends the whole process
     need, free = sum(node.to_dataset().nbytes for node in tree.subtree), shutil.disk_usage(path.parent).free
     if free < need:
-        raise OSError(
-            errno.ENOSPC,
-            f"the draws take {need / 2**20:,.1f} MB and the disk has {free / 2**20:,.1f} MB: make room, or write "
-            "to another",
-            str(path.parent),
-        )
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if need < 2**30:
-            # where a write fails below it, HDF5 ends the whole process; Python raises
-            held = io.BytesIO()
-            tree.to_netcdf(held, engine=ENGINE, encoding=_checksums(tree))
-            beside.write_bytes(held.getbuffer())
-        else:
-            tree.to_netcdf(beside, engine=ENGINE, encoding=_checksums(tree))
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
-
-
-def _checksums(tree: xr.DataTree) -> dict[str, dict[str, dict[str, bool]]]:
-    """Ask HDF5 for a checksum of each block of values: a bit that a disk or a transfer flips is an error at reading.
-
-    Of numbers alone: HDF5 has no checksums of strings, such as the labels of classes.
-    """
-    return {
+        sizes = f"the draws take {need / 2**20:,.1f} MB and the disk has {free / 2**20:,.1f} MB"
+        raise OSError(errno.ENOSPC, f"{sizes}: make room, or write to another", str(path.parent))
+    # a bit that a disk or a transfer flips is an error at reading; HDF5 has no checksums of strings
+    checksums = {
         node.path: {
             str(name): {"fletcher32": True}
             for name, data in node.variables.items()
@@ -113,6 +90,17 @@ def _checksums(tree: xr.DataTree) -> dict[str, dict[str, dict[str, bool]]]:
         }
         for node in tree.subtree
     }
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # HDF5 ends the whole process where a write fails, Python raises: what fits in memory is written by it
+    held = io.BytesIO() if need < 2**30 else None
+    try:
+        tree.to_netcdf(beside if held is None else held, engine=ENGINE, encoding=checksums)
+        if held is not None:
+            beside.write_bytes(held.getbuffer())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
 
 
 def check_writable(folder: str | Path) -> None:
@@ -125,8 +113,7 @@ def check_writable(folder: str | Path) -> None:
     probe = folder / f".{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            # as good as no saved run is smaller: an empty file would fit on a full disk
+        try:  # as good as no saved run is smaller: an empty file would fit on a full disk
             probe.write_bytes(bytes(2**16))
         finally:
             probe.unlink(missing_ok=True)
@@ -158,17 +145,15 @@ def load(path: str | Path, model: Any) -> Posterior:
         raise ValueError(f"{str(path)!r} was written by a newer pyrobnn: upgrade to read it")
     device = getattr(model, "device", torch.device("cpu"))
     draws = _tensors(tree, POSTERIOR, device)
-    _check_sites(path, draws, model)
-    meta = json.loads(tree.attrs["meta"])
-    family = json.loads(tree.attrs["family"])
-    posterior = Posterior(
-        model,
-        draws,
-        _tensors(tree, SAMPLE_STATS, device),
-        log_evidence=json.loads(tree.attrs["log_evidence"]),
-        history=_tensors(tree, HISTORY, device),
-        meta=meta,
-    )
+    for name, site in getattr(model, "priors", {}).items():
+        found, shape = tuple(draws[name].shape[2:]) if name in draws else None, tuple(site.shape())
+        if found != shape:
+            raise ValueError(
+                f"{str(path)!r} holds {name!r} of shape {found}, the model's is {shape}: it was fitted with another model"
+            )
+    meta, evidence, family = (json.loads(tree.attrs[name]) for name in ("meta", "log_evidence", "family"))
+    stats, history = (_tensors(tree, name, device) for name in (SAMPLE_STATS, HISTORY))
+    posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta)
     if family is None:
         return posterior
     return _restored(posterior, family, _tensors(tree, "approximation", device))
@@ -178,9 +163,8 @@ def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Po
     """The posterior with its approximation rebuilt, by who has registered its family."""
     if not isinstance(posterior.model, BNN):
         return posterior  # draws and log_q of the draws are there; q at other points needs the program's data
-    import_module(
-        "pyrobnn.inference"
-    )  # whose methods register their families; a loading process may have used none
+    # whose methods register their families; a loading process may have used none
+    import_module("pyrobnn.inference")
     if family not in FAMILIES and family not in RESTORERS:
         warnings.warn(
             f"an approximation of the family {family!r} cannot be rebuilt here: predictions put its draws through the "
@@ -218,31 +202,10 @@ def read(path: str | Path) -> xr.DataTree:
         ) from error
 
 
-def _check_sites(path: str | Path, draws: dict[str, Tensor], model: Any) -> None:
-    if not hasattr(model, "priors"):
-        return
-    shapes = {name: tuple(site.shape()) for name, site in model.priors.items()}
-    for name, shape in shapes.items():
-        if name not in draws:
-            raise ValueError(f"{str(path)!r} holds no draws of {name!r}: it was fitted with another model")
-        if tuple(draws[name].shape[2:]) != shape:
-            found = tuple(draws[name].shape[2:])
-            raise ValueError(
-                f"{str(path)!r} holds {name!r} of shape {found}, the model's is {shape}: another model"
-            )
-
-
 def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
     """Arrays whose first dimensions are ``shared``."""
-    return xr.Dataset(
-        {
-            name: (
-                [*shared, *(f"{name}_dim_{i}" for i in range(value.dim() - len(shared)))],
-                value.detach().cpu().numpy(),
-            )
-            for name, value in values.items()
-        }
-    )
+    dims = {n: [*shared, *(f"{n}_dim_{i}" for i in range(v.dim() - len(shared)))] for n, v in values.items()}
+    return xr.Dataset({name: (dims[name], value.detach().cpu().numpy()) for name, value in values.items()})
 
 
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[st
     """NUTS and SVI on fresh draws of the data."""
     methods = {
         "nuts": options.nuts,
-        "svi": pb.SVI(num_steps=5000, kl_weight=pb.kl_schedules.Linear(warmup=0.1, full=0.5)),
+        "svi": pb.SVI(num_steps=5000, kl_weight=pb.inference.vi.kl_schedules.Linear(warmup=0.1, full=0.5)),
     }
     for seed in options.seeds:
         for method, config in methods.items():

@@ -32,7 +32,7 @@ def fitted(noise: str, source: str | None) -> pb.Posterior:
     data = truth["x"], truth["y"]
     if loader_size:
         data = (DataLoader(TensorDataset(*data), batch_size=loader_size, shuffle=shuffle),)
-    with pb.seeding.seeded(0):
+    with pb.core.seeding.seeded(0):
         net = torch.nn.Linear(10, 1).double()
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(NOISES[noise]))
     search = pb.MAP(num_steps=30, lr=0.05, batch_size=batch_size, compile=False)
@@ -52,7 +52,7 @@ def test_the_same_mode_whatever_brings_the_data(noise, source):
 
 def _wiggly(*data) -> float:
     """Of a net with many modes, searched in steps of eight data."""
-    with pb.seeding.seeded(0):
+    with pb.core.seeding.seeded(0):
         net = pb.networks.mlp(1, (10,), 1)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.1))
     search = pb.MAP(num_steps=150, lr=0.05, batch_size=None if len(data) == 1 else 8, compile=False)
@@ -90,7 +90,7 @@ def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
 
 
 def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(tmp_path, monkeypatch):
-    with pb.seeding.seeded(0):
+    with pb.core.seeding.seeded(0):
         net, x = torch.nn.Linear(3, 1).double(), torch.randn(6000, 3, dtype=torch.float64)
         y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64) + 0.3 * torch.randn(6000, 1)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.3))
@@ -114,7 +114,7 @@ def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(
 
 def test_a_gradient_in_parts_is_the_gradient(monkeypatch):
     x, y = toy(40)
-    with pb.seeding.seeded(0):
+    with pb.core.seeding.seeded(0):
         net = pb.networks.mlp(1, (3,), 1)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0)))
     problem = prepare(model, x, y, points="free")

@@ -178,7 +178,7 @@ def test_noise_is_in_the_units_of_y(table, noise, expected):
 
 def test_a_net_a_prior_and_a_likelihood_of_ones_own(table):
     x, y = table
-    with pb.seeding.seeded(0):
+    with pb.core.seeding.seeded(0):
         net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
     before = [value.clone() for value in net.parameters()]
     options = {"prior": pb.priors.IIDPrior(dist.Normal(0.0, 2.0)), "method": SHORT}
@@ -298,7 +298,7 @@ def test_weights_multiply_the_log_likelihood(method, kind, table):
     torch.testing.assert_close(raised.log_prob(f, target, values), weights * per_row)
     program = pb.BNN(inside.net, inside.prior, raised)
     trace = pb.Density(program.pyro_model, (inside.standard_inputs(data[0]), target)).trace(values)
-    found = pb.sites.nodes.log_prob_sum(trace["likelihood.data"])
+    found = pb.density.nodes.log_prob_sum(trace["likelihood.data"])
     torch.testing.assert_close(found, (weights * per_row).sum())
     assert model.predict(x).shape == (60,) and isinstance(model.verdict_, pb.Verdict)
 

@@ -90,7 +90,7 @@ def main(folder):
         for name, (method, given) in REFUSED.items():
             try:
                 distributed.fit_on_ranks(method, *given(), seed=3, share="rows")
-            except (TypeError, ValueError, pb.checks.Refused) as error:
+            except (TypeError, ValueError, pb.core.checks.Refused) as error:
                 told["refused"][name] = str(error)
         for name, method in CASES.items():
             found = distributed.fit_on_ranks(method, *problem(), num_draws=10, seed=3, share="rows")
