@@ -32,6 +32,7 @@ from pyrobnn.core.groups import (
     PREDICTIONS,
     PRIOR,
     PRIOR_PREDICTIVE,
+    SAMPLE_DIMS,
     SAMPLE_STATS,
     STEIN,
 )
@@ -57,6 +58,7 @@ from pyrobnn.posterior.stein import stein_statistics
 MAX_PAIRS = 50_000_000
 #: predictive observations at each training point, at the least; of use only to methods of few draws
 MIN_REPLICATES = 200
+MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
 
 
 def to_datatree(
@@ -111,22 +113,20 @@ def to_datatree(
     if not isinstance(posterior.model, BNN):
         if has_data:
             groups |= program_groups(posterior, x, y, MAX_PAIRS, num_prior_draws, seed)
-    elif x is not None and y is not None:
-        groups |= _data_groups(posterior, x, y, seed)
-    if has_data:
-        stein = stein_statistics(posterior, x, y)
-        if stein is not None:
-            groups[STEIN] = stein
-    if isinstance(posterior.model, BNN):
-        if x is not None:
-            groups |= _function_groups(posterior, x, probe_x, groups, num_prior_draws, seed)
-            at = _probes(posterior, torch.as_tensor(x), probe_x)[0]
-            moved = None if y is None else moved_functions(posterior, x, y, at)
-            if moved is not None:
+    elif x is not None:
+        x = torch.as_tensor(x)
+        probe_x, kinds = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+        probe_x = posterior.bnn.unit_exposure(probe_x)
+        if y is not None:
+            groups |= _data_groups(posterior, x, y, seed)
+            if (moved := moved_functions(posterior, x, y, probe_x)) is not None:
                 groups[MOVED] = moved
-            groups |= _grid_group(posterior, x, grid, true_function)
-        if test is not None:
-            groups |= _test_groups(posterior, *test, seed=seed)
+        groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
+        groups |= _grid_group(posterior, x, grid, true_function)
+    if has_data and (stein := stein_statistics(posterior, x, y)) is not None:
+        groups[STEIN] = stein
+    if isinstance(posterior.model, BNN) and test is not None:
+        groups |= _test_groups(posterior, torch.as_tensor(test[0]), test[1], seed)
     tree = xr.DataTree.from_dict(relabelled(groups, coords or {}, dims or {}))
     tree.attrs.update(_attributes(posterior, label))
     return tree
@@ -135,20 +135,19 @@ def to_datatree(
 def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[str, xr.Dataset]:
     few = _thinned(posterior, len(y))
     log_prior, log_likelihood = log_densities(few, x, y)
-    shared = ("chain", "draw")
-    x = torch.as_tensor(x)
-    prediction = few.predict(x)
-    outcome = _outcome(prediction, y)
-    replicates = {"y": _targets(_sample(prediction, y, seed), *shared, "obs")}
-    if len(x) * MIN_REPLICATES <= MAX_PAIRS:
-        replicates |= _observations(prediction, y, few, "obs", MIN_REPLICATES, seed)
+    fewest = MIN_REPLICATES if len(x) * MIN_REPLICATES <= MAX_PAIRS else 0
     return {
-        LOG_PRIOR: xr.Dataset({"log_prior": (shared, to_numpy(log_prior))}),
-        OBSERVED_DATA: xr.Dataset({"y": _targets(outcome, "obs"), **_extras(prediction, y, "obs")}),
-        LOG_LIKELIHOOD: xr.Dataset({"y": ((*shared, "obs"), to_numpy(log_likelihood))}),
+        LOG_PRIOR: _dataset(log_prior=(log_prior,)),
+        OBSERVED_DATA: _observed(few.bnn, y, "obs"),
+        LOG_LIKELIHOOD: _dataset(y=(log_likelihood, "obs")),
         CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}),
-        POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
+        POSTERIOR_PREDICTIVE: xr.Dataset(_replicates(few, few.predict(x), y, "obs", fewest, seed)),
     }
+
+
+def _dataset(**values: tuple[Any, ...]) -> xr.Dataset:
+    """Draws (chain, draw, …), each with the names of its other dimensions."""
+    return xr.Dataset({n: ((*SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()})
 
 
 def _thinned(posterior: Posterior, num_points: int) -> Posterior:
@@ -178,41 +177,31 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
 
 def _function_groups(
     posterior: Posterior,
-    x: Tensor,
-    probe_x: Tensor | None,
+    probe_x: Tensor,
+    kinds: list[str],
     known: Mapping[str, xr.Dataset],
     num_prior_draws: int,
     seed: int,
 ) -> dict[str, xr.Dataset]:
-    x = torch.as_tensor(x)
-    probe_x, kind = _probes(posterior, x, probe_x)
-    shared = ("chain", "draw")
-    variables: dict[str, Any] = {
-        "f": ((*shared, "probe", "output"), to_numpy(posterior.function(probe_x))),
-        "probe_x": (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1))),
-        "probe_kind": (("probe",), np.array(kind)),
-    }
+    norms, likelihood = layer_norms(posterior.draws), posterior.bnn.likelihood
+    found = _dataset(
+        f=(posterior.function(probe_x), "probe", "output"),
+        layer_norm=(torch.stack(list(norms.values()), -1), "layer"),
+    )
+    found["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
+    found["probe_kind"] = (("probe",), np.array(kinds))
     if LOG_LIKELIHOOD in known and known[LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
-        variables["log_likelihood"] = known[LOG_LIKELIHOOD]["y"].sum("obs")
-        variables["log_prior"] = known[LOG_PRIOR]["log_prior"]
-    norms = layer_norms(posterior.draws)
-    variables["layer_norm"] = ((*shared, "layer"), to_numpy(torch.stack(list(norms.values()), -1)))
-    if posterior.bnn.likelihood.own.priors and posterior.bnn.likelihood.targets.normal:
+        found["log_likelihood"] = known[LOG_LIKELIHOOD]["y"].sum("obs")
+        found["log_prior"] = known[LOG_PRIOR]["log_prior"]
+    if likelihood.own.priors and likelihood.targets.normal:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
-        variables["noise"] = ((*shared, "output"), to_numpy(scale))
-    groups = {FUNCTION: xr.Dataset(variables, coords={"layer": list(norms)})}
+        found["noise"] = ((*SAMPLE_DIMS, "output"), to_numpy(scale))
+    groups = {FUNCTION: found.assign_coords(layer=list(norms))}
     if num_prior_draws:
         prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
         groups[PRIOR] = draws_dataset(prior.draws, {})
-        f = to_numpy(prior.function(probe_x))
-        groups[PRIOR_PREDICTIVE] = xr.Dataset({"f": ((*shared, "probe", "output"), f)})
+        groups[PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
     return groups
-
-
-def _probes(posterior: Posterior, x: Tensor, probe_x: Tensor | None) -> tuple[Tensor, list[str]]:
-    """The inputs where functions are compared, given or not, and the kind of each."""
-    found, kind = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
-    return posterior.bnn.unit_exposure(found), kind
 
 
 def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
@@ -230,7 +219,6 @@ def _grid_group(
     grid: Tensor | None,
     true_function: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, xr.Dataset]:
-    x = torch.as_tensor(x)
     if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.targets.classes:
         return {}
     if grid is None:
@@ -244,51 +232,59 @@ def _grid_group(
     variables = {
         "x": (("grid_point", "feature"), to_numpy(grid)),
         "f_draws": (("grid_draw", *point), to_numpy(functions[keep])),
-        **{
-            name: (point, to_numpy(getattr(prediction, name)))
-            for name in ("mean", "aleatoric_var", "epistemic_var")
-        },
+        **{name: (point, to_numpy(getattr(prediction, name))) for name in MOMENTS},
     }
     if true_function is not None:
         variables["true_f"] = (point, to_numpy(true_function(grid)))
     return {GRID: xr.Dataset(variables)}
 
 
-def _test_groups(posterior: Posterior, x: Tensor, y: Tensor, *, seed: int) -> dict[str, xr.Dataset]:
-    x, y = torch.as_tensor(x), posterior.bnn.likelihood.targets.read(y)
-    few = _thinned(posterior, len(x))
+def _test_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str, xr.Dataset]:
+    y, few = posterior.bnn.likelihood.targets.read(y), _thinned(posterior, len(x))
     prediction = few.predict(x)
-    shared, point = ("chain", "draw"), ("pred_point", "output")
-    variables = {
-        "f": ((*shared, *point), to_numpy(prediction.f)),
-        "y": _targets(_sample(prediction, y, seed), *shared, "pred_point"),
-        "log_prob": (("pred_point",), to_numpy(prediction.log_prob(y))),
-    }
-    variables |= _observations(prediction, y, few, "pred_point", 1000, seed)
-    if not prediction.likelihood.targets.classes:
-        for name in ("mean", "aleatoric_var", "epistemic_var"):
-            variables[name] = (point, to_numpy(getattr(prediction, name)))
-    else:
-        variables["probs"] = (("pred_point", "class"), to_numpy(prediction.probs))
+    found = _dataset(f=(prediction.f, "pred_point", "output"))
+    found["log_prob"] = (("pred_point",), to_numpy(prediction.log_prob(y)))
+    found = found.assign(_replicates(few, prediction, y, "pred_point", 1000, seed))
+    if prediction.likelihood.targets.classes:
+        found["probs"] = (("pred_point", "class"), to_numpy(prediction.probs))
         for name in ("aleatoric_entropy", "epistemic_entropy"):
-            variables[name] = (("pred_point",), to_numpy(getattr(prediction, name)))
-    data = {
-        "x": (("pred_point", "feature"), to_numpy(x.reshape(len(x), -1))),
-        "y": _targets(_outcome(prediction, y), "pred_point"),
-        **_extras(prediction, y, "pred_point"),
-    }
-    return {PREDICTIONS: xr.Dataset(variables), HELD_OUT: xr.Dataset(data)}
+            found[name] = (("pred_point",), to_numpy(getattr(prediction, name)))
+    else:
+        for name in MOMENTS:
+            found[name] = (("pred_point", "output"), to_numpy(getattr(prediction, name)))
+    inputs = (("pred_point", "feature"), to_numpy(x.reshape(len(x), -1)))
+    return {PREDICTIONS: found, HELD_OUT: _observed(few.bnn, y, "pred_point").assign(x=inputs)}
 
 
-def _observations(
-    prediction: Prediction, y: Tensor, posterior: Posterior, point: str, fewest: int, seed: int
+def _replicates(
+    posterior: Posterior, prediction: Prediction, y: Tensor, point: str, fewest: int, seed: int
 ) -> dict[str, Any]:
-    """Several replicates of each draw, where draws are too few to see quantiles of the mixture they make."""
-    total = posterior.num_chains * posterior.num_draws
-    if total >= fewest:
-        return {}
-    drawn = _sample(prediction, y, seed, per_draw=math.ceil(fewest / total))
-    return {"y_sample": _targets(drawn.flatten(0, 1), "sample", point)}
+    """New outcomes as they would have been seen where ``y`` was: a censored row's not beyond its limit.
+
+    Of each draw one, and in another variable several where draws are too few to see quantiles of their mixture.
+    """
+    total, cut = posterior.num_chains * posterior.num_draws, prediction.likelihood.targets.as_observed
+    found = {"y": _targets(cut(prediction.sample(seed=seed), y), *SAMPLE_DIMS, point)}
+    if total < fewest:
+        drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(fewest / total)), y)
+        found["y_sample"] = _targets(drawn.flatten(0, 1), "sample", point)
+    return found
+
+
+def _observed(model: BNN, y: Tensor, point: str) -> xr.Dataset:
+    """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
+    targets = model.likelihood.targets
+    values = targets.values(y)
+    values = values if targets.classes or values.is_floating_point() else values.double()
+    found = xr.Dataset({"y": _targets(values, point)})
+    return found if targets.censoring is None else found.assign(observed=((point,), to_numpy(y[..., 1])))
+
+
+def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """Targets without the output dimension where there is only one."""
+    if y.dim() > len(dims) and y.shape[-1] == 1:
+        y = y.squeeze(-1)
+    return (*dims, *(["output"] if y.dim() > len(dims) else [])), to_numpy(y)
 
 
 def probes(
@@ -345,32 +341,6 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {layer: total.sqrt() for layer, total in squares.items()}
 
 
-def _sample(prediction: Prediction, y: Tensor, seed: int, per_draw: int = 1) -> Tensor:
-    """New outcomes as they would have been seen where ``y`` was: a censored row's not beyond its limit."""
-    return prediction.likelihood.targets.as_observed(prediction.sample(seed=seed, per_draw=per_draw), y)
-
-
-def _extras(prediction: Prediction, y: Tensor, point: str) -> dict[str, Any]:
-    return (
-        {}
-        if prediction.likelihood.targets.censoring is None
-        else {"observed": ((point,), to_numpy(y[..., 1]))}
-    )
-
-
-def _outcome(prediction: Prediction, y: Tensor) -> Tensor:
-    """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
-    y = prediction.likelihood.targets.values(y)
-    return y if prediction.likelihood.targets.classes or y.is_floating_point() else y.double()
-
-
-def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Targets without the output dimension where there is only one."""
-    if y.dim() > len(dims) and y.shape[-1] == 1:
-        y = y.squeeze(-1)
-    return (*dims, *(["output"] if y.dim() > len(dims) else [])), to_numpy(y)
-
-
 def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | float | int]:
     meta = posterior.meta
     found = {
@@ -385,8 +355,6 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
     for name, value in meta.items():
         if name in found or value is None:
             continue
-        if isinstance(value, (str, int, float)) and not (isinstance(value, float) and math.isnan(value)):
-            found[name] = int(value) if isinstance(value, bool) else value
-        else:
-            found[name] = json.dumps(value)
+        plain = isinstance(value, (str, int, float)) and value == value
+        found[name] = json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
     return found
