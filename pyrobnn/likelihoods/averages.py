@@ -12,15 +12,6 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.likelihoods.base import Likelihood
 
 
-def entropy(likelihood: Likelihood, probs: Tensor) -> Tensor:
-    """Entropy of :meth:`Likelihood.probs` in nats, without their last dimension.
-
-    Of truth values (those of one label each, not of classes that sum to one) the sum over outputs.
-    """
-    found = torch.special.entr(probs)
-    return (found if likelihood.targets.kind == "label" else found + torch.special.entr(1 - probs)).sum(-1)
-
-
 def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
     """What of ``f`` the data can tell: of logits of classes all but their mean, which leaves probabilities alone."""
     return f - f.mean(-1, keepdim=True) if likelihood.task == "categorical" else f

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.likelihoods import Likelihood, averages
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
 
 if TYPE_CHECKING:
@@ -59,14 +59,9 @@ class Prediction:
         y_mean: float | Tensor = 0.0,
         y_scale: float | Tensor = 1.0,
     ):
-        self.standard_f = standard_f
-        self.likelihood = likelihood
-        self.params = {
-            name: value
-            for name, value in params.items()
-            if name in likelihood.own.priors or name in likelihood.own.points
-        }
-        self.task = likelihood.task
+        own = likelihood.own.priors | likelihood.own.points
+        self.standard_f, self.likelihood, self.task = standard_f, likelihood, likelihood.task
+        self.params = {name: value for name, value in params.items() if name in own}
         self._moments = moments
         # numbers of the data's own type: float32 has no room for a mean of 1e8 and a spread of 1
         self._y_mean, self._y_scale = (
@@ -76,15 +71,9 @@ class Prediction:
 
     def in_units(self, y_mean: float | Tensor, y_scale: float | Tensor) -> Prediction:
         """The same prediction in the units of the original targets, y = y_mean + y_scale · standardised."""
-        self._need_numbers()
-        return Prediction(
-            self.standard_f,
-            self.likelihood,
-            self.params,
-            moments=self._moments,
-            y_mean=y_mean,
-            y_scale=y_scale,
-        )
+        self._need(classes=False)
+        parts = self.standard_f, self.likelihood, self.params
+        return Prediction(*parts, moments=self._moments, y_mean=y_mean, y_scale=y_scale)
 
     @property
     def f(self) -> Tensor:
@@ -103,20 +92,18 @@ class Prediction:
 
     @cached_property
     def _mean_variance(self) -> tuple[Tensor, Tensor]:
-        self._need_numbers()
+        self._need(classes=False)
         return self.likelihood.mean_variance(self.standard_f, self.params)
 
     def _in_y(self, values: Tensor) -> Tensor:
         return values * self._y_scale + self._y_mean
-
-    # -- regression -------------------------------------------------------------------------------------------------
 
     @property
     def mean(self) -> Tensor:
         """Predictive mean (point, out); for Bernoulli the probability of 1."""
         if self.task == "bernoulli":
             return self.probs
-        self._need_numbers()
+        self._need(classes=False)
         if self._moments is not None and self.likelihood.targets.linear_mean:
             return self._in_y(self._moments[0])
         return _mean(self.loc)
@@ -129,7 +116,7 @@ class Prediction:
     @property
     def epistemic_var(self) -> Tensor:
         """Variance of the mean over draws, Var[μ] (point, out); exactly 0 for a single draw."""
-        self._need_numbers()
+        self._need(classes=False)
         if self._moments is not None and self.likelihood.targets.linear_mean:
             return self._moments[1] * self._y_scale**2
         return self.loc.double().flatten(0, 1).var(0, correction=0).to(self.f.dtype)
@@ -153,22 +140,20 @@ class Prediction:
         Raises:
             ValueError: q outside (0, 1).
         """
-        self._need_numbers()
+        self._need(classes=False)
         levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
         if self.likelihood.targets.normal:
             loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
-            found = [mixture_quantile(level, loc, scale) for level in levels.reshape(-1).tolist()]
+            quantile = partial(mixture_quantile, loc=loc, scale=scale)
         else:
             start = _mean(self._mean_variance[0].double()).flatten()
             num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.targets.kind == "count"
-            found = [
-                cdf_quantile(level, self._below, start, num=num, discrete=whole)
-                for level in levels.reshape(-1).tolist()
-            ]
-        quantiles = torch.stack(found).reshape(levels.shape + self.loc.shape[2:])
-        return (quantiles if self.likelihood.targets.normal else self._in_y(quantiles)).to(self.f.dtype)
+            quantile = partial(cdf_quantile, below=self._below, start=start, num=num, discrete=whole)
+        found = torch.stack([quantile(level) for level in levels.reshape(-1).tolist()])
+        found = found.reshape(levels.shape + self.loc.shape[2:])
+        return (found if self.likelihood.targets.normal else self._in_y(found)).to(self.f.dtype)
 
     def _below(self, y: Tensor, rows: Tensor, every: int) -> Tensor:
         """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
@@ -183,26 +168,31 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """Class probabilities averaged over draws, (point, class); Bernoulli: probability of 1, (point, out)."""
-        self._need_classes()
+        self._need(classes=True)
         return _mean(self.likelihood.probs(self.f, self.params))
 
     @property
     def entropy(self) -> Tensor:
         """Entropy of the averaged probabilities in nats, (point,)."""
-        return averages.entropy(self.likelihood, self.probs)
+        return self._entropy(self.probs)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
         """Average entropy of the draws in nats, (point,)."""
-        self._need_classes()
-        return _mean(averages.entropy(self.likelihood, self.likelihood.probs(self.f, self.params)))
+        self._need(classes=True)
+        return _mean(self._entropy(self.likelihood.probs(self.f, self.params)))
 
     @property
     def epistemic_entropy(self) -> Tensor:
         """Mutual information of label and parameters in nats, (point,): entropy − aleatoric entropy, never negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
-    # -- both -------------------------------------------------------------------------------------------------------
+    def _entropy(self, probs: Tensor) -> Tensor:
+        """Of labels; of truth values, of which each has its own probability, the sum over outputs."""
+        found = torch.special.entr(probs)
+        return (
+            found if self.likelihood.targets.kind == "label" else found + torch.special.entr(1 - probs)
+        ).sum(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of the *mixture* at ``y`` (point, out) or labels (point,), in nats, joint over outputs; (point,).
@@ -252,8 +242,8 @@ class Prediction:
 
     def _target(self, y: Tensor) -> Tensor:
         y = self.likelihood.targets.read(y).to(self.standard_f.device)
-        outputs, points = self.standard_f.shape[-1], self.standard_f.shape[-2]
-        y = self.likelihood.target(y, outputs, torch.float64)
+        points, width = self.standard_f.shape[-2:]
+        y = self.likelihood.target(y, width, torch.float64)
         if len(y) != points:
             raise ValueError(
                 f"'y' has {len(y)} rows but the prediction has {points} points: predict at the same x"
@@ -276,17 +266,10 @@ class Prediction:
             drawn = self.likelihood.targets.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
         return drawn if self._unitless else self._in_y(drawn)
 
-    def _need_numbers(self) -> None:
-        if self.likelihood.targets.classes:
-            raise AttributeError(
-                f"this is the prediction of a {self.task} likelihood: use probs and the entropies"
-            )
-
-    def _need_classes(self) -> None:
-        if not self.likelihood.targets.classes:
-            raise AttributeError(
-                f"this is the prediction of a {self.task} likelihood: use mean, aleatoric_var and epistemic_var"
-            )
+    def _need(self, classes: bool) -> None:
+        if self.likelihood.targets.classes != classes:
+            use = "mean, aleatoric_var and epistemic_var" if classes else "probs and the entropies"
+            raise AttributeError(f"this is the prediction of a {self.task} likelihood: use {use}")
 
     def __repr__(self) -> str:
         chains, draws, points, width = self.f.shape
@@ -300,12 +283,11 @@ def _mean(values: Tensor) -> Tensor:
 def widest_layer(model: BNN, x: Tensor) -> int:
     """Scalars of the largest layer output for one point."""
     sizes = [x[0].numel()]
-    hooks = [
-        module.register_forward_hook(
-            lambda _m, _i, out: sizes.append(out.numel()) if isinstance(out, Tensor) else None
-        )
-        for module in model.eval_net.modules()
-    ]
+
+    def note(module: torch.nn.Module, inputs: object, out: object) -> None:
+        sizes.append(out.numel() if isinstance(out, Tensor) else 0)
+
+    hooks = [module.register_forward_hook(note) for module in model.eval_net.modules()]
     try:
         model.forward({}, x[:1])
     finally:
