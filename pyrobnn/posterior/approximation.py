@@ -30,8 +30,6 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     ),
 }
 
-#: of a family whose covariance has no closed form
-_COVARIANCE_DRAWS = 10_000
 #: of which the log joint is taken together
 DRAWS_AT_ONCE = 64
 
@@ -151,7 +149,7 @@ class FlatApproximation:
             rows = state["cov_factor"][at]
             return rows @ rows.T + state["cov_diag"][at].diag()
         with seeded(0, at.device):
-            return torch.cov(self.distribution.sample((_COVARIANCE_DRAWS,))[:, at].double().T)
+            return torch.cov(self.distribution.sample((10_000,))[:, at].double().T)
 
 
 def state_points(layout: Density) -> None:
@@ -195,14 +193,11 @@ def log_importance(
 
 def _log_joint(density: Density, z: Tensor) -> Tensor:
     """Log joint of flat vectors (draw, dim); (draw,)."""
-    log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
     if density.owner is None:
         return torch.func.vmap(lambda one: density.log_joint(one, jacobian=False))(z)
     x, y = density.args
     size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(density.owner, x)))
-    total = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-    for rows in zip(x.split(size), y.split(size)):
-        log_prior, log_likelihood = log_parts(z, *rows)
-        # the program scales the likelihood of its rows to all of them
-        total = total + log_likelihood * (len(rows[0]) / len(x))
-    return log_prior + total
+    log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
+    parts = [(len(px), *log_parts(z, px, py)) for px, py in zip(x.split(size), y.split(size))]
+    # the program scales the likelihood of its rows to all of them
+    return parts[-1][1] + sum(likelihood * (rows / len(x)) for rows, _, likelihood in parts)

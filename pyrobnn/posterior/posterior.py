@@ -142,12 +142,12 @@ class Posterior:
         if num_draws >= self.num_draws:
             return self
         keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
-        pick = {name: value[:, keep.to(value.device)] for name, value in self.draws.items()}
 
-        def stats() -> dict[str, Tensor]:
-            return {name: value[:, keep.to(value.device)] for name, value in self.sample_stats.items()}
+        def thinned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value[:, keep.to(value.device)] for name, value in values.items()}
 
-        return replace(self, draws=pick, sample_stats=SampleStats({}, stats))
+        stats = SampleStats({}, lambda: thinned(self.sample_stats))
+        return replace(self, draws=thinned(self.draws), sample_stats=stats)
 
     def predict(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
@@ -163,12 +163,11 @@ class Posterior:
             TypeError: the posterior belongs to a plain Pyro program, which has no network output.
             ValueError: empty or non-finite ``x``.
         """
-        standard_f = self.standard_function(x, num_draws=num_draws, chunk_scalars=chunk_scalars)
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
+        standard_f = few.standard_function(x, chunk_scalars=chunk_scalars)
         prediction = Prediction(standard_f, self.bnn.likelihood, few.draws, moments=moments)
-        units = self.bnn.units
-        return prediction if units is None else prediction.in_units(*units)
+        return prediction if self.bnn.units is None else prediction.in_units(*self.bnn.units)
 
     def function(
         self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
@@ -195,19 +194,16 @@ class Posterior:
         if isinstance(self.network, HasHead):  # what no draw moves is computed once
             x, forward, model = self.network.features(x), self.network.head, self.network.model
         params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
-        total = self.num_chains * self.num_draws
-        widest = widest_layer(model, x)
-        points_at_once = max(1, min(len(x), chunk_scalars // max(widest, 1)))
+        total, widest = self.num_chains * self.num_draws, max(widest_layer(model, x), 1)
+        points_at_once = max(1, min(len(x), chunk_scalars // widest))
         draws_at_once = max(1, min(total, chunk_scalars // max(widest * points_at_once, model.num_weights)))
-        rows = []
-        for start in range(0, total, draws_at_once):
+
+        def outputs(start: int, piece: Tensor) -> Tensor:
             part = {name: value[start : start + draws_at_once] for name, value in params.items()}
-            columns = [
-                at_each(lambda one, piece=piece: forward(one, piece), part)
-                for piece in x.split(points_at_once)
-            ]
-            rows.append(torch.cat(columns, 1))
-        f = torch.cat(rows)
+            return at_each(lambda one: forward(one, piece), part)
+
+        pieces, starts = x.split(points_at_once), range(0, total, draws_at_once)
+        f = torch.cat([torch.cat([outputs(start, piece) for piece in pieces], 1) for start in starts])
         return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
 
     def to_datatree(
@@ -258,24 +254,19 @@ class Posterior:
         return load(path, model)
 
     def _inputs(self, x: Tensor) -> Tensor:
-        model = self.bnn
+        """Inputs in the units and the type of the program, of the width of the fit's."""
         x = as_tensor("x", x)
         if x.dim() == 0 or len(x) == 0:
             raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
         check_finite("x", x)
-        self._check_width(x)
-        device = next(iter(self.draws.values())).device
-        return model.cast_inputs(model.standard_inputs(x.to(device)))
-
-    def _check_width(self, x: Tensor) -> None:
-        """Inputs of another width than the fit's would fail deep in the net, or be broadcast by the standardizer."""
-        shape = self.meta.get("input_shape")
-        table = (
-            x.is_floating_point() and shape is not None and len(shape) == 1
-        )  # images and words may vary in size
-        if shape is not None and (x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0])):
+        # another width would fail deep in the net, or be broadcast by the standardizer
+        shape = self.meta.get("input_shape", x.shape[1:])
+        table = x.is_floating_point() and len(shape) == 1  # images and words may vary in size
+        if x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0]):
             expected = ", ".join(["points", *map(str, shape)])
             raise ValueError(f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})")
+        device = next(iter(self.draws.values())).device
+        return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +12,8 @@ from torch import Tensor
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.likelihoods import Likelihood
+from pyrobnn.model import BNN
 from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
-
-if TYPE_CHECKING:
-    from pyrobnn.model import BNN
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24

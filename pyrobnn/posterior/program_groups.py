@@ -77,10 +77,9 @@ def program_groups(
     }
     if isinstance(x, Tensor) and x.dim():
         rows = {(axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()}
-        row = next(iter(rows))[0] if len(rows) == 1 and next(iter(rows))[1] == len(x) else None
-        groups[CONSTANT_DATA] = xr.Dataset(
-            {"x": ((row or "obs", "feature"), to_numpy(x.reshape(len(x), -1)))}
-        )
+        row, length = next(iter(rows)) if len(rows) == 1 else (None, None)
+        dims = (row if row and length == len(x) else "obs", "feature")
+        groups[CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
     return {name: data for name, data in groups.items() if data.data_vars}
 
 
@@ -115,24 +114,21 @@ def log_densities_by_site(posterior: Posterior, density: Density) -> tuple[Tenso
         at_each(lambda one: {"": density.log_base(one), **density.data_terms(one)}, part) for part in flat
     ]
     terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    prior = terms.pop("")  # no site has this name
-    shapes = _batch_shapes(density)
-    return prior.reshape(z.shape[:-1]), {
-        name: value.reshape(
-            *z.shape[:-1], *(shapes[name] if shapes[name].numel() == value[0].numel() else [-1])
-        )
-        for name, value in terms.items()
-    }
+    prior, shapes = terms.pop(""), _batch_shapes(density)  # no site has this name
+    for name, value in terms.items():
+        own = shapes[name] if shapes[name].numel() == value[0].numel() else [-1]
+        terms[name] = value.reshape(*z.shape[:-1], *own)
+    return prior.reshape(z.shape[:-1]), terms
 
 
 def draws_dataset(
     values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = SAMPLE_DIMS
 ) -> xr.Dataset:
     """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
-    arrays = {name: to_numpy(value) for name, value in values.items()}
     known: dict[Hashable, Sequence[Hashable]] = {
-        name: [*sample_dims, *dims[name]] for name in arrays if name in dims
+        name: [*sample_dims, *dims[name]] for name in values if name in dims
     }
+    arrays = {name: to_numpy(value) for name, value in values.items()}
     # an interrupted run may have more chains than draws
     return dict_to_dataset(arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False)
 
