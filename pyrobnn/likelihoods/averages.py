@@ -17,19 +17,6 @@ def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
     return f - f.mean(-1, keepdim=True) if likelihood.task == "categorical" else f
 
 
-def probit_probs(likelihood: Likelihood, f: Tensor, cov: Tensor) -> Tensor:
-    """Class probabilities averaged over a normal output by the probit approximation.
-
-    Raises:
-        TypeError: the output is no logit of a class.
-    """
-    if not _has_logits(likelihood):
-        raise TypeError(
-            f"probit probabilities need Categorical or Bernoulli, the likelihood is {likelihood!r}"
-        )
-    return likelihood.probs(_probit(f, cov))
-
-
 def log_predictive(
     likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]
 ) -> Tensor:
@@ -46,8 +33,9 @@ def log_predictive(
         var = cov.diagonal(dim1=1, dim2=2).double()[:, : loc.shape[1]]
         total = (var + scale.double().square()).sqrt()
         return torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1)
-    if _has_logits(likelihood):
-        return likelihood.log_prob(_probit(f, cov), y, params).double()
+    if likelihood.task in ("categorical", "bernoulli"):
+        var = cov.diagonal(dim1=1, dim2=2).double()
+        return likelihood.log_prob(f / (1 + math.pi / 8 * var).sqrt().to(f), y, params).double()
     f, cov = f.double(), cov.double()
     values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
@@ -56,13 +44,3 @@ def log_predictive(
     drawn = f + (root @ noise).squeeze(-1)
     own = {name: value.double() for name, value in params.items()}
     return torch.logsumexp(likelihood.log_prob(drawn, y, own), 0) - math.log(len(drawn))
-
-
-def _has_logits(likelihood: Likelihood) -> bool:
-    return likelihood.task in ("categorical", "bernoulli")
-
-
-def _probit(f: Tensor, cov: Tensor) -> Tensor:
-    r"""Logits whose probabilities are about those averaged over f ~ N(f, cov): :math:`f / \sqrt{1 + \pi v / 8}`."""
-    var = cov.diagonal(dim1=1, dim2=2).double()
-    return f / (1 + math.pi / 8 * var).sqrt().to(f)

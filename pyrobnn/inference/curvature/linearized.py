@@ -15,7 +15,6 @@ from pyrobnn.inference.curvature.gaussian import (
     diagonal_output_covariance,
 )
 from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
-from pyrobnn.likelihoods import averages
 
 
 class SubsetNetwork:
@@ -107,20 +106,6 @@ class Linearized(SubsetNetwork):
         f, rows = self.jacobian.rows(self.features(x))
         root = self._root(rows.flatten(0, 1))
         return (root @ root.T).reshape(*f.shape, *f.shape).to(f)
-
-    def probs(self, x: Tensor) -> Tensor:
-        r"""Class probabilities by the probit approximation, (point, class); Bernoulli (point, out).
-
-        .. math:: p \approx \mathrm{softmax}\left(f_c / \sqrt{1 + \pi v_c / 8}\right)
-
-        Caveat: correlations between logits are dropped; averaging draws (``predict(x).probs``) keeps them.
-
-        Reference: The evidence framework applied to classification networks (MacKay, 1992).
-
-        Raises:
-            TypeError: the likelihood is not of classes.
-        """
-        return averages.probit_probs(self.jacobian.model.likelihood, *self.output_moments(x))
 
     @property
     def _by_products(self) -> bool:
