@@ -114,29 +114,19 @@ class Selective(Prior):
         hide_fn: Callable[[nn.Module, str], bool] | None = None,
         expose_fn: Callable[[nn.Module, str], bool] | None = None,
     ):
-        groups = {
-            "_modules": (hide_modules, expose_modules),
-            "_module_types": (hide_module_types, expose_module_types),
-            "_parameters": (hide_parameters, expose_parameters),
-            "": (hide, expose),
-            "_fn": (hide_fn and [hide_fn], expose_fn and [expose_fn]),
-            "_all": ([True] if hide_all else None, [True] if expose_all else None),
-        }
-        given = {
-            side: {side + group: pair[place] for group, pair in groups.items() if pair[place] is not None}
-            for place, side in enumerate(("hide", "expose"))
-        }
-        if given["hide"] and given["expose"]:
-            one, other = (next(iter(part)) for part in given.values())
+        options = {n: v for n, v in locals().items() if n != "self" and v is not None and v is not False}
+        sides = [[name for name in options if name.startswith(side)] for side in ("hide", "expose")]
+        if all(sides):
+            one, other = (side[0] for side in sides)
             raise ValueError(f"{one!r} has no effect beside {other!r}: say what to hide, or what to expose")
-        if expose_all is False and not (given["hide"] or given["expose"]):
+        if expose_all is False and not options:
             raise ValueError("'expose_all' False has no effect beside nothing that is hidden or exposed")
-        self.hides = not given["expose"]
+        self.hides = not sides[1]
         #: option and entry, of all that were given
         self.entries = [
             (option, entry)
-            for option, entries in (given["hide"] | given["expose"]).items()
-            for entry in ([entries] if isinstance(entries, (str, type, nn.Module)) else entries or ())
+            for option, value in options.items()
+            for entry in ([value] if callable(value) or isinstance(value, (str, bool)) else value)
         ]
 
     def expose_fn(self, module: nn.Module, name: str) -> bool:
@@ -160,18 +150,15 @@ class Selective(Prior):
 
 def _names(option: str, entry: Any, module: nn.Module, name: str) -> bool:
     """Whether an entry of hide/expose names a parameter of a module."""
-    match option.removeprefix("hide").removeprefix("expose"):
-        case "_modules":
-            return entry is module
-        case "_module_types":
-            return isinstance(module, entry)
-        case "_parameters":
-            return bool(name.rpartition(".")[-1] == entry)
-        case "_fn":
-            return bool(entry(module, name))
-        case "_all":
-            return True
-    return bool(name == entry)
+    found: dict[str, Callable[[], bool]] = {
+        "": lambda: name == entry,
+        "_parameters": lambda: name.rpartition(".")[-1] == entry,
+        "_module_types": lambda: isinstance(module, entry),
+        "_modules": lambda: module is entry,
+        "_fn": lambda: bool(entry(module, name)),
+        "_all": lambda: True,
+    }
+    return found[option.removeprefix("hide").removeprefix("expose")]()
 
 
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -369,11 +356,9 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     with seeded(0, like.device), torch.no_grad():
         try:
             value = moved.sample()
-            found = {value.device, moved.log_prob(value).device}, {value.dtype, moved.log_prob(value).dtype}
-            if found[0] != {like.device} or {kind for kind in found[1] if kind.is_floating_point} != {
-                like.dtype
-            }:
-                why = f"its draws and densities are on {found[0]} in {found[1]}"
+            for one in (value, moved.log_prob(value)):
+                if one.device != like.device or (one.is_floating_point() and one.dtype != like.dtype):
+                    why = f"draws or densities are {one.dtype} on {one.device}"
         except NotImplementedError as error:
             raise ValueError(
                 f"the prior of {name!r}, a {family}, has no draws or no density: every method starts or is judged by "

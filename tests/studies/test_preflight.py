@@ -48,12 +48,12 @@ def test_memory_grows_with_what_it_should_grow_with():
 
 def test_draws_that_go_to_a_file_take_a_block_of_memory():
     sizes = {"num_draws": 100_000}
-    kept = model(50).preflight(NUTS(), X, Y, **sizes)
-    streamed = model(50).preflight(NUTS(), X, Y, **sizes, stream_to="draws")
+    kept = preflight(NUTS(), model(50), X, Y, **sizes)
+    streamed = preflight(NUTS(), model(50), X, Y, **sizes, stream_to="draws")
     draws = 4 * sizes["num_draws"] * model(50).num_weights * 4
     assert kept.peak > 3 * draws and streamed.peak < draws
     with pytest.raises(ValueError, match="'stream_to' is an option of NUTS, not of MAP"):
-        model(50).preflight(MAP(), X, Y, stream_to="draws")
+        preflight(MAP(), model(50), X, Y, stream_to="draws")
 
 
 def test_saved_activations_are_counted():
@@ -64,7 +64,7 @@ def test_saved_activations_are_counted():
 
 
 def test_a_fit_that_cannot_fit_says_so():
-    found = model(50).preflight(SVI(), X, Y, num_draws=10**12)
+    found = preflight(SVI(), model(50), X, Y, num_draws=10**12)
     assert not found.fits and "does NOT fit" in str(found)
 
 
