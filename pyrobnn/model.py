@@ -73,21 +73,19 @@ class BNN:
         *,
         standardizer: Standardizer | None = None,
     ):
-        if not isinstance(net, nn.Module):
-            raise TypeError(f"'net' must be a torch.nn.Module, got {type(net).__name__}")
-        if not isinstance(prior, Prior):
-            raise TypeError(
-                f"'prior' must be a tyxe.priors.Prior, got {type(prior).__name__}: try pyrobnn.priors.IIDPrior"
-            )
-        if not isinstance(likelihood, Likelihood):
-            kind = f"{type(likelihood).__module__}.{type(likelihood).__name__}"
-            raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods, got {kind}")
+        for name, value, kind, what in (
+            ("net", net, nn.Module, "a torch.nn.Module"),
+            ("prior", prior, Prior, "a tyxe.priors.Prior, such as pyrobnn.priors.IIDPrior"),
+            ("likelihood", likelihood, Likelihood, "one of pyrobnn.likelihoods"),
+        ):
+            if not isinstance(value, kind):
+                found = f"{type(value).__module__}.{type(value).__name__}"
+                raise TypeError(f"{name!r} must be {what}, got {found}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
         self.net = copy.deepcopy(net)
-        exposure = likelihood.targets.exposure
-        if exposure is not None and not isinstance(net, Exposed):
-            self.net = Exposed(self.net, exposure)
+        if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
+            self.net = Exposed(self.net, likelihood.targets.exposure)
         if isinstance(self.net, Exposed):
             priors = {f"net.{name}": site for name, site in priors.items()}
         self.prior = prior
@@ -230,10 +228,8 @@ class BNN:
     def supported(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values by site, with draws from the prior where its support leaves them out (a positive one, say)."""
         found = dict(values)
-        for name, value in values.items():
-            inside = torch.ones_like(value, dtype=torch.bool)
-            if name in self.priors:
-                inside = self.priors[name].support.check(value)
+        for name in (site for site in values if site in self.priors):
+            value, inside = values[name], self.priors[name].support.check(values[name])
             if not bool(inside.all()):
                 drawn = self.priors[name].sample().to(value)
                 found[name] = torch.where(inside, value, drawn) if inside.shape == value.shape else drawn
@@ -266,11 +262,7 @@ class BNN:
         return [
             name or type(module).__name__
             for name, module in self.net.named_modules()
-            if module.training
-            and (
-                isinstance(module, BATCH_NORM)
-                or (isinstance(module, DROPOUT) and getattr(module, "p", 1) > 0)
-            )
+            if module.training and isinstance(module, BATCH_NORM + DROPOUT) and getattr(module, "p", 1) > 0
         ]
 
     def __copy__(self) -> BNN:
@@ -285,13 +277,8 @@ class BNN:
         return self.__dict__ | {"prior": SitePriors(sites)}
 
     def __repr__(self) -> str:
-        parts = (
-            type(self.net).__name__,
-            type(self.prior).__name__,
-            repr(self.likelihood),
-            f"{self.num_weights} weights",
-        )
-        return f"BNN({', '.join(parts)})"
+        net, prior = type(self.net).__name__, type(self.prior).__name__
+        return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
 
 
 def check_data(

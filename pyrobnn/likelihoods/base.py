@@ -49,13 +49,10 @@ class OwnParameters:
         for found, key in ((self.fixed, name), (self.points, site), (self.priors, site)):
             found.pop(key, None)
         if isinstance(value, torch.distributions.Distribution):
-            if not getattr(value.support, "lower_bound", -1) >= 0:
+            if not getattr(value.support, "lower_bound", -1) >= 0 or len(value.shape()) > 1:
                 raise ValueError(
-                    f"the prior of {name!r} must live on positive numbers, got {value}: use HalfNormal or LogNormal"
-                )
-            if len(value.batch_shape) + len(value.event_shape) > 1:
-                raise ValueError(
-                    f"the prior of {name!r} must have shape () or (out,), got {tuple(value.shape())}"
+                    f"the prior of {name!r} must live on positive numbers and have shape () or (out,), got {value} of "
+                    f"shape {tuple(value.shape())}: use HalfNormal or LogNormal"
                 )
             self.priors[site] = value.to_event(len(value.batch_shape))
         elif isinstance(value, (str, torch.nn.Parameter, PyroParam)):
@@ -75,12 +72,10 @@ class OwnParameters:
         site, fixed = SITE + name, self.fixed.get(name)
         value = params[site] if fixed is None else fixed.to(f)
         if site in self.priors:
-            per_output = bool(self.priors[site].event_shape)
+            one = not self.priors[site].event_shape
         else:
-            per_output = (self.points[site][0] if fixed is None else fixed).dim() > 0
-        if not per_output:  # (*batch,) -> (*batch, 1)
-            value = value.unsqueeze(-1)
-        return value.unsqueeze(-2)
+            one = (self.points[site][0] if fixed is None else fixed).dim() == 0
+        return (value.unsqueeze(-1) if one else value).unsqueeze(-2)  # (*batch, 1 or out) -> (*batch, 1, …)
 
     @property
     def kinds(self) -> dict[str, str]:
