@@ -117,14 +117,6 @@ class HeteroskedasticGaussian(_Gaussian):
         loc, raw = f.chunk(2, dim=-1)
         return loc, F.softplus(raw) + self.min_scale
 
-    def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        r"""For each output diag(1/σ², 2 σ'(ρ)²/σ²): mean and scale are orthogonal."""
-        if type(self).loc_scale is not HeteroskedasticGaussian.loc_scale:
-            return super().fisher_root(f, params)
-        _, scale = self.loc_scale(f, params)
-        slope = f.chunk(2, dim=-1)[1].sigmoid()  # derivative of softplus
-        return torch.diag_embed(torch.cat([1 / scale, 2**0.5 * slope / scale], -1))
-
     def _options(self) -> list[str]:
         return [f"min_scale={self.min_scale:g}"]
 

@@ -17,25 +17,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.core.groups import (
-    CONSTANT_DATA,
-    FUNCTION,
-    GRID,
-    HELD_OUT,
-    HISTORY,
-    LOG_LIKELIHOOD,
-    LOG_PRIOR,
-    MOVED,
-    OBSERVED_DATA,
-    POSTERIOR,
-    POSTERIOR_PREDICTIVE,
-    PREDICTIONS,
-    PRIOR,
-    PRIOR_PREDICTIVE,
-    SAMPLE_DIMS,
-    SAMPLE_STATS,
-    STEIN,
-)
+from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
@@ -104,11 +86,13 @@ def to_datatree(
     if isinstance(posterior.model, BNN) and y is not None:
         y = posterior.bnn.likelihood.targets.read(y)
     axes = posterior.meta.get("axes", {})
-    groups = {POSTERIOR: draws_dataset(posterior.draws, axes)}
+    groups = {group.POSTERIOR: draws_dataset(posterior.draws, axes)}
     if posterior.sample_stats:
-        groups[SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
+        groups[group.SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
     if posterior.history:
-        groups[HISTORY] = xr.Dataset({n: ((f"step_{n}",), to_numpy(v)) for n, v in posterior.history.items()})
+        groups[group.HISTORY] = xr.Dataset(
+            {n: ((f"step_{n}",), to_numpy(v)) for n, v in posterior.history.items()}
+        )
     has_data = [x is not None, y is not None] == posterior.meta.get("data_given", [True, True])
     if not isinstance(posterior.model, BNN):
         if has_data:
@@ -120,11 +104,11 @@ def to_datatree(
         if y is not None:
             groups |= _data_groups(posterior, x, y, seed)
             if (moved := moved_functions(posterior, x, y, probe_x)) is not None:
-                groups[MOVED] = moved
+                groups[group.MOVED] = moved
         groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
         groups |= _grid_group(posterior, x, grid, true_function)
     if has_data and (stein := stein_statistics(posterior, x, y)) is not None:
-        groups[STEIN] = stein
+        groups[group.STEIN] = stein
     if isinstance(posterior.model, BNN) and test is not None:
         groups |= _test_groups(posterior, torch.as_tensor(test[0]), test[1], seed)
     tree = xr.DataTree.from_dict(relabelled(groups, coords or {}, dims or {}))
@@ -137,17 +121,19 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
     log_prior, log_likelihood = log_densities(few, x, y)
     fewest = MIN_REPLICATES if len(x) * MIN_REPLICATES <= MAX_PAIRS else 0
     return {
-        LOG_PRIOR: _dataset(log_prior=(log_prior,)),
-        OBSERVED_DATA: _observed(few.bnn, y, "obs"),
-        LOG_LIKELIHOOD: _dataset(y=(log_likelihood, "obs")),
-        CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}),
-        POSTERIOR_PREDICTIVE: xr.Dataset(_replicates(few, few.predict(x), y, "obs", fewest, seed)),
+        group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
+        group.OBSERVED_DATA: _observed(few.bnn, y, "obs"),
+        group.LOG_LIKELIHOOD: _dataset(y=(log_likelihood, "obs")),
+        group.CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}),
+        group.POSTERIOR_PREDICTIVE: xr.Dataset(_replicates(few, few.predict(x), y, "obs", fewest, seed)),
     }
 
 
 def _dataset(**values: tuple[Any, ...]) -> xr.Dataset:
     """Draws (chain, draw, …), each with the names of its other dimensions."""
-    return xr.Dataset({n: ((*SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()})
+    return xr.Dataset(
+        {n: ((*group.SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()}
+    )
 
 
 def _thinned(posterior: Posterior, num_points: int) -> Posterior:
@@ -190,17 +176,17 @@ def _function_groups(
     )
     found["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
     found["probe_kind"] = (("probe",), np.array(kinds))
-    if LOG_LIKELIHOOD in known and known[LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
-        found["log_likelihood"] = known[LOG_LIKELIHOOD]["y"].sum("obs")
-        found["log_prior"] = known[LOG_PRIOR]["log_prior"]
+    if group.LOG_LIKELIHOOD in known and known[group.LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
+        found["log_likelihood"] = known[group.LOG_LIKELIHOOD]["y"].sum("obs")
+        found["log_prior"] = known[group.LOG_PRIOR]["log_prior"]
     if likelihood.own.priors and likelihood.targets.normal:
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
-        found["noise"] = ((*SAMPLE_DIMS, "output"), to_numpy(scale))
-    groups = {FUNCTION: found.assign_coords(layer=list(norms))}
+        found["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(scale))
+    groups = {group.FUNCTION: found.assign_coords(layer=list(norms))}
     if num_prior_draws:
         prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
-        groups[PRIOR] = draws_dataset(prior.draws, {})
-        groups[PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
+        groups[group.PRIOR] = draws_dataset(prior.draws, {})
+        groups[group.PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
     return groups
 
 
@@ -236,7 +222,7 @@ def _grid_group(
     }
     if true_function is not None:
         variables["true_f"] = (point, to_numpy(true_function(grid)))
-    return {GRID: xr.Dataset(variables)}
+    return {group.GRID: xr.Dataset(variables)}
 
 
 def _test_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str, xr.Dataset]:
@@ -253,7 +239,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str
         for name in MOMENTS:
             found[name] = (("pred_point", "output"), to_numpy(getattr(prediction, name)))
     inputs = (("pred_point", "feature"), to_numpy(x.reshape(len(x), -1)))
-    return {PREDICTIONS: found, HELD_OUT: _observed(few.bnn, y, "pred_point").assign(x=inputs)}
+    return {group.PREDICTIONS: found, group.HELD_OUT: _observed(few.bnn, y, "pred_point").assign(x=inputs)}
 
 
 def _replicates(
@@ -264,7 +250,7 @@ def _replicates(
     Of each draw one, and in another variable several where draws are too few to see quantiles of their mixture.
     """
     total, cut = posterior.num_chains * posterior.num_draws, prediction.likelihood.targets.as_observed
-    found = {"y": _targets(cut(prediction.sample(seed=seed), y), *SAMPLE_DIMS, point)}
+    found = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
     if total < fewest:
         drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(fewest / total)), y)
         found["y_sample"] = _targets(drawn.flatten(0, 1), "sample", point)

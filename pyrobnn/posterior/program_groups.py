@@ -11,17 +11,7 @@ import xarray as xr
 from arviz_base import dict_to_dataset
 from torch import Tensor
 
-from pyrobnn.core.groups import (
-    CONSTANT_DATA,
-    LOG_LIKELIHOOD,
-    LOG_PRIOR,
-    OBSERVED_DATA,
-    POSTERIOR,
-    POSTERIOR_PREDICTIVE,
-    PRIOR,
-    PRIOR_PREDICTIVE,
-    SAMPLE_DIMS,
-)
+from pyrobnn.core import groups as group
 from pyrobnn.density import derived
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import at_each
@@ -34,13 +24,13 @@ Coords = Mapping[str, Sequence[Any]]
 
 #: groups whose variables are sites or data of the fit: those that ``dims`` names
 _NAMED = {
-    POSTERIOR,
-    LOG_LIKELIHOOD,
-    POSTERIOR_PREDICTIVE,
-    OBSERVED_DATA,
-    CONSTANT_DATA,
-    PRIOR,
-    PRIOR_PREDICTIVE,
+    group.POSTERIOR,
+    group.LOG_LIKELIHOOD,
+    group.POSTERIOR_PREDICTIVE,
+    group.OBSERVED_DATA,
+    group.CONSTANT_DATA,
+    group.PRIOR,
+    group.PRIOR_PREDICTIVE,
 }
 
 
@@ -68,18 +58,20 @@ def program_groups(
         return {name: value for name, value in values.items() if name in data}
 
     groups = {
-        LOG_PRIOR: xr.Dataset({"log_prior": (SAMPLE_DIMS, to_numpy(log_prior))}),
-        LOG_LIKELIHOOD: draws_dataset(terms, _of_batches(density, terms)),
-        OBSERVED_DATA: draws_dataset(data, axes, sample_dims=[]),
-        POSTERIOR_PREDICTIVE: draws_dataset(of_data(derived.replicates(density, few.draws, seed)), axes),
-        PRIOR: draws_dataset(before, axes),
-        PRIOR_PREDICTIVE: draws_dataset(of_data(replicated), axes),
+        group.LOG_PRIOR: xr.Dataset({"log_prior": (group.SAMPLE_DIMS, to_numpy(log_prior))}),
+        group.LOG_LIKELIHOOD: draws_dataset(terms, _of_batches(density, terms)),
+        group.OBSERVED_DATA: draws_dataset(data, axes, sample_dims=[]),
+        group.POSTERIOR_PREDICTIVE: draws_dataset(
+            of_data(derived.replicates(density, few.draws, seed)), axes
+        ),
+        group.PRIOR: draws_dataset(before, axes),
+        group.PRIOR_PREDICTIVE: draws_dataset(of_data(replicated), axes),
     }
     if isinstance(x, Tensor) and x.dim():
         rows = {(axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()}
         row, length = next(iter(rows)) if len(rows) == 1 else (None, None)
         dims = (row if row and length == len(x) else "obs", "feature")
-        groups[CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
+        groups[group.CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
     return {name: data for name, data in groups.items() if data.data_vars}
 
 
@@ -122,7 +114,7 @@ def log_densities_by_site(posterior: Posterior, density: Density) -> tuple[Tenso
 
 
 def draws_dataset(
-    values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = SAMPLE_DIMS
+    values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS
 ) -> xr.Dataset:
     """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
     known: dict[Hashable, Sequence[Hashable]] = {
@@ -141,7 +133,7 @@ def relabelled(groups: Mapping[str, xr.Dataset], coords: Coords, dims: Dims) -> 
             of another length.
     """
     renamed = {name: _renamed(data, dims) if name in _NAMED else data for name, data in groups.items()}
-    variables = {str(name) for group in _NAMED if group in groups for name in groups[group].data_vars}
+    variables = {str(name) for part in _NAMED if part in groups for name in groups[part].data_vars}
     sizes = {str(dim): size for data in renamed.values() for dim, size in data.sizes.items()}
     for what, given, known in (("dims", dims, variables), ("coords", coords, set(sizes))):
         if unknown := sorted(set(given) - known):
@@ -158,7 +150,7 @@ def relabelled(groups: Mapping[str, xr.Dataset], coords: Coords, dims: Dims) -> 
 def _renamed(data: xr.Dataset, dims: Dims) -> xr.Dataset:
     found = {}
     for name, array in data.data_vars.items():
-        own = [str(dim) for dim in array.dims if dim not in SAMPLE_DIMS]
+        own = [str(dim) for dim in array.dims if dim not in group.SAMPLE_DIMS]
         given = dims.get(str(name), [])
         if len(given) > len(own):
             raise ValueError(f"'dims' gives {list(given)} for {name!r}, whose dimensions are {own}")

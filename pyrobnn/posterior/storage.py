@@ -149,7 +149,7 @@ def load(path: str | Path, model: Any) -> Posterior:
         found, shape = tuple(draws[name].shape[2:]) if name in draws else None, tuple(site.shape())
         if found != shape:
             raise ValueError(
-                f"{str(path)!r} holds {name!r} of shape {found}, the model's is {shape}: another model was fitted"
+                f"{str(path)!r} was fitted with another model: it holds {name!r} of shape {found}, the model {shape}"
             )
     meta, evidence, family = (json.loads(tree.attrs[name]) for name in ("meta", "log_evidence", "family"))
     stats, history = (_tensors(tree, name, device) for name in (SAMPLE_STATS, HISTORY))
