@@ -141,10 +141,11 @@ class Selective(Prior):
         for (option, entry), hits in zip(self.entries, zip(*named)):
             # a parameter that no other entry names
             if not any(hit and sum(row) == 1 for hit, row in zip(hits, named)):
+                what = getattr(entry, "__name__", type(entry).__name__ if callable(entry) else repr(entry))
                 names = ", ".join(name for name, _, _ in _parameters(net))
                 raise ValueError(
-                    f"{option!r} has no effect by {getattr(entry, '__name__', repr(entry))}: it names no parameter of "
-                    f"its own; the net has: {names}"
+                    f"{option!r} has no effect by {what}: it names no parameter of its own (a container of layers has "
+                    f"none); the net has: {names}"
                 )
 
 

@@ -7,7 +7,7 @@ draw inside a Pyro program and a batch of posterior draws, and the noise is alwa
 A new response is a subclass of :class:`Likelihood` and a line in the contract test.
 """
 
-from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood
+from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood, Targets
 from pyrobnn.likelihoods.categorical import Bernoulli, Categorical, Ordinal
 from pyrobnn.likelihoods.continuous import (
     Beta,
@@ -34,5 +34,6 @@ __all__ = [
     "Ordinal",
     "Poisson",
     "StudentT",
+    "Targets",
     "Weibull",
 ]

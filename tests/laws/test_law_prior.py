@@ -166,6 +166,7 @@ IDLE = {
     "a name twice": ({"hide": ["2.bias", "2.bias"]}, "'2.bias'"),
     "no such name": ({"hide": ["2.bais"]}, "'2.bais'"),
     "a module without parameters": ({"hide_modules": [torch.nn.Tanh()]}, "Tanh"),
+    "a container": ({"hide_modules": [torch.nn.Sequential(torch.nn.Linear(1, 1))]}, "Sequential"),
     "everything exposed": ({"expose": ["2.weight"], "expose_all": True}, "'expose'"),
     "everything hidden": ({"hide": ["2.bias"], "hide_all": True}, "'hide'"),
     "a function beside a name": ({"hide": ["2.bias"], "expose_fn": lambda module, name: True}, "'expose_fn'"),
