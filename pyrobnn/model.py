@@ -212,7 +212,7 @@ class BNN:
         """Mean and scale of the targets by which the program measures them; None where it takes them as they are."""
         if self.standardizer is None:
             return None
-        return self.likelihood.units(self.standardizer.y_mean, self.standardizer.y_scale)
+        return self.likelihood.targets.units(self.standardizer.y_mean, self.standardizer.y_scale)
 
     def standard_targets(self, y: Tensor) -> Tensor:
         """Targets (N, out) of the data in the units of the program; labels as they are."""

@@ -111,6 +111,8 @@ class Targets:
         censoring: y is (N, 2), the value and 1 where it was seen or 0 where it lies beyond (``"right"``: above,
             ``"left"``: below).
         exposure: the column of x that holds the exposure of each row, see :class:`pyrobnn.networks.Exposed`.
+        measured: the units in which the program may measure y: ``"affine"``, of any origin and scale; ``"scale"``, of
+            any scale; None where y has no units.
     """
 
     kind: Literal["number", "count", "binary", "label"] = "number"
@@ -119,6 +121,7 @@ class Targets:
     linear_mean: bool = False
     censoring: str | None = None
     exposure: int | None = None
+    measured: Literal["affine", "scale"] | None = None
 
     @property
     def classes(self) -> bool:
@@ -157,8 +160,15 @@ class Targets:
         cut = torch.minimum(drawn, limit) if self.censoring == "right" else torch.maximum(drawn, limit)
         return torch.where(event == 1, drawn, cut)
 
+    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and scale of y, of those given, by which the program measures it; None where y has no units."""
+        if self.measured is None:
+            return None
+        mean, scale = (mean, scale) if self.censoring is None else (mean[:1], scale[:1])
+        return (mean if self.measured == "affine" else torch.zeros_like(mean)), scale
+
     def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
-        """Targets in the units that :meth:`Likelihood.units` gave."""
+        """Targets in the units that :meth:`units` gave."""
         return torch.cat([(self.values(y) - mean) / scale, y[..., self.values(y).shape[-1] :]], -1)
 
     def log_volume(self, y: Tensor, scale: Tensor | float) -> Tensor:
@@ -219,10 +229,6 @@ class Likelihood:
 
     def _value_error(self, y: Tensor) -> str | None:
         """What is wrong with finite values; None if nothing is."""
-        return None
-
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and scale of y, of those given, in which the program may measure it; None where y has no units."""
         return None
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:

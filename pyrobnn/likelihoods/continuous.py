@@ -16,16 +16,7 @@ from pyrobnn.core.checks import check_count, check_number
 from pyrobnn.likelihoods.base import Likelihood, Parameter, Sampled, Targets, by_scipy
 
 
-class Real(Likelihood):
-    """Numbers on the whole line, which the program may measure in any units."""
-
-    targets = Targets(linear_mean=True)
-
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
-        return mean, scale
-
-
-class _Gaussian(Real):
+class _Gaussian(Likelihood):
     task = "gaussian"
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
@@ -71,7 +62,7 @@ class HomoskedasticGaussian(_Gaussian):
         HomoskedasticGaussian(inferred scale)
     """
 
-    targets = Targets(normal=True, linear_mean=True)
+    targets = Targets(normal=True, linear_mean=True, measured="affine")
 
     def __init__(self, scale: Parameter):
         super().__init__()
@@ -106,7 +97,7 @@ class HeteroskedasticGaussian(_Gaussian):
         HeteroskedasticGaussian(min_scale=0.01)
     """
 
-    targets = Targets(heads=2, normal=True, linear_mean=True)
+    targets = Targets(heads=2, normal=True, linear_mean=True, measured="affine")
 
     def __init__(self, min_scale: float = 1e-3):
         super().__init__()
@@ -121,7 +112,7 @@ class HeteroskedasticGaussian(_Gaussian):
         return [f"min_scale={self.min_scale:g}"]
 
 
-class StudentT(Real):
+class StudentT(Likelihood):
     r"""Noise of Student's t: :math:`y \sim t_\nu(f(x), \sigma)`, of which single outliers are no surprise.
 
     Args:
@@ -146,6 +137,7 @@ class StudentT(Real):
     """
 
     task = "student_t"
+    targets = Targets(linear_mean=True, measured="affine")
 
     def __init__(self, df: Parameter = 4.0, scale: Parameter = "learned"):
         super().__init__()
@@ -206,10 +198,7 @@ class MixtureDensity(Likelihood):
         super().__init__()
         self.num_components = check_count("num_components", num_components)
         self.min_scale = check_number("min_scale", min_scale, above=0)
-        self.targets = Targets(heads=3 * self.num_components)
-
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
-        return mean, scale
+        self.targets = Targets(heads=3 * self.num_components, measured="affine")
 
     def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         """Of each output a mixture over (\\*batch, N, out, K) components."""

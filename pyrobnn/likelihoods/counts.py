@@ -116,10 +116,6 @@ class NegativeBinomial(_Counts):
         r = self._concentration(f, params)
         return _NegativeBinomial(r, logits=f - r.log()).to_event(1)
 
-    def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        mean = f.exp()
-        return mean, mean + mean.square() / self._concentration(f, params)
-
     def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         r = self._concentration(f.double(), params).double()
         failing = (r.log() - f).sigmoid()  # r / (r + mu)

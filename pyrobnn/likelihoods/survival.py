@@ -16,8 +16,6 @@ from pyrobnn.likelihoods.base import Likelihood, Parameter, Sampled, Targets
 class _Censored(Likelihood):
     """One output; y is (N, 2): the value, and 1 where it was observed or 0 where it is the limit of censoring."""
 
-    targets = Targets(censoring="right")
-
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         name = type(self).__name__
         if y.dim() != 2 or y.shape[1] != 2:
@@ -84,11 +82,8 @@ class CensoredNormal(_Censored):
     def __init__(self, scale: Parameter, censoring: str = "right"):
         super().__init__()
         side = check_choice("censoring", censoring, ("right", "left"))
-        self.targets = Targets(linear_mean=True, censoring=side)
+        self.targets = Targets(linear_mean=True, censoring=side, measured="affine")
         self.own.declare("scale", scale)
-
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
-        return mean[:1], scale[:1]
 
     def _logs(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         scale = self.own.value("scale", f, params)
@@ -145,6 +140,7 @@ class Weibull(_Censored):
     """
 
     task = "weibull"
+    targets = Targets(censoring="right", measured="scale")
 
     def __init__(self, shape: Parameter = "learned"):
         super().__init__()
@@ -153,9 +149,6 @@ class Weibull(_Censored):
     def _value_error(self, y: Tensor) -> str | None:
         wrong = y[y <= 0]
         return f"times in 'y' must be positive for Weibull, got {wrong[0]:g}" if len(wrong) else None
-
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
-        return torch.zeros_like(mean[:1]), scale[:1]
 
     def _logs(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         shape = self.own.value("shape", f, params)

@@ -22,7 +22,7 @@ CAPS = {
     "bytes of the results page": 8_192,
     "rows of the table of checks": 25,
     "warn and note calls": 28,
-    "members of a likelihood": 18,
+    "members of a likelihood": 17,
 }
 
 

@@ -481,7 +481,7 @@ def test_units_change_nothing_or_what_they_should(name):
     x, y = data(name, 32)
     found = []
     for factor in (1.0, 8.0):
-        has_units = CASES[name].fixed().units(torch.ones(1), torch.ones(1)) is not None
+        has_units = CASES[name].fixed().targets.units(torch.ones(1), torch.ones(1)) is not None
         here = torch.cat([factor * y[:, :1], y[:, 1:]], 1) if has_units else y
         units = Standardizer.fit(Dataset(x, here, "d", "regression"))
         model = linear(name, CASES[name].inferred(), standardizer=units)
