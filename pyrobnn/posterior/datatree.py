@@ -74,8 +74,7 @@ def to_datatree(
         label: name in reports; default the method's.
         coords: dimension → labels of its values, as ArviZ's converters take them.
         dims: variable → names of its dimensions but chain and draw, likewise; of a program's sites, plates name them
-            (``pyro.plate("school", 8)``), and ``<site>_dim_0`` those that belong to no plate.
-        seed: of the predictive draws.
+            (``pyro.plate("school", 8)``), else ``<site>_dim_0``. seed: of the predictive draws.
 
     Returns:
         A tree with the group posterior and those groups that the arguments allow; provenance in the root's attributes.
