@@ -244,10 +244,7 @@ def _test_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str
 def _replicates(
     posterior: Posterior, prediction: Prediction, y: Tensor, point: str, fewest: int, seed: int
 ) -> dict[str, Any]:
-    """New outcomes as they would have been seen where ``y`` was: a censored row's not beyond its limit.
-
-    Of each draw one, and in another variable several where draws are too few to see quantiles of their mixture.
-    """
+    """New outcomes as they would have been seen where ``y`` was: one of each draw, and several where draws are few."""
     total, cut = posterior.num_chains * posterior.num_draws, prediction.likelihood.targets.as_observed
     found = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
     if total < fewest:

@@ -76,11 +76,8 @@ def program_groups(
 
 
 def _data(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The data of the sites that replicates are drawn of, where most of them are the same whatever the draw.
-
-    A program may observe what it has computed from its latent values, as the residuals of a recursion: a term of its
-    density, but no data that replicates could be held against. Gaps that are filled by latent values may stay.
-    """
+    """The data of the sites that replicates are drawn of, where most of them are the same whatever the draw."""
+    # residuals that a program computes from latent values are no data; gaps that those fill may stay
     first, last = (
         density.trace({name: value[at] for name, value in draws.items()}) for at in ((0, 0), (-1, -1))
     )
