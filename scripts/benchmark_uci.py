@@ -279,7 +279,7 @@ def differences(record: Record, again: Record) -> list[str]:
 
 def show(records: Sequence[Record], methods: Sequence[str]) -> None:
     """The tables, then the claims and whether they hold."""
-    from uci.tables import METRICS, claims, markdown, published
+    from uci.scores import METRICS, claims, markdown, published
 
     if not records:
         print("no results yet")

@@ -93,7 +93,7 @@ def tables() -> str:
 def uci() -> str:
     """The five small sets by every method, the large ones by those that finish; every cell is filled."""
     from uci.rules import RULES
-    from uci.tables import claims, markdown, published
+    from uci.scores import claims, markdown, published
 
     rows, parts = records_of("uci"), []
     small, large = ("boston", "concrete", "energy", "wine", "yacht"), ("kin8nm", "naval", "power")
@@ -143,7 +143,7 @@ CLAIMS: dict[str, Callable[[], str]] = {
 
 def headline() -> str:
     """Seven numbers, each linked to its claim."""
-    from uci.tables import beats_floor, best_published, published
+    from uci.scores import beats_floor, best_published, published
 
     ratios = [row["ours/numpyro"] for row in gradients()]
     pyro = [row["pyro/ours"] for row in gradients()]

@@ -20,8 +20,15 @@ if str(SCRIPTS) not in sys.path:
 import benchmark_uci as benchmark  # noqa: E402
 from records import append_record, mean_and_error, read_records  # noqa: E402
 from uci.rules import RULES, Candidate, OfLinear, Rule  # noqa: E402
-from uci.scores import LinearFloor, mixture_crps, mixture_scores  # noqa: E402
-from uci.tables import beats_floor, best_published, markdown, published  # noqa: E402
+from uci.scores import (  # noqa: E402
+    LinearFloor,
+    beats_floor,
+    best_published,
+    markdown,
+    mixture_crps,
+    mixture_scores,
+    published,
+)
 
 from pyrobnn.data import Dataset, diabetes, uci  # noqa: E402
 from pyrobnn.inference.mc_dropout import MCDropout  # noqa: E402
@@ -66,15 +73,13 @@ def test_the_floor_maximises_the_evidence():
     floor = LinearFloor.fit(data)
     x = floor.standardizer.transform_x(data.x).double()
     y = floor.standardizer.transform_y(data.y)[:, 0].double()
-    precision = torch.linalg.inv(floor.covariance)
-    alpha = float((precision - x.T @ x / floor.noise**2).diagonal().mean())
+    alpha = float(floor.ridge.lambda_)
 
     def evidence(alpha, noise):
         covariance = x @ x.T / alpha + noise**2 * torch.eye(len(x), dtype=torch.float64)
         return float(torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y))
 
     best = evidence(alpha, floor.noise)
-    assert floor.log_evidence == pytest.approx(best, rel=1e-9)
     for factor in (0.95, 1.05):
         assert evidence(alpha * factor, floor.noise) < best
         assert evidence(alpha, floor.noise * factor) < best
@@ -257,12 +262,12 @@ def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path,
     assert benchmark.main([*common, "--check", "100%"]) == 0
     assert capsys.readouterr().out.count("the same number") == 3
     assert [one["met"] for one in read_records(tmp_path / "checks.jsonl")] == [True] * 3
-    assert benchmark.main([*common, "--check", "100%", "--budget", "0.001s"]) == 2  # proves nothing
-    first, *rest = read_records(results)
+    first, *rest = (record | {"cpu_seconds": 5.0} for record in read_records(results))
     first["scores"]["log_density"] += 0.06
     results.unlink()
     for record in (first, *rest):
         append_record(results, record)
+    assert benchmark.main([*common, "--check", "100%", "--budget", "1s"]) == 2  # proves nothing
     assert benchmark.main([*common, "--check", "100%"]) == 1
     assert "log density" in capsys.readouterr().out
 
