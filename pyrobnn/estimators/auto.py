@@ -63,13 +63,12 @@ def choose(
         structure="full" if full else "kron",
         tune="marginal_likelihood" if normal else None,
         map=search,
-        importance=whole,
     )
     words = [f"Laplace's approximation, linearised, {_width(normal)}"]
     if not full:
         words.append("its precision one Kronecker product per layer, for a full one would be too large")
     if not whole:
-        words.append("its mode found with mini-batches of 1,000 rows, and k-hat left out")
+        words.append("its mode found with mini-batches of 1,000 rows")
     if num_data <= MAX_NUTS_ROWS:
         words.append("method='nuts' samples the posterior itself, in minutes")
     return method, f"{size}: {'; '.join(words)}"

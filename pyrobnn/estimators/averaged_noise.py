@@ -78,11 +78,8 @@ def fit_noise_em(
     inside = (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
     rounds = BNN(model.net, model.prior, Averaged(likelihood.min_scale))
     common = {name: value for name, value in options.items() if name != "num_draws"}
-    search = method.map or MAP(num_steps=method.num_steps, lr=method.lr, compile=method.compile)
-    search = replace(
-        search, num_steps=max(1, search.num_steps // 5)
-    )  # each round goes on from the one before
-    around = replace(method, importance=False)
+    # each round goes on from the one before
+    search = replace(method.search, num_steps=max(1, method.search.num_steps // 5))
     held = torch.cat([start.expand_as(y), start.square().expand_as(y)], 1)
     mode, factor, log_scale, moved, rounds_made = None, 1.0, start.log().expand_as(y), math.inf, 0
     # until log σ moves by less than .05 on average
@@ -91,7 +88,7 @@ def fit_noise_em(
             warnings.simplefilter("ignore", UserWarning)  # what holds of the last fit follows below
             data = inside[0], torch.cat([inside[1], held], 1)
             mode = search.fit(rounds, *data, init=mode, **common)
-            found = around.fit(rounds, *data, init=mode, num_draws=1, **common)
+            found = method.fit(rounds, *data, init=mode, num_draws=1, **common)
         rounds, rounds_made = found.bnn, rounds_made + 1
         if method.tune is not None:
             factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
@@ -104,7 +101,7 @@ def fit_noise_em(
     with warnings.catch_warnings():
         # the mode is that of the averaged density: what a fit finds wrong with it as a mode of the other says nothing
         warnings.simplefilter("ignore", UserWarning)
-        wider = _too_small(search, replace(around, tune=None), fresh, inside, held, common)
+        wider = _too_small(search, replace(method, tune=None), fresh, inside, held, common)
         held = held * torch.cat([wider, wider.square()])
         mode = search.fit(fresh, inside[0], torch.cat([inside[1], held], 1), **common)
         posterior = method.fit(final, x, y, init=mode, **options)

@@ -14,7 +14,6 @@ from pyrobnn.estimators.noise import MAX_TRIED_ROWS
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
@@ -59,8 +58,8 @@ def select_prior_width(
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
     common = {name: value for name, value in options.items() if name != "num_draws"}
-    still = replace(method, tune=None, importance=False)
-    search = method.map or MAP(num_steps=method.num_steps, lr=method.lr, compile=method.compile)
+    still = replace(method, tune=None)
+    search = method.search
     # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
     steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
     warm = replace(still, map=replace(search, num_steps=steps))
@@ -87,7 +86,7 @@ def select_prior_width(
             # from a wider prior, whose mode has not shrunk to nothing
             tries.append(attempt(dict.fromkeys(layers, 1 / 9)))
             best = max(tries, key=lambda each: each.evidence)
-        tuning = replace(still, tune="marginal_likelihood", tune_per_layer=True)
+        tuning = replace(still, tune="per_layer")
         for _ in range(6):
             here = _scaled(_at_mode(model, best.posterior), best.factors)
             tuned = tuning.fit(here, *tried, init=here.net, num_draws=1, **common).meta["tuned"]
@@ -98,7 +97,7 @@ def select_prior_width(
             best = max(best, tries[-1], key=lambda each: each.evidence)
             if gained < 0.5:  # nats
                 break
-    last = replace(warm if few else still, importance=method.importance)
+    last = warm if few else still
     posterior = last.fit(_scaled(_at_mode(model, best.posterior), best.factors), x, y, **options)
     tuned = {"prior_precision_factor": dict(best.factors), "noise_factor": 1.0}
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in best.factors.items())

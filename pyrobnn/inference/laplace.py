@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.checks import Refused, check_choice, check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
@@ -63,27 +63,26 @@ class Laplace(Method):
             ``"hessian"``: the exact Hessian, for a BNN or any Pyro program.
         structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``.
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
-        tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``,
-            ``"cross_validation"`` or None, the posterior of the model as declared. Cross-validation searches for a
-            second mode on four fifths of the data and judges by the fifth that this has not seen; it takes the factor
-            closest to one that the best does not beat by more than a standard error.
-        tune_per_layer: one factor per layer instead of one for all (marginal likelihood only).
+        tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
+            factor for all weights; ``"per_layer"``, by the same, one per layer; ``"cross_validation"``; or None, the
+            posterior of the model as declared. Cross-validation searches for a second mode on four fifths of the data
+            and judges by the fifth that this has not seen; it takes the factor closest to one that the best does not
+            beat by more than a standard error.
         predictive: ``"linearized"``: f(θ*) + J (θ − θ*) with exact mean and variance, the model whose posterior the
             Gauss-Newton Gaussian is; or ``"draws"`` of the weights through the network itself.
-        num_steps, lr: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
-        map: that MAP itself, instead of the two.
-        damping: added to the precision's diagonal; more is added, and reported, if it is not positive definite.
-        importance: compute log_p and log_q of the draws (k-hat, LOO): one pass over the data per draw.
+        num_steps: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
+        map: that MAP itself, instead.
         compile: compile the search for the mode; False gives the same numbers slower.
 
     Raises:
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: independent draws in one chain, with ``log_evidence`` and, in ``meta``, ``gradient_norm``,
-    ``newton_distance`` (how far the mode is, in posterior standard deviations), ``damping`` and ``tuned``: the factors,
-    and of cross-validation what the held-out data said. A net trained by the user, or the posterior of a MAP or MLE
-    fit, is the centre as it is where it is passed as ``init``; noise that a net does not know is set to its mode given
-    the weights. For a program ``init`` is where to start. A DataLoader is gathered in memory.
+    ``newton_distance`` (how far the mode is, in posterior standard deviations), ``damping`` (what had to be added to
+    the diagonal of a precision that was not positive definite) and ``tuned``: the factors, and of cross-validation what
+    the held-out data said. A net trained by the user, or the posterior of a MAP or MLE fit, is the centre as it is
+    where it is passed as ``init``; noise that a net does not know is set to its mode given the weights. For a program
+    ``init`` is where to start. A DataLoader is gathered in memory.
 
     Refused: a program with ``curvature="ggn"``, an unknown site, a layer without Kronecker factors; a full precision
     that does not fit in memory (MemoryError: the message has the bytes and the alternatives).
@@ -112,14 +111,10 @@ class Laplace(Method):
     curvature: Literal["ggn", "hessian"] = "ggn"
     structure: Literal["full", "kron", "diag"] = "full"
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
-    tune: Literal["marginal_likelihood", "cross_validation"] | None = None
-    tune_per_layer: bool = False
+    tune: Literal["marginal_likelihood", "per_layer", "cross_validation"] | None = None
     predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
-    lr: float = 1e-2
     map: MAP | None = None
-    damping: float = 0.0
-    importance: bool = True
     compile: bool = True
 
     kind: ClassVar[Kind] = "independent"
@@ -137,8 +132,6 @@ class Laplace(Method):
         if self.predictive == "linearized":  # what it is already is no advice
             object.__setattr__(self, "remedy", "The Gaussian misses the weights: run NUTS and compare.")
         check_count("num_steps", self.num_steps)
-        check_number("lr", self.lr, above=0)
-        check_number("damping", self.damping, minimum=0)
         if isinstance(self.subset, str):
             check_choice("subset", self.subset, ("all", "last_layer"))
         elif not isinstance(self.subset, tuple) or not all(isinstance(name, str) for name in self.subset):
@@ -148,29 +141,29 @@ class Laplace(Method):
         if self.map is not None and not isinstance(self.map, MAP):
             raise TypeError(f"'map' must be a pyrobnn.MAP, got {type(self.map).__name__}")
         if self.tune is not None:
-            check_choice("tune", self.tune, ("marginal_likelihood", "cross_validation"))
+            check_choice("tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError(
                 "the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'"
             )
         if self.tune is not None and self.curvature == "hessian":
             raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
-        if self.tune is not None and self.damping:
-            raise ValueError("'damping' is itself a prior precision: leave it 0 when 'tune' is given")
-        if self.tune_per_layer and self.tune != "marginal_likelihood":
-            raise ValueError("'tune_per_layer' needs tune='marginal_likelihood'")
+
+    @property
+    def search(self) -> MAP:
+        """What finds the mode when ``fit`` gets no ``init``."""
+        return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         init, seed, num_draws = run.init, run.seed, run.num_draws
         names = self._checked_sites(problem)
         search, source = self._search(problem, *run.given)
+        in_batches = search.batch_size is not None and problem.num_rows > MANY
         # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
         linear = (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
-        size = search.batch_size if linear and init is None and problem.num_rows > MANY else None
-        exact = size is not None
-        passes = (
-            POLISH_STEPS if size is None else min(POLISH_STEPS, search.num_steps * size // problem.num_rows)
-        )
+        exact, passes = linear and in_batches and init is None, POLISH_STEPS
+        if exact:
+            passes = min(passes, search.num_steps * cast(int, search.batch_size) // problem.num_rows)
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
@@ -216,7 +209,7 @@ class Laplace(Method):
             log_evidence=log_evidence,
             meta=record(precision, remarks, given=init is not None, exact=exact),
             notes=remarks,
-            importance=self.importance,
+            importance=not in_batches,  # a pass over all data per draw
             network=network,
             moments=getattr(network, "moments", None),
         )
@@ -243,13 +236,12 @@ class Laplace(Method):
 
     def _search(self, problem: Problem, model: Any, x: Any, y: Any) -> tuple[MAP, tuple[Any, Any, Any]]:
         """The search for the mode, and the model and data that it is made of."""
-        search = self.map or MAP(num_steps=self.num_steps, lr=self.lr, compile=self.compile)
         if not isinstance(x, DataLoader):
-            return search, (model, x, y)
+            return self.search, (model, x, y)
         # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
         with torch.random.fork_rng([]):  # iterating a loader advances the global state
             size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
-        return replace(search, batch_size=size), (in_standard_units(problem.bnn), problem.x, problem.y)
+        return replace(self.search, batch_size=size), (in_standard_units(problem.bnn), problem.x, problem.y)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the search for the mode, then the curvature there."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.checks import Refused, check_choice, check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
@@ -54,7 +54,7 @@ class LaplaceMixture(Method):
         structure: of the precision, as of :class:`pyrobnn.Laplace`, whose Gauss-Newton matrix it is.
         predictive: ``"linearized"``: every draw through the net linearised at its own mode, with exact mean and
             variance; or ``"draws"`` through the network itself.
-        num_steps, lr: of the searches.
+        num_steps: of the searches.
         compile: compile the searches; False gives the same numbers slower.
 
     Raises:
@@ -87,7 +87,6 @@ class LaplaceMixture(Method):
     structure: Literal["full", "kron", "diag"] = "full"
     predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
-    lr: float = 1e-2
     compile: bool = True
 
     kind: ClassVar[Kind] = "independent"
@@ -102,7 +101,6 @@ class LaplaceMixture(Method):
         check_choice("structure", self.structure, ("full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
-        check_number("lr", self.lr, above=0)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         (model, x, y), seed, num_draws = run.given, run.seed, run.num_draws
@@ -167,12 +165,7 @@ class LaplaceMixture(Method):
         )
 
     def _laplace(self) -> Laplace:
-        return Laplace(
-            structure=self.structure,
-            num_steps=self.num_steps,
-            lr=self.lr,
-            compile=self.compile,
-        )
+        return Laplace(structure=self.structure, num_steps=self.num_steps, compile=self.compile)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: Laplace's, and the precisions of the modes that are found."""

@@ -30,7 +30,7 @@ def two_roots(centre: float, structure: str = "full") -> tuple[pb.Posterior, tor
     y = x + 0.2 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
     prior = dist.Normal(centre, 1.0)
     model = pb.BNN(Square(), pb.priors.IIDPrior(prior), pb.likelihoods.HomoskedasticGaussian(0.2))
-    method = pb.LaplaceMixture(num_modes=4, structure=structure, num_steps=100, lr=0.05, compile=False)
+    method = pb.LaplaceMixture(num_modes=4, structure=structure, num_steps=300, compile=False)
     w = torch.linspace(-2, 2, 20_001, dtype=torch.float64)
     log_p = prior.log_prob(w) + dist.Normal(w[:, None] ** 2, 0.2).log_prob(y.double().T).sum(1)
     return method.fit(model, x, y, num_draws=2000, seed=1), w, log_p

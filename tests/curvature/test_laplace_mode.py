@@ -36,7 +36,7 @@ def fitted(noise: str, source: str | None) -> pb.Posterior:
         net = torch.nn.Linear(10, 1).double()
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(NOISES[noise]))
     search = pb.MAP(num_steps=30, lr=0.05, batch_size=batch_size, compile=False)
-    return pb.Laplace(map=search, importance=False).fit(model, *data, num_draws=1)
+    return pb.Laplace(map=search).fit(model, *data, num_draws=1)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -56,7 +56,7 @@ def _wiggly(*data) -> float:
         net = pb.networks.mlp(1, (10,), 1)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.1))
     search = pb.MAP(num_steps=150, lr=0.05, batch_size=None if len(data) == 1 else 8, compile=False)
-    posterior = pb.Laplace(map=search, importance=False).fit(model, *data, num_draws=1)
+    posterior = pb.Laplace(map=search).fit(model, *data, num_draws=1)
     return posterior.log_evidence
 
 
@@ -82,7 +82,7 @@ def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
     x, y = toy(40)
     model = pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical())
     labels = (x[:, 0] > -1).long() + (x[:, 0] > 1).long()
-    method = pb.Laplace(tune="cross_validation", num_steps=50, importance=False, compile=False)
+    method = pb.Laplace(tune="cross_validation", num_steps=50, compile=False)
     with pytest.warns(UserWarning) as caught:
         posterior = method.fit(model, x, labels, num_draws=2)
     assert posterior.log_evidence is None
@@ -97,8 +97,8 @@ def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(
     search = pb.MAP(num_steps=150, lr=0.05, batch_size=500, compile=False)
     with monkeypatch.context() as patch:
         patch.setattr("pyrobnn.inference.laplace.POLISH_STEPS", 0)
-        posterior = pb.Laplace(map=search, importance=False).fit(model, x, y, num_draws=200)
-    exact = pb.Laplace(num_steps=200, importance=False, compile=False).fit(model, x, y, num_draws=200)
+        posterior = pb.Laplace(map=search).fit(model, x, y, num_draws=200)
+    exact = pb.Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=200)
     assert posterior.meta["newton_distance"] > 1 and exact.meta["newton_distance"] < 1e-3
     assert posterior.meta["warnings"] == [] and posterior.log_evidence == pytest.approx(
         exact.log_evidence, abs=1e-3

@@ -74,7 +74,7 @@ def test_images(structure, subset):
     y = torch.arange(24) % 3
     net = pb.networks.small_cnn(3, channels=(2, 4), seed=0)
     model = pb.BNN(net, normal_prior(), Categorical())
-    method = Laplace(structure=structure, subset=subset, tune="marginal_likelihood", tune_per_layer=True)
+    method = Laplace(structure=structure, subset=subset, tune="per_layer")
     posterior = method.fit(model, x, y, init=net, num_draws=20)
     prediction = posterior.predict(x)
     assert prediction.probs.shape == (24, 3)

@@ -33,7 +33,7 @@ def trained_net(num_data: int):
 
 def evidence(structure, x, y, net, scales, noise) -> float:
     model = pb.BNN(net, layered_prior({"0": scales[0], "2": scales[1]}), HomoskedasticGaussian(noise))
-    return Laplace(structure=structure, importance=False).fit(model, x, y, init=net, num_draws=1).log_evidence
+    return Laplace(structure=structure).fit(model, x, y, init=net, num_draws=1).log_evidence
 
 
 #: 25 weights: 12 data take the full structure's Gram side, 60 the other
@@ -66,7 +66,7 @@ def test_tuned_prior_precision_is_the_brute_force_maximum(structure, num_data):
 def test_prior_precision_per_layer_and_noise_together(structure, num_data):
     x, y, net = trained_net(num_data)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian("learned"))
-    method = Laplace(structure=structure, tune="marginal_likelihood", tune_per_layer=True)
+    method = Laplace(structure=structure, tune="per_layer")
     posterior = method.fit(model, x, y, init=net, num_draws=1)
     factors = posterior.meta["tuned"]["prior_precision_factor"]
     assert list(factors) == ["net.0", "net.2"]
@@ -173,7 +173,7 @@ def test_cross_validated_is_not_worse_than_declared(given):
     init = pb.MAP(num_steps=200, compile=False).fit(model, x, y) if given else None
 
     def log_density(tune) -> torch.Tensor:
-        method = Laplace(tune=tune, num_steps=200, importance=False, compile=False)
+        method = Laplace(tune=tune, num_steps=200, compile=False)
         mean, var = method.fit(model, x, y, init=init, num_draws=1).moments(test_x)
         return dist.Normal(mean, (var + 0.01).sqrt()).log_prob(test_y)[:, 0].double()
 

@@ -42,7 +42,7 @@ def test_scikit_learns_own_checks(estimator, check):
     np.random.set_state(state)
 
 
-LAPLACE = pb.Laplace(map=pb.MAP(num_steps=40, lr=0.1, polish_steps=20, compile=False), importance=False)
+LAPLACE = pb.Laplace(map=pb.MAP(num_steps=40, lr=0.1, polish_steps=20, compile=False))
 QUICK = pytest.mark.filterwarnings("ignore:the centre is not a mode")
 
 
@@ -222,7 +222,7 @@ def test_noises_are_tried_where_rows_are_few_for_the_weights():
 
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):
     search = pb.MAP(num_steps=300, compile=False)
-    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(0)
     x = generator.normal(size=(560, 12))

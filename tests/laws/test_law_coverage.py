@@ -88,7 +88,7 @@ def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one
 def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(told_apart, monkeypatch):
     """60 rows for 50 weights: at the mode of the declared prior 0.61 sure of nothing, or a loss of 0.21."""
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
-    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(1 - told_apart)
     x = generator.normal(size=(460, 5))
@@ -103,7 +103,7 @@ def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(t
 
 def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeypatch):
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
-    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     monkeypatch.setattr("pyrobnn.estimators.prior_width.MAX_TRIED_ROWS", 60)
     generator = np.random.default_rng(1)
@@ -166,7 +166,7 @@ def test_the_averaged_density_is_the_mean_over_uncertain_mean_and_noise():
 def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_data(kind, monkeypatch):
     """The law's small case: 100 rows for 85 or 90 weights."""
     search = pb.MAP(num_steps=300, polish_steps=50, compile=False)
-    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 15))
@@ -181,7 +181,7 @@ def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_dat
 def test_each_output_has_a_noise_of_its_own(monkeypatch):
     """A line leaves of the first what a net explains, of the second the noise: they went down together, .72 of 90 %."""
     search = pb.MAP(num_steps=60, lr=0.05, polish_steps=20, compile=False)
-    short = pb.Laplace(tune="marginal_likelihood", importance=False, map=search)
+    short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
     generator = np.random.default_rng(0)
     x = generator.normal(size=(1100, 2))
@@ -204,7 +204,7 @@ def test_rows_left_out_find_a_noise_that_is_too_small():
     held = torch.tensor([0.2, 0.4], dtype=torch.float64).expand(600, 2)
     model = pb.BNN(pb.networks.mlp(2, (), 4, seed=0).double(), pb.priors.FanInNormal(), Averaged(1e-3))
     search = pb.MAP(num_steps=100, lr=0.05, polish_steps=50, compile=False)
-    around = pb.Laplace(importance=False, map=search)
+    around = pb.Laplace(map=search)
     wider = _too_small(search, around, model, (x, y), torch.cat([held, held.square()], 1), {"seed": 0})
     assert 1.85 < wider[0] < 2.15 and wider[1] < 1.1, wider
 

@@ -75,7 +75,7 @@ SEARCH = pb.MAP(num_steps=60, lr=0.05, polish_steps=30, compile=False)
 def _short(method):
     """The chosen method, with fewer steps."""
     settings = {
-        "Laplace": {"map": SEARCH, "importance": False},
+        "Laplace": {"map": SEARCH},
         "NUTS": {"num_chains": 2, "num_warmup": 40, "max_tree_depth": 3},
         "SVI": {"num_steps": 300, "batch_size": None},
         "MAP": {"num_steps": 60, "lr": 0.05, "polish_steps": 30},
@@ -139,7 +139,7 @@ FAST = [("heteroskedastic", "auto"), ("classes", "auto"), ("classes", "laplace")
 def test_a_positive_prior_is_fitted_from_a_start_of_its_own(method):
     """The net's own weights lie outside: the loss was nan, and the advice to pass init= none for an estimator."""
     methods = {
-        "auto": pb.Laplace(map=SEARCH, importance=False),
+        "auto": pb.Laplace(map=SEARCH),
         "map": SEARCH,
         "svi": pb.SVI(num_steps=250, lr=0.05, compile=False),
         "ensemble": pb.DeepEnsemble(num_members=2, num_steps=60, lr=0.05, compile=False),

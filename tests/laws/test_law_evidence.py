@@ -48,14 +48,14 @@ def exact(units: int, y: torch.Tensor) -> float:
 @pytest.mark.parametrize("units", [1, 2])
 def test_a_mixture_counts_the_images_of_its_modes(units):
     model, y = tanh_net(units)
-    method = pb.LaplaceMixture(num_modes=2, num_steps=300, lr=0.05, compile=False)
+    method = pb.LaplaceMixture(num_modes=2, num_steps=300, compile=False)
     posterior = method.fit(model, X, y, num_draws=50)
     assert posterior.log_evidence == pytest.approx(exact(units, y), abs=0.1)  # the images are log 2 and log 8
 
 
 def test_laplace_has_the_evidence_of_one_mode_and_smc_that_of_all():
     model, y = tanh_net(1)
-    one = pb.Laplace(num_steps=300, lr=0.05, compile=False).fit(model, X, y, num_draws=50)
+    one = pb.Laplace(num_steps=300, compile=False).fit(model, X, y, num_draws=50)
     assert one.log_evidence + math.log(2) == pytest.approx(exact(1, y), abs=0.1)
     whole = pb.SMC(num_particles=128, num_islands=4, compile=False).fit(model, X, y)
     error = max(whole.meta["log_evidence_error"], 0.05)

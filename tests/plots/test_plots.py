@@ -238,7 +238,7 @@ def test_the_covariance_of_laplace_is_that_of_its_draws(structure: str) -> None:
         net, x = torch.nn.Linear(2, 3), torch.randn(10, 2)
     for parameter in net.parameters():
         torch.nn.init.zeros_(parameter)  # the mode where every outcome is zero
-    method = pb.Laplace(structure=structure, importance=False, compile=False, predictive="draws")
+    method = pb.Laplace(structure=structure, compile=False, predictive="draws")
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.5))
     posterior = method.fit(model, x, torch.zeros(10, 3), init=net, num_draws=4000)
     layout = posterior.approximation.layout

@@ -56,7 +56,7 @@ def hessian_precision(
 ) -> Precision:
     """Exact Hessian, full or its diagonal."""
     index = _coordinates(centre, centre.names)
-    block, damping = _hessian_block(centre, index, method.structure, method.damping, remarks)
+    block, damping = _hessian_block(centre, index, method.structure, remarks)
     weights = centre.problem.is_bnn and any(name.startswith(NET) for name in centre.names)
     jacobian = centre.jacobian() if weights else None
     return Precision(centre, [block], jacobian, damping)
@@ -76,11 +76,11 @@ def ggn_precision(
         raise Refused(f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'")
     jacobian = centre.jacobian()
     prior = prior_precision(jacobian)
-    damping = max(method.damping, prior.raised)
+    damping = prior.raised
     if prior.raised:
         sites = ", ".join(prior.raised_sites)
         remarks.append(Finding("prior_raised", {"sites": sites, "raised": prior.raised}))
-    curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec + method.damping)
+    curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec)
     if isinstance(curvature, KronCurvature) and curvature.averaged:
         remarks.append(Finding("prior_averaged"))
     tuned, held_out = Tuned(torch.ones(1, dtype=torch.float64), 1.0), None
@@ -92,7 +92,7 @@ def ggn_precision(
             at_edge = Finding("cross_validation_at_edge", {"factor": held_out.factor})
         else:
             deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
-            tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune_per_layer)
+            tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune == "per_layer")
             at_edge = Finding("tuning_at_bound")
         if tuned.at_bound:
             remarks.append(at_edge)
@@ -114,7 +114,7 @@ def ggn_precision(
     noise = [name for name in centre.names if not name.startswith(NET)]
     if noise:
         index = _coordinates(centre, noise)
-        block, added = _hessian_block(centre, index, "full", method.damping, remarks)
+        block, added = _hessian_block(centre, index, "full", remarks)
         blocks, damping = [*blocks, block], max(damping, added)
     has_evidence = held_out is None or not tuned.at_bound
     return Precision(centre, blocks, jacobian, damping, report, has_evidence)
@@ -130,17 +130,16 @@ def _coordinates(centre: Centre, names: Any) -> Tensor:
 
 
 def _hessian_block(
-    centre: Centre, index: Tensor, structure: str, damping: float, remarks: list[Finding | str]
+    centre: Centre, index: Tensor, structure: str, remarks: list[Finding | str]
 ) -> tuple[Block, float]:
     """Exact Hessian, damped by as much as it takes; the amount, and a remark if it had to be."""
     if structure == "diag":
-        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index)) + damping
+        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index))
         lowest, highest = float(diagonal.min()), float(diagonal.max())
         added = 0.0 if lowest > 0 else _needed(lowest, highest)
         block: Block = DiagBlock(index, diagonal + added)
     else:
         matrix = check_finite(hessian(centre.density, centre.mode, index))
-        matrix.diagonal().add_(damping)
         factor, info = torch.linalg.cholesky_ex(matrix)
         added, lowest = 0.0, 0.0
         if int(info):
@@ -154,7 +153,7 @@ def _hessian_block(
         block = DenseBlock(index, factor)
     if added:
         remarks.append(Finding("hessian_indefinite", {"lowest": lowest, "added": added}))
-    return block, damping + added
+    return block, added
 
 
 def _rounding(matrix: Tensor, factor: Tensor, dtype: torch.dtype) -> list[Finding]:
