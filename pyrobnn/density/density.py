@@ -18,16 +18,16 @@ from typing import Any, Literal
 import pyro
 import torch
 from torch import Tensor
-from torch.distributions import constraints
-from torch.distributions.transforms import Transform
+from torch.distributions import biject_to, constraints
+from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.compile.trees import leaves_of
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded, used_devices
-from pyrobnn.density import dependent
-from pyrobnn.density.derived import Derived
-from pyrobnn.density.factors import at_many_points
+from pyrobnn.density.gradient import at_each
+from pyrobnn.density.handlers import RADIUS, OwnTensors, Supply, WatchWrites, all_rows, at_many_points
 from pyrobnn.density.nodes import (
+    Derived,
     Node,
     datum_terms,
     device_of,
@@ -38,8 +38,6 @@ from pyrobnn.density.nodes import (
     log_prob_sum,
     without_validation,
 )
-from pyrobnn.density.supply import RADIUS, Supply, all_rows
-from pyrobnn.density.writes import OwnTensors, WatchWrites
 
 Program = Callable[..., Any]
 
@@ -81,8 +79,8 @@ class Density:
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
     ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names of those whose support depends on
     other sites, as that of ``Uniform(0, 1 - a)``: their ``transform`` is one of many), ``plate_sizes`` (of the plates
-    that draw a subsample, by name), ``derived`` (what the program says beside its density), ``initial_points`` and
-    ``constraints`` (of the point parameters, by name).
+    that draw a subsample, by name), ``writes`` (whether the program writes into tensors), ``derived`` (what it says
+    beside its density), ``initial_points`` and ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
@@ -116,7 +114,7 @@ class Density:
         self.program, self.args, self.points = program, args, points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
-        self._all_rows, self._writes = True, False
+        self._all_rows, self.writes = True, False
         self.device = device_of({}, leaves_of(args))
         nodes = self._first_trace()
         self.device = device_of(nodes, leaves_of(args))
@@ -130,7 +128,8 @@ class Density:
         self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
         self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
         self._by_name = {site.name: site for site in self.sites}
-        self.dependent = dependent.names(self, nodes)
+        self.dependent: tuple[str, ...] = ()
+        self.dependent = self._find_dependent(nodes)
 
     @functools.cached_property
     def owner(self) -> Any:
@@ -160,13 +159,9 @@ class Density:
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
-            return dependent.each(lambda one: dependent.constrain(self, one)[0], z)
-        return self.constrain_each(z)
-
-    def constrain_each(self, z: Tensor) -> dict[str, Tensor]:
-        """As :meth:`constrain`, every site by a bijection of its own: wrong for the dependent ones."""
+            return at_each(lambda one: self._run_dependent(one)[0], z, batch=z.shape[:-1])
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
-        parts = z.split([site.stop - site.start for site in self.sites], -1)
+        parts = z.split([site.size for site in self.sites], -1)
         shape = z.shape[:-1]
         return {
             site.name: site.transform(part.reshape(shape + site.unconstrained_shape))
@@ -180,7 +175,7 @@ class Density:
             ValueError: a site is missing or has the wrong shape.
         """
         parts = []
-        values = dependent.at_origin(self, values) if self.dependent else values
+        values = self._at_origin(values) if self.dependent else values
         for site in self.sites:
             if site.name not in values:
                 raise ValueError(f"the site {site.name!r} is missing; given: {', '.join(values)}")
@@ -197,12 +192,12 @@ class Density:
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
         """log ``|det dT/dz|`` of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
         if self.dependent and z.dim() > 1:
-            return dependent.each(lambda one: self.log_jacobian(one, only), z)
-        found = dependent.constrain(self, z)[1] if self.dependent else {}
+            return at_each(lambda one: self.log_jacobian(one, only), z, batch=z.shape[:-1])
+        found = self._run_dependent(z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
         for site in self.sites if only is None else (only,):
             transform = found.get(site.name, site.transform)
-            if site.kind == "latent" and not _is_identity(transform):
+            if site.kind == "latent" and not is_identity(transform):
                 u = self._slice(site, z)
                 term = transform.log_abs_det_jacobian(u, transform(u))
                 total = total + term.reshape(z.shape[:-1] + (-1,)).sum(-1)
@@ -219,9 +214,47 @@ class Density:
     def _slice(self, site: Site, z: Tensor) -> Tensor:
         return z[..., site.start : site.stop].reshape(z.shape[:-1] + site.unconstrained_shape)
 
-    def pure(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of tensors that runs the program, without its writes into tensors where it has any."""
-        return torch.func.functionalize(function) if self._writes else function
+    # -- supports that depend on other sites: known, and the bijection with them, only while the program runs --------
+
+    def _find_dependent(self, nodes: Mapping[str, Node]) -> tuple[str, ...]:
+        """The latent sites whose support differs between the run of ``nodes`` and one with other values."""
+        latent = [site.name for site in self.sites if site.kind == "latent"]
+        bounded = {name: bounds for name in latent if (bounds := _bounds(nodes[name]["fn"].support))}
+        if not bounded:
+            return ()
+        other = self.constrain(self.sample_box(1, seed=1)[0])
+        again = self.trace({name: value for name, value in other.items() if name in latent})
+        return tuple(
+            name
+            for name, bounds in bounded.items()
+            if not all(map(torch.equal, bounds, _bounds(again[name]["fn"].support)))
+        )
+
+    def _run_dependent(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
+        """Site values of one vector (dim,), and the bijections of the dependent sites there."""
+        values: dict[str, Any] = {site.name: site.transform(self._slice(site, z)) for site in self.sites}
+        found: dict[str, Transform] = {}
+
+        def follow(site: Site, fn: Any) -> Tensor:
+            found[site.name] = bijection(site.name, fn.support)
+            return found[site.name](self._slice(site, z))
+
+        following = {name: functools.partial(follow, self.site(name)) for name in self.dependent}
+        nodes = self.trace(values | following)
+        return values | {name: nodes[name]["value"] for name in found}, found
+
+    def _at_origin(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values (\\*batch, \\*shape) with those of the dependent sites as their ``transform`` would have made them."""
+        latent = {site.name: values[site.name] for site in self.sites if site.name in values}
+
+        def one(given: dict[str, Tensor]) -> dict[str, Tensor]:
+            nodes = self.trace(given)
+            inner = {n: bijection(n, nodes[n]["fn"].support).inv(given[n]) for n in self.dependent}
+            return {name: self.site(name).transform(u) for name, u in inner.items()}
+
+        first = self.sites[0]
+        batch = latent[first.name].shape[: latent[first.name].dim() - len(first.shape)]
+        return {**values, **at_each(one, latent, batch=batch)}
 
     # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
 
@@ -239,29 +272,19 @@ class Density:
 
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
-
-        def parts(z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-            prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
-            for node in self.trace(self.constrain(z), args).values():
-                if node["type"] != "sample" or is_subsample(node):
-                    continue
-                if is_observed(node):
-                    likelihood = likelihood + log_prob_sum(node)
-                else:
-                    prior = prior + log_prob_sum(node)
-            return prior, likelihood
-
-        return self.pure(parts)(z, *args)
+        prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
+        for node in self.trace(self.constrain(z), args).values():
+            if node["type"] == "sample" and is_observed(node):
+                likelihood = likelihood + log_prob_sum(node)
+            elif node["type"] == "sample" and not is_subsample(node):
+                prior = prior + log_prob_sum(node)
+        return prior, likelihood
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
-
-        def total(z: Tensor) -> Tensor:
-            nodes = self.trace(self.constrain(z))
-            terms = [log_prob_sum(nodes[n]) + self.log_jacobian(z, self.site(n)).double() for n in names]
-            return sum(terms, torch.zeros((), dtype=torch.float64, device=z.device))
-
-        return self.pure(total)(z)
+        nodes = self.trace(self.constrain(z))
+        terms = [log_prob_sum(nodes[n]) + self.log_jacobian(z, self.site(n)).double() for n in names]
+        return sum(terms, torch.zeros((), dtype=torch.float64, device=z.device))
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
         """What each datum contributes to the log joint at ``z`` (dim,), (data,); observed sites are concatenated.
@@ -275,22 +298,14 @@ class Density:
 
     def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
         """As :meth:`log_likelihood`, by the name of the observed site, each (data,)."""
-
-        def terms(z: Tensor, *args: Any) -> dict[str, Tensor]:
-            nodes = self.trace(self.constrain(z), args)
-            return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
-
-        return self.pure(terms)(z, *args)
+        nodes = self.trace(self.constrain(z), args)
+        return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
 
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
-
-        def total(z: Tensor) -> Tensor:
-            nodes = self.trace(self.constrain(z)).values()
-            sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)]
-            return sum(map(log_prob_sum, sampled), torch.zeros((), dtype=torch.float64, device=z.device))
-
-        return self.pure(total)(z)
+        nodes = self.trace(self.constrain(z)).values()
+        sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)]
+        return sum(map(log_prob_sum, sampled), torch.zeros((), dtype=torch.float64, device=z.device))
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -343,22 +358,19 @@ class Density:
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
-        block = pyro.poutine.block()
         own = [v for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
-        writes = OwnTensors(own[0]) if own and self._writes else none
-        with without_validation(), block, self._supply(values), rows, there, writes, at_many_points():
-            return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
-
-    def _supply(self, values: Mapping[str, Tensor | Callable[[Any], Tensor]]) -> Supply:
+        writes = OwnTensors(own[0]) if own and self.writes else none
         given = (v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point())
-        return Supply(values, self._held, stored=self.owner is None, like=next(given, None))
+        supply = Supply(values, self._held, stored=self.owner is None, like=next(given, None))
+        with without_validation(), pyro.poutine.block(), supply, rows, there, writes, at_many_points():
+            return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _first_trace(self) -> Mapping[str, Node]:
         with seeded(0, *used_devices()), torch.no_grad():  # where it computes is known once it has run
             try:
                 with all_rows(self.plate_sizes), WatchWrites() as watch:
                     nodes = self.trace({})
-                self._writes = watch.found
+                self.writes = watch.found
                 return nodes
             except (RuntimeError, ValueError, IndexError) as error:
                 if not self.plate_sizes:
@@ -409,11 +421,34 @@ class Density:
 
 
 def _site(node: Node, support: constraints.Constraint, start: int, kind: Literal["latent", "point"]) -> Site:
-    transform = dependent.bijection(node["name"], support)
+    transform = bijection(node["name"], support)
     shape = node["value"].shape
     return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
 
 
-def _is_identity(transform: Transform) -> bool:
-    base = getattr(transform, "base_transform", transform)
-    return base == torch.distributions.transforms.identity_transform
+def is_identity(transform: Transform) -> bool:
+    """Whether the site lies on the reals as it is."""
+    return getattr(transform, "base_transform", transform) == identity_transform
+
+
+def bijection(name: str, support: constraints.Constraint) -> Transform:
+    """From the real line to the support of a site; that of a mixture is the support of its components."""
+    inner: Any = support
+    events = 0
+    while isinstance(inner, constraints.independent):
+        inner, events = inner.base_constraint, events + inner.reinterpreted_batch_ndims
+    if isinstance(inner, constraints.MixtureSameFamilyConstraint):
+        support = constraints.independent(inner.base_constraint, events)
+    try:
+        return biject_to(support)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
+            "a prior on the reals, the positive numbers, an interval or a simplex"
+        ) from error
+
+
+def _bounds(support: constraints.Constraint) -> list[Tensor]:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return [value for value in vars(support).values() if isinstance(value, Tensor)]

@@ -29,8 +29,8 @@ def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tupl
         why = why_not_batched(error)
 
         def looped(z: Tensor) -> tuple[Tensor, Tensor]:
-            pairs = [single(one) for one in z]
-            return torch.stack([g for g, _ in pairs]), torch.stack([lp for _, lp in pairs])
+            gradients, values = zip(*map(single, z), strict=True)
+            return torch.stack(gradients), torch.stack(values)
 
         looped(z)  # an error of the program itself surfaces here
         return looped, why
@@ -47,15 +47,19 @@ def why_not_batched(error: RuntimeError) -> str:
     return f"torch cannot run one of its operations at many points at once ({said or type(error).__name__})"
 
 
-def at_each(function: Callable[..., Any], *points: Any) -> Any:
+def at_each(function: Callable[..., Any], *points: Any, batch: torch.Size | None = None) -> Any:
     """``function`` of the first element of every argument, of the second and so on, stacked.
 
     Args:
         function: returns a tensor, or tensors by name.
-        *points: tensors, or tensors by name, with a leading axis (point, …).
+        *points: tensors, or tensors by name, with a leading axis (point, …), or leading axes ``batch``.
     Returns:
         As of ``torch.func.vmap``; point by point where the function cannot be batched.
     """
+    if batch is not None:
+        flat = mapped(lambda part: part.reshape(-1, *part.shape[len(batch) :]), points)
+        out = at_each(function, *flat) if batch else function(*points)
+        return mapped(lambda part: part.reshape(batch + part.shape[1:]), out) if batch else out
     try:
         with warnings.catch_warnings():
             # an operation without a batching rule is only slower
@@ -64,5 +68,4 @@ def at_each(function: Callable[..., Any], *points: Any) -> Any:
     except RuntimeError:
         count = len(leaves_of(points)[0])
         each = [function(*mapped(operator.itemgetter(index), points)) for index in range(count)]
-        columns = zip(*map(leaves_of, each), strict=True)
-        return mapped(lambda _: torch.stack(next(columns)), each[0])
+        return mapped(lambda *parts: torch.stack(parts), each[0], *each[1:])

@@ -1,10 +1,11 @@
-"""One site of a Pyro trace: what kind it is, and its log probability under masks and scales, as Pyro counts it."""
+"""The sites of a Pyro trace: their kinds and axes, and their log probability under masks and scales."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyro
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrobnn.compile.private import values_unchecked
+from pyrobnn.core.groups import SAMPLE_DIMS
 
 Node = Mapping[str, Any]
 Mask = Tensor | bool | None
@@ -64,6 +66,73 @@ def is_masked(node: Node) -> bool:
     return not (node["mask"] is None or node["mask"] is True) or isinstance(fn, masking)
 
 
+def is_replicated(node: Node) -> bool:
+    """Whether it holds data and has a distribution to draw others from."""
+    return is_datum(node) and not isinstance(node["fn"], dist.Unit)
+
+
+def is_improper(fn: object) -> bool:
+    """Whether the distribution is a constant density, which has no draws."""
+    while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return isinstance(fn, dist.ImproperUniform)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What one run of a program shows beside its density.
+
+    Attributes: ``deterministic``, its deterministic sites, and ``replicated``, its sites that hold data and have a
+    distribution to draw others from, both name → scalars of one value; ``axes``, see :func:`axes`; ``improper``,
+    whether a latent site has no prior that can be drawn from.
+    """
+
+    deterministic: Mapping[str, int]
+    replicated: Mapping[str, int]
+    axes: Mapping[str, list[str | None]]
+    improper: bool
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, Node]) -> Derived:
+        """Of the nodes of one run."""
+        sampled = [n for n in nodes.values() if n["type"] == "sample" and not is_subsample(n)]
+        return cls(
+            {n["name"]: n["value"].numel() for n in sampled if is_deterministic(n)},
+            {n["name"]: n["value"].numel() for n in sampled if is_replicated(n)},
+            axes(nodes),
+            any(is_improper(n["fn"]) for n in sampled if not is_observed(n)),
+        )
+
+
+def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
+    """The plate of every axis of each site, site → (axis,), None for an axis that belongs to no plate.
+
+    Sites without any are left out. A plate that is named as the sample dimensions or a site are, or that has two sizes
+    in one program, names no axis.
+    """
+    sizes: dict[str, set[int]] = {}
+    for node in nodes.values():
+        for plate in node.get("cond_indep_stack", ()):
+            sizes.setdefault(plate.name, set()).add(plate.size)
+    sites = {name for name, node in nodes.items() if not is_subsample(node)}
+    unclear = {name for name, found in sizes.items() if len(found) > 1} | {*SAMPLE_DIMS} | sites
+    found = {}
+    for node in nodes.values():
+        if node["type"] != "sample" or is_subsample(node) or not isinstance(node["value"], Tensor):
+            continue
+        dims = node["value"].dim()
+        # pyro.deterministic calls all axes of its value one event, unless it is told otherwise
+        events = node["fn"].event_dim if not is_deterministic(node) or node["fn"].event_dim < dims else 0
+        named: list[str | None] = [None] * dims
+        for plate in node["cond_indep_stack"]:
+            axis = None if plate.dim is None else dims - events + plate.dim
+            if axis is not None and 0 <= axis < dims and node["value"].shape[axis] == plate.size:
+                named[axis] = plate.name if plate.name not in unclear else None
+        if any(named):
+            found[node["name"]] = named
+    return found
+
+
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
     """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
@@ -96,7 +165,10 @@ def datum_terms(node: Node) -> Tensor:
     """
     with without_validation():
         log_prob, kept = _log_prob(node["fn"], node["value"], node["mask"])
-    scale = _own_scale(node)
+    scale = node["scale"]
+    for plate in node["cond_indep_stack"]:
+        if plate.full_size != plate.size:
+            scale = scale * plate.size / plate.full_size
     if isinstance(scale, Tensor) or not math.isclose(scale, 1.0, rel_tol=1e-12):
         log_prob = log_prob * scale
     log_prob = log_prob.to(node["value"].dtype) if node["value"].is_floating_point() else log_prob
@@ -110,15 +182,6 @@ def datum_terms(node: Node) -> Tensor:
             "there is no log likelihood of each datum"
         ) from error
     return log_prob.reshape(-1)[rows]
-
-
-def _own_scale(node: Node) -> Any:
-    """The scale without that of subsampling plates."""
-    scale = node["scale"]
-    for plate in node["cond_indep_stack"]:
-        if plate.full_size != plate.size:
-            scale = scale * plate.size / plate.full_size
-    return scale
 
 
 def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,6 @@ https://doi.org/10.1214/20-BA1222
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.density.nodes import is_observed, is_subsample, log_prob_sum
-from pyrobnn.density.supply import is_improper
+from pyrobnn.density.nodes import is_improper, is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
 
@@ -76,10 +74,6 @@ def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
 
     The first has no masks and no scales (``poutine.scale`` around a latent site is part of the second).
     """
-    return density.pure(functools.partial(_parts, density))(z)
-
-
-def _parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     base = density.log_jacobian(z).double()
     rest = torch.zeros_like(base)
     for node in density.trace(density.constrain(z)).values():

@@ -21,7 +21,7 @@ from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
-    check_gaps,
+    check_gradient,
     check_signature,
     refuse_random,
     rows_together,
@@ -347,7 +347,7 @@ def _program_problem(
             f"'device' is {str(asked)!r} but the tensors of the program are on {device}: 'device' moves x and y, not "
             "what a program closes over; pass the data, fit(program, x, y), or make them there"
         )
-    check_gaps(density, {"x": x, "y": y})
+    check_gradient(density, {"x": x, "y": y})
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
     num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate

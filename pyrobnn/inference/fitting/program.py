@@ -44,12 +44,20 @@ def check_signature(program: Callable[..., Any]) -> None:
         ) from None
 
 
-def check_gaps(density: Density, data: dict[str, Any]) -> None:
-    """ValueError where a NaN or infinite value of the data reaches the log joint: a program may mask them."""
+def check_gradient(density: Density, data: dict[str, Any]) -> None:
+    """ValueError where a program's gradient cannot be had: of overwritten values, or of NaN that it does not mask."""
     tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
-    if all(bool(torch.isfinite(value).all()) for value in tensors.values()):
+    if not density.writes and all(bool(torch.isfinite(value).all()) for value in tensors.values()):
         return
-    gradient, value = torch.func.grad_and_value(density.log_joint)(density.sample_prior(1, seed=0)[0])
+    try:
+        gradient, value = torch.func.grad_and_value(density.log_joint)(density.sample_prior(1, seed=0)[0])
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+        raise Refused(
+            "the program overwrites values that its gradient needs, as h[t] = s * h[t - 1] does, which reads one "
+            "element of h before it writes the next: collect the values in a list and torch.stack them"
+        ) from error
     if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
         for name, value in tensors.items():
             check_finite(name, value)

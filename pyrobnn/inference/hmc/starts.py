@@ -14,7 +14,7 @@ from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import Gradient, batched_gradient
-from pyrobnn.density.supply import RADIUS
+from pyrobnn.density.handlers import RADIUS
 from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.padding import padded_density

@@ -9,7 +9,6 @@ cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is th
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.seeding import kept, seeded
-from pyrobnn.density.density import Density, _is_identity
+from pyrobnn.density.density import Density, is_identity
 from pyrobnn.density.nodes import is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
@@ -96,9 +95,7 @@ class Elbo:
         phi, points = theta[: self.family.size], theta[self.family.size :]
         draw = self.family.draw(phi, noise)
         z = torch.cat([draw.z, points])
-        log_likelihood, cross = self.density.pure(functools.partial(self._terms, noise))(
-            z, draw.moments, *args
-        )
+        log_likelihood, cross = self._terms(noise, z, draw.moments, *args)
         exact = draw.moments if self.exact_entropy else None
         entropy = -_path_log_q(draw) if exact is None else exact.entropy
         return log_likelihood, cross - entropy
@@ -109,7 +106,7 @@ class Elbo:
         moments = self._site_moments(given)
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.estimator is not None:
-            plain = [site.name for site in self.latent if _is_identity(site.transform)]
+            plain = [site.name for site in self.latent if is_identity(site.transform)]
             weights = [(values[name], *moments[name]) for name in plain]
             inside = LocalNoise(weights, self.estimator, noise)
         with inside:
@@ -156,7 +153,7 @@ class Elbo:
         for site in self.latent:
             node = nodes[site.name]
             prior, unmasked = base_distribution(node["fn"]), node["mask"] is None or node["mask"] is True
-            if type(prior) is dist.Normal and unmasked and _is_identity(site.transform):
+            if type(prior) is dist.Normal and unmasked and is_identity(site.transform):
                 found[site.name] = prior.loc, prior.scale
         return found
 

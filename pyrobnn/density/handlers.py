@@ -1,0 +1,193 @@
+"""Handlers under which a density runs its program: where values come from, which rows it sees, and many points at once.
+
+A program is written for one point. Run or traced for many, it needs Cholesky factors that do not raise, layers that
+are not fused (:mod:`pyrobnn.density.fused`), questions to its data answered, and tensors that are each point's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import SubsampleMessenger
+from torch import Tensor
+from torch.distributions import biject_to
+from torch.overrides import TorchFunctionMode
+
+from pyrobnn.compile.private import Tracer
+from pyrobnn.density.fused import WrittenOut
+from pyrobnn.density.nodes import is_improper
+
+RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
+
+_CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
+#: functions whose result a program's Python may look at, or that have a shape which depends on values
+_QUESTIONS = {
+    *("isnan", "isfinite", "isinf", "eq", "ne", "lt", "le", "gt", "ge", "any", "all", "max", "min", "sum"),
+    *("logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and", "bitwise_or"),
+    *("__invert__", "__and__", "__or__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("count_nonzero", "unique", "nonzero", "bincount", "__getitem__", "long", "int", "bool"),
+    *("item", "tolist", "__int__", "__index__", "__bool__", "__float__"),
+}
+_WRITES = {
+    *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imatmul__"),
+    *("copy_", "fill_", "add_", "sub_", "mul_", "div_", "exp_", "index_put_", "index_copy_", "scatter_"),
+}
+_MAKERS = {
+    *(torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.tensor, torch.clone, Tensor.clone),
+    *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
+}
+
+
+class Supply(Messenger):
+    """Gives every site its value; point parameters never reach Pyro's global store.
+
+    Those of a plain program are read from it (``stored``). A BNN has its own, whatever another model, or this one when
+    it was traced, has left there under the same name. A value may be a function of the site's distribution, for a
+    support that depends on other sites. A latent site with an improper prior cannot be drawn: without a
+    value it gets one uniform in the box of starts, of the dtype and on the device of ``like``.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor | Callable[[Any], Tensor]],
+        held: Mapping[str, Tensor],
+        *,
+        stored: bool = True,
+        like: Tensor | None = None,
+    ):
+        super().__init__()
+        self.values, self.held, self.stored = values, held, stored
+        self.like = torch.empty(0) if like is None else like
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["is_observed"]:
+            return
+        if msg["name"] in self.values:
+            value = self.values[msg["name"]]
+            msg["value"], msg["done"] = value(msg["fn"]) if callable(value) else value, True
+        elif not msg["done"] and is_improper(msg["fn"]):
+            transform = biject_to(msg["fn"].support)
+            shape = transform.inverse_shape(msg["fn"].batch_shape + msg["fn"].event_shape)
+            msg["value"], msg["done"] = transform(self.like.new_empty(shape).uniform_(-RADIUS, RADIUS)), True
+
+    def _pyro_param(self, msg: dict[str, Any]) -> None:
+        name = msg["name"]
+        if name in self.values:
+            value = self.values[name]
+        elif name in self.held:
+            value = self.held[name]
+        elif self.stored and name in pyro.get_param_store():
+            value = pyro.get_param_store()[name].detach()
+        else:
+            init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
+            if init is None:
+                raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
+            value = (init() if callable(init) else init).detach()
+        msg["value"], msg["done"] = value, True
+
+
+@contextlib.contextmanager
+def all_rows(found: dict[str, int]) -> Iterator[None]:
+    """Plates that would draw a subsample take all their rows; their names and sizes are added to ``found``."""
+    kind: Any = SubsampleMessenger  # no handler can change how many rows a plate takes
+    plate = kind.__init__
+
+    def whole(
+        self: Any, name: str, size: Any = None, subsample_size: Any = None, *rest: Any, **named: Any
+    ) -> None:
+        given = rest[0] if rest else named.get("subsample")
+        if given is None and subsample_size is not None and subsample_size < size:
+            found[name] = int(size)
+            subsample_size = None
+        plate(self, name, size, subsample_size, *rest, **named)
+
+    kind.__init__ = whole
+    try:
+        yield
+    finally:
+        kind.__init__ = plate
+
+
+@contextlib.contextmanager
+def at_many_points() -> Iterator[None]:
+    """The handler under which a program that is written for one point is run, or traced, for many."""
+    tracer = Tracer.active()
+    with _Factors(), contextlib.nullcontext() if tracer is None else _Answered(tracer), WrittenOut():
+        yield
+
+
+class _Factors(TorchFunctionMode):
+    """Cholesky factors that are NaN where the matrix is not positive definite, instead of an error.
+
+    A covariance whose smallest eigenvalue is below the resolution of its dtype has no factor in it, at one point among
+    the many that are evaluated together: a sampler has to see that the density of this one is not finite.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _CHOLESKY or "out" in kwargs:
+            return func(*args, **kwargs)
+        factor, info = torch.linalg.cholesky_ex(*args, **kwargs)
+        return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+class _Answered(TorchFunctionMode):
+    """What a program asks of its data while it is traced (how many are missing, and where) is answered, not traced.
+
+    ``x[~torch.isnan(x)]`` has as many elements as the data say, which a trace of tensors without values cannot know.
+    What neither a point nor an argument of the trace has touched is a constant of it, and so is what it comes to.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in _QUESTIONS:
+            plain = self._tracer.innermost(args)
+            named = {name: self._tracer.innermost(value) for name, value in kwargs.items()}
+            if not self._tracer.depends([*plain, *named.values()]):
+                with self._tracer.paused():
+                    return func(*plain, **named)
+        return func(*args, **kwargs)
+
+
+class WatchWrites(TorchFunctionMode):
+    """Sees whether what runs inside writes into tensors (``found``)."""
+
+    found = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.found = self.found or getattr(func, "__name__", "") in _WRITES
+        return func(*args, **(kwargs or {}))
+
+
+class OwnTensors(TorchFunctionMode):
+    """Tensors that a program makes, to write into them, are each point's own: ``vmap`` refuses writes into shared ones.
+
+    Args:
+        like: a value that every point has of its own.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self._zero = torch.zeros_like(like).sum()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made + self._zero.to(made.dtype) if func in _MAKERS and made.is_floating_point() else made
