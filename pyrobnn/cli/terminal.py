@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from pyrobnn.wording.signs import register
+from pyrobnn.wording import register
 
 EXIT_STATUS = (
     "Exit status: 0 done, 1 a method was left out or failed (--strict: a verdict did), "

@@ -23,8 +23,7 @@ from pyrobnn.core.groups import (
 )
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.verdict import Found, Status
-from pyrobnn.wording.findings import findings
-from pyrobnn.wording.fits import QUESTIONS
+from pyrobnn.wording.findings import DRAWS, findings
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR_PREDICTIVE, OBSERVED_DATA, PREDICTIONS, HELD_OUT, GRID)
@@ -90,7 +89,7 @@ def _about_draws(evidence: Evidence) -> list[str]:
     found, told = evidence.json("findings"), evidence.json("warnings")
     if not isinstance(found, list):
         return [str(note) for note in told] if isinstance(told, list) else []
-    return [str(each) for each in findings(found) if each.code in QUESTIONS["draws"]]
+    return [str(each) for each in findings(found) if each.code in DRAWS]
 
 
 def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

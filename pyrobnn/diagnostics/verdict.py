@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pyrobnn.wording import plain, shown
 from pyrobnn.wording import verdicts as words
-from pyrobnn.wording.signs import plain, shown
 
 Status = Literal["pass", "warn", "fail", "info"]
 Answer = Literal["pass", "warn", "fail"]

@@ -12,7 +12,7 @@ from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
 from pyrobnn.data import Dataset
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities
-from pyrobnn.wording.signs import shown
+from pyrobnn.wording import shown
 
 #: kinds beside those of the probes
 NOISE, DENSITY = "noise", "density"

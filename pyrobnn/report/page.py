@@ -21,7 +21,7 @@ from pyrobnn.report.facts import config, facts
 from pyrobnn.report.figures import build_sections, output_labels
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels, of_output
 from pyrobnn.report.sentences import conclude, headline, recommended, significant, with_error
-from pyrobnn.wording.signs import typeset
+from pyrobnn.wording import typeset
 
 # what the page merges into one column; summary.json keeps the keys apart
 MERGED = {

@@ -1,32 +1,36 @@
-"""Findings: what a fit has established about itself, as a code and its numbers. Sentences are made at the door."""
+"""Findings: what a fit reports about itself, as a code with its numbers; and the sentence of each code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyrobnn.wording import sentence
+Sentences = dict[str, str | Callable[..., str]]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a fit has to report; decisions read ``code`` and ``values``, never the sentence.
+    """One thing that a fit reports; decisions read ``code`` and ``values``, never the sentence.
 
     Args:
-        code: short identifier, a key of :data:`pyrobnn.wording.fits.SENTENCES`.
+        code: short identifier, a key of :data:`SENTENCES`.
         values: the numbers and names that the sentence shows, plain JSON values.
 
+    Raises:
+        KeyError: as text, where the code is unknown or a value is missing.
+
     Example:
-        >>> Finding("interrupted", {"method": "NUTS", "done": 10, "total": 100, "unit": "draws"}).code
-        'interrupted'
+        >>> str(Finding("few_effective_draws", {"draws": 100, "ess": 7.0, "quantity": "f"}))[:45]
+        'the 100 draws are worth 7 independent ones of'
     """
 
     code: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return sentence(self.code, self.values)
+        template = SENTENCES[self.code]
+        return template(**self.values) if callable(template) else template.format(**self.values)
 
 
 def of_meta(meta: Mapping[str, Any]) -> list[Finding | str]:
@@ -44,3 +48,270 @@ def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
 def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:
     """Findings as they stand in ``meta["findings"]``: the code beside its numbers."""
     return [{"code": each.code, **each.values} for each in found if isinstance(each, Finding)]
+
+
+def _diverged(count: int, total: int, target_accept: float) -> str:
+    if count == total:
+        return (
+            "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or set "
+            "a smaller step_size"
+        )
+    return (
+        f"{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
+        f"the region beyond. Raise target_accept (now {target_accept:g}) or reparameterise the model"
+    )
+
+
+def _not_converged(
+    draws: int,
+    rhat: float,
+    worst: str,
+    ess: float,
+    slowest: str,
+    stopped: str,
+    min_ess: float,
+    seconds: float | None,
+) -> str:
+    ended = {
+        "num_draws": f"its {draws} draws of each chain are spent",
+        "max_seconds": f"its {seconds or 0:g} seconds are spent",
+        "callback": "a callback stopped it",
+        "interrupt": "Ctrl-C stopped it",
+    }[stopped]
+    return (
+        f"NUTS(until='converged') has not converged and {ended}: after {draws} draws of each chain the largest R-hat "
+        f"is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), the smallest effective sample size "
+        f"{ess:.0f} ({slowest}; {min_ess:g} were asked for). Allow more num_draws; chains in separate modes never "
+        "agree: use SMC, which weights modes by their mass"
+    )
+
+
+def _search_unfinished(
+    steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
+) -> str:
+    more = "raise num_steps (or the learning rate)"
+    if gain is None and fall is None:
+        return (
+            f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {more}"
+        )
+    seen = f"ten more steps on all data gain {gain:.3g} nats"
+    if gain is None:
+        seen = f"its loss fell by {fall:.3g} nats over the last fifth"
+    return f"the search was stopped far from its optimum: {seen} (negligible: up to {limit:.3g}); {more}"
+
+
+def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
+    remedy = "train longer (num_steps): neither the search nor L-BFGS on all of the data reached it"
+    if given:
+        remedy = "train longer, or omit 'init': a given point is not moved"
+    return (
+        f"the centre is not a mode: gradient norm {gradient_norm:.3g}, {distance:.3g} posterior standard deviations "
+        f"from it: {remedy}"
+    )
+
+
+def _interrupted(method: str, done: int, total: int, unit: str, checkpoint: str = "") -> str:
+    goes_on = f" (the same fit with checkpoint={checkpoint!r} goes on)" if checkpoint else ""
+    return f"{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit{goes_on}"
+
+
+def _held_points(names: list[str]) -> str:
+    named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"{named}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
+        "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
+        "ones: fit(init=DeepEnsemble().fit(...)), whose members start the chains apart, or a trained net"
+    )
+
+
+def _rows_together(change: float | None) -> str:
+    how = "is not a number" if change is None else f"changes by {change:.2g} among seven others"
+    return (
+        f"the output of the net for a row depends on the other rows of its batch (that of the first row alone {how}): "
+        "mini-batches and predictions see different functions, and row by row computations, as of curvature, do not "
+        "hold. Standardise with numbers of the training data (standardizer=) instead of those of the batch"
+    )
+
+
+#: code → a template of the values, or a function of them: of the draws (these alone lower a verdict on them), of the
+#: model and its data, of the run, and of the log evidence
+DRAWS: Sentences = {
+    "elbo_not_finite": (
+        "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, clip_norm, or a "
+        "simpler guide"
+    ),
+    "elbo_below_best": (
+        "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} on the way: the fit has not "
+        "converged. Use a smaller lr, more steps, or lr_schedule='hold_cosine'"
+    ),
+    "guide_below_mean_field": (
+        "the {guide} guide ended below the ELBO of the mean-field fit at which it began ({mean_field:.1f}), which is "
+        "returned instead: raise num_steps or lower lr"
+    ),
+    "interrupted": _interrupted,
+    "search_unfinished": _search_unfinished,
+    "not_a_mode": _not_a_mode,
+    "prior_raised": (
+        "the log prior of {sites} is flat or convex at the mode: its precision was raised by up to {raised:.3g}"
+    ),
+    "prior_averaged": "the prior precision varies over a layer's outputs: Kronecker factors use its average",
+    "curvature_unresolved": (
+        "the curvature of the likelihood reaches {top:.2g} prior precisions, and float64 cannot resolve less than "
+        "{cut:.2g} of them: {count} of its directions keep the prior's width, and log_evidence may be too high by "
+        "{error:.2g} nats: use a larger noise or a tighter prior"
+    ),
+    "widths_unresolved": (
+        "the curvature of the likelihood reaches {top:.2g} prior precisions, more than {dtype} resolves: the narrowest "
+        "widths are rounding. Use a larger noise, a tighter prior or a float64 net (net.double())"
+    ),
+    "hessian_indefinite": (
+        "the Hessian is not positive definite (lowest curvature {lowest:.3g}): damped by {added:.3g}; its widths are "
+        "then not those of the posterior: find a better mode, or use curvature='ggn'"
+    ),
+    "hessian_unresolved": (
+        "the Hessian spans from {norm:.2g} to less than {least:.2g}, more than {dtype} resolves: its widest widths are "
+        "rounding. Use curvature='ggn', a larger noise or a float64 net (net.double())"
+    ),
+    "draws_unresolved": (
+        "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior around "
+        "them. Use a larger noise, or a float64 net (net.double())"
+    ),
+    "diverged": _diverged,
+    "stuck_chains": (
+        "of {num_chains} chains, {stuck} did not move: their draws are one point each. Start elsewhere (another seed, "
+        "init), or reparameterise the model"
+    ),
+    "tree_depth": (
+        "{share:.0%} of the draws reached the maximum tree depth {max_tree_depth}: trajectories are cut short and mix "
+        "slowly. Raise max_tree_depth, run a longer warm-up, or scale the inputs"
+    ),
+    "chains_disagree": (
+        "the chains have not mixed: R-hat of {quantity} is {rhat:.3g} (at most 1.01 where chains have mixed), so the "
+        "draws are not yet of the posterior. Chains that stay in separate modes are joined by no longer run: use SMC, "
+        "which weights modes by their mass. Others need more warm-up and draws; or reparameterise the model"
+    ),
+    "few_effective_draws": (
+        "the {draws} draws are worth {ess:.0f} independent ones for {quantity}: take more num_draws, scale the inputs, "
+        "or reparameterise the model"
+    ),
+    "slow_energy": (
+        "the energy of chain {chain} changes slowly (BFMI {bfmi:.2f}, below 0.3): it may have missed where "
+        "the density is narrow, as near a scale of zero, or its tails. Reparameterise the model (non-centred), or draw "
+        "more"
+    ),
+    "log_density_gap": (
+        "the chains have not arrived at one level: the log density of chain {low} is {gap:.3g} nats below that of "
+        "chain {high}, where that of one chain varies by {spread:.2g}. Run a longer num_warmup; the smaller an "
+        "inferred noise, the slower the chains: a LogNormal prior keeps it above the accuracy of the targets"
+    ),
+    "warmup_unfinished": "the warm-up was not finished after {num_warmup} transitions: {reason}",
+    "not_converged": _not_converged,
+    "kinetic_temperature": (
+        "the kinetic temperature of the draws of {site!r} is {temperature:.3g} +/- {error:.2g} times what it should "
+        "be, so its spread is not the posterior's: above one smaller steps (step_size) or larger batches cool it, "
+        "below one run a longer warm-up"
+    ),
+    "behind_linear_fit": (
+        "the mean of the draws is further from the training targets than a linear fit from points held out of it (root "
+        "mean square {rms:.3g} against {linear_rms:.3g}, in the model's units): the chains are not at the posterior, "
+        "or the prior keeps the net from the data. Compare with NUTS or a smaller step_size (now {step_size:.3g}), "
+        "give it more init_steps and a longer warm-up, or a wider prior"
+    ),
+    "particles_lag": (
+        "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
+        "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
+        "num_particles, raise max_moves and max_leapfrogs"
+    ),
+    "loader_changed": (
+        "an epoch of the DataLoader yielded {seen} points where {expected} were expected: N is taken to be {num_data}"
+    ),
+    "ranks_differ": (
+        "the {count} ranks shared one fit and ended with different draws, as where their processors round differently: "
+        "each has its own; keep that of rank 0"
+    ),
+    "no_mini_batches": (
+        "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
+    ),
+    "few_iterates": (
+        "only {planned} iterates will be taken for rank={rank}: the covariance has that rank; raise num_steps or lower "
+        "collect_every"
+    ),
+    "worse_mean": (
+        "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
+        "smaller lr than {lr:g}"
+    ),
+    "unmoved_weights": "{count} weights did not move and got the smallest variance",
+    "subsampled_mode": (
+        "the plate {plate!r} draws a subsample, so this point is where noisy steps ended and not the mode of all data "
+        "(gradient norm {norm:.3g} there): leave polish_steps at 200"
+    ),
+}
+MODEL: Sentences = {
+    "noise_still_moving": (
+        "the noise still changed by {moved:.0%} in the last of {rounds} rounds: check its intervals on held-out rows"
+    ),
+    "noise_raised": (
+        "held-out rows need {factor:.2g} times the noise of the residuals: the noise was raised by that factor, while "
+        "the weights still follow the training data; a smaller net or NUTS does better"
+    ),
+    "tuning_at_bound": "tuning ended at its bound: the data set no limit to this prior precision or noise",
+    "cross_validation_at_edge": (
+        "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data set no limit to "
+        "this prior precision. There is no log_evidence: the mode is that of the declared prior, not of one so far "
+        "from it"
+    ),
+    "cross_validation_blind": (
+        "the model's own net, from which the search starts, fits the held-out data as well as the mode found without "
+        "them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
+    ),
+    "loader_drops_rows": (
+        "the DataLoader drops its last incomplete batch and keeps its order: the last {left_out} of {drawn} points are "
+        "never seen, and N is {num_data}; pass drop_last=False or shuffle=True"
+    ),
+    "loader_weighted": (
+        "the DataLoader draws points with weights of their own: the posterior is that of the weighted data, as wide as "
+        "N = {num_data} points make it"
+    ),
+    "loader_repeats": "an epoch of the DataLoader draws {drawn} times from {size} points: N is {size}",
+    "loader_draws_part": (
+        "an epoch of the DataLoader draws {drawn} of the {size} points of its data set, and N is {num_data}: the "
+        "posterior is as wide as that many make it; draw all for the posterior of all"
+    ),
+    "loader_with_replacement": (
+        "the DataLoader draws with replacement and its points are gathered once: some are there twice, others not at "
+        "all; pass the data themselves"
+    ),
+    "loader_gathered_part": (
+        "the DataLoader drops its last incomplete batch and is gathered once: {left_out} of its {num_data} points are "
+        "dropped; pass drop_last=False"
+    ),
+    "held_points": _held_points,
+    "rows_together": _rows_together,
+    "deterministic_too_large": (
+        "the deterministic {names} would take {gib:.1f} GiB and are not kept: pyro.infer.Predictive(program, "
+        "posterior_samples=posterior.stacked()) computes them in parts"
+    ),
+    "deterministic_failed": "the deterministic {names} could not be computed at every draw ({reason}) and are not kept",
+    "deterministic_gaps": "the deterministic {name!r} is NaN or infinite in {count} of {draws} draws",
+}
+RUN: Sentences = {
+    "batch_log_joint": "lp of the draws is that of the batches, not of all data",
+    "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
+    "launched_one_by_one": (
+        "{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "
+        "slower than on the CPU"
+    ),
+}
+        "there is one island, which shows neither the error of log_evidence nor whether the particles were enough: "
+        "use num_islands=4"
+    "one_island": (
+        "there is one island, which shows neither the error of log_evidence nor whether the particles were enough: use num_islands=4"
+    ),
+    "evidence_uncertain": (
+        "the log evidence is known to lie between {low:.2f} and {high:.2f} only (95 %, by the spread of the islands), "
+        "and each island has as many of the draws as any other: use more num_particles"
+    ),
+}
+
+FINDINGS = {"draws": DRAWS, "model": MODEL, "run": RUN, "evidence": EVIDENCE}
+SENTENCES = DRAWS | MODEL | RUN | EVIDENCE

@@ -199,7 +199,7 @@ def test_a_note_on_the_data_is_warned_of_and_kept():
     with pytest.warns(UserWarning, match="the last 2 of 34 points are never seen"):
         posterior = METHODS["MAP"].fit(linear(), fixed)
     assert "drop_last=False" in posterior.meta["warnings"][0] and posterior.meta["num_data"] == 32
-    with pytest.warns(UserWarning, match="2 of its 34 points are left out"), seeded(0):
+    with pytest.warns(UserWarning, match="2 of its 34 points are dropped"), seeded(0):
         METHODS["NUTS"].fit(
             linear(), DataLoader(TensorDataset(X, Y), BATCH, True, drop_last=True), num_draws=2
         )

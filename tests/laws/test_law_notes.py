@@ -14,8 +14,7 @@ from test_contract import METHODS, NO_POINTS, X, Y, num_draws
 import pyrobnn as pb
 from pyrobnn.inference.mc_dropout import CAVEAT
 from pyrobnn.inference.optim.minimize import Result
-from pyrobnn.wording.findings import Finding, as_json
-from pyrobnn.wording.fits import QUESTIONS, SENTENCES
+from pyrobnn.wording.findings import FINDINGS, SENTENCES, Finding, as_json
 
 HELD = "no data have touched"
 
@@ -96,7 +95,7 @@ def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypat
 
 
 def test_every_code_has_one_question():
-    assert sorted(code for codes in QUESTIONS.values() for code in codes) == sorted(SENTENCES)
+    assert sorted(code for codes in FINDINGS.values() for code in codes) == sorted(SENTENCES)
 
 
 def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():

@@ -201,9 +201,7 @@ def test_particles_that_lag_behind_say_so():
 
 def test_one_island_says_that_it_knows_no_error():
     config = pb.SMC(num_particles=300, num_islands=1, max_leapfrogs=8, compile=False)
-    with pytest.warns(
-        UserWarning, match="there is one island, so that nothing tells the error of log_evidence"
-    ):
+    with pytest.warns(UserWarning, match="there is one island, which shows neither the error"):
         posterior = config.fit(conjugate, None, DATA)
     assert posterior.meta["log_evidence_error"] is None and posterior.num_chains == 1
     assert (
