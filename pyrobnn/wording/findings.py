@@ -302,10 +302,10 @@ RUN: Sentences = {
         "slower than on the CPU"
     ),
 }
+EVIDENCE: Sentences = {
+    "one_island": (
         "there is one island, which shows neither the error of log_evidence nor whether the particles were enough: "
         "use num_islands=4"
-    "one_island": (
-        "there is one island, which shows neither the error of log_evidence nor whether the particles were enough: use num_islands=4"
     ),
     "evidence_uncertain": (
         "the log evidence is known to lie between {low:.2f} and {high:.2f} only (95 %, by the spread of the islands), "
