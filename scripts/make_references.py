@@ -28,9 +28,8 @@ from pyrobnn.data import Dataset
 from pyrobnn.density.density import Density
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior.datatree import probes
-from pyrobnn.references.distances import DENSITY, quantities, summarise
 from pyrobnn.references.problems import problems
-from pyrobnn.references.reference import MOMENTS, Reference, read
+from pyrobnn.references.reference import DENSITY, MOMENTS, Reference, quantities, read, summarise
 
 STORED = Path(pb.references.__file__).parent / "stored"
 MIN_ESS, MAX_RHAT, MAX_ERROR = 1e4, 1.01, 0.1

@@ -37,21 +37,6 @@ def main(argv: Sequence[str] | None = None, **options: Any) -> int:
         options: arguments of the command's function, from a script that is made of commands.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    with printable():
-        try:
-            asked = _parser().parse_args(words[:1])
-            module = import_module(f"pyrobnn.cli.{COMMANDS[asked.command][0]}")
-            line = {"command": shlex.join(["pyrobnn", *words])}
-            return int(getattr(module, asked.command)(words[1:], **line | options))
-        except (ValueError, TypeError, OSError, ImportError, argparse.ArgumentError) as error:
-            say(f"pyrobnn: {one_line(error)}", sys.stderr)
-            return USAGE_ERROR
-        except KeyboardInterrupt:
-            say("\nstopped", sys.stderr)
-            return INTERRUPTED
-
-
-def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="pyrobnn",
         description="Bayesian neural networks, compared and judged.",
@@ -61,4 +46,15 @@ def _parser() -> OneLineParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (_, does) in COMMANDS.items():
         commands.add_parser(name, help=does, add_help=False)
-    return parser
+    with printable():
+        try:
+            command = parser.parse_args(words[:1]).command
+            module = import_module(f"pyrobnn.cli.{COMMANDS[command][0]}")
+            line = {"command": shlex.join(["pyrobnn", *words])}
+            return int(getattr(module, command)(words[1:], **line | options))
+        except (ValueError, TypeError, OSError, ImportError, argparse.ArgumentError) as error:
+            say(f"pyrobnn: {one_line(error)}", sys.stderr)
+            return USAGE_ERROR
+        except KeyboardInterrupt:
+            say("\nstopped", sys.stderr)
+            return INTERRUPTED

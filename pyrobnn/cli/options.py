@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +29,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_parsing_settings
 
 from pyrobnn import data
-from pyrobnn.cli.terminal import EXIT_STATUS, OneLineParser, close_match, one_line
+from pyrobnn.cli.terminal import EXIT_STATUS, one_line, say
 from pyrobnn.core.checks import check_choice
 from pyrobnn.inference.method import METHODS, OPTIONAL, Method
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
@@ -40,12 +42,14 @@ _LABEL = re.compile(r"[^\W\d_][\w-]*")
 #: what a file does not say: it is of one call; and what the numbers do not rest on
 _OF_ONE_CALL = ("help", "config", "print_config", "methods", "resume", "checkpoint")
 _NOT_KEPT = ("out", "no_progress")
-_PRINT_CONFIG = ("--print_config", "--print-config")
+_HELP = {"-h", "--help"}
+_PRINT_CONFIG = "--print_config"  # jsonargparse has one of its own, of another layout
 _RESPONSE: Any = Literal[tuple(RESPONSES)]
 #: the options of a study: type, default, help; those of the model are arguments of `make_study`
 OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
     "the run": {
         "config": (str, None, "FILE.yaml: options by name, and methods; the command line wins"),
+        "print_config": (bool, False, "print a --config file of this run and stop"),
         "resume": (bool, False, "go on with a run that was stopped: what is finished is not fitted again"),
         "quick": (bool, False, "fewer steps and draws, 500 rows at most: a minute"),
         "seed": (int, 0, "of everything random"),
@@ -54,6 +58,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         "no_progress": (bool, False, "no progress bars"),
     },
     "the data": {
+        "data": (str, None, f"{', '.join(data.names())}, or a table: CSV, TSV, Parquet or Excel"),
         "target": (str, None, "target column of the file"),
         "features": (list[str], None, "columns to predict from [all others]"),
         "drop": (list[str], [], "columns to leave out"),
@@ -71,6 +76,9 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         "event": (str, None, "of a censored target: the column of 1 (observed) and 0 (censored)"),
         "bounds": (tuple[float, float], None, "of beta: what y lies between [0 1]"),
     },
+}
+_LISTS = {
+    name for group in OPTIONS.values() for name, (kind, *_) in group.items() if get_origin(kind) is list
 }
 
 #: name → method and the options that a file gives it
@@ -114,30 +122,38 @@ def read(argv: Sequence[str], command: str) -> Config:
         ValueError, TypeError: an unknown name or a value of the wrong kind, in words.
     """
     words = ["--data", *argv] if command == "fit" and argv and not argv[0].startswith("-") else list(argv)
-    early = _first_look(command, words)
-    written = read_file(early.config) if early.config else {}
-    methods = _chosen(early.methods, listed_methods(written.pop("methods", None)), command)
-    if not early.config and early.methods is None and {"-h", "--help"} & set(words):
-        methods = {}  # all methods' options would be hundreds of lines
-    parser = _parser(command, methods, early.quick or written.get("quick") is True)
-    if set(map(_key, methods)) & written.keys():
-        raise ValueError("the options of a method stand under 'methods'")
+    given, theirs = _split(words)
+    own = [word for word in given if word not in (*_HELP, _PRINT_CONFIG)]
+    parser = _study_parser(command)
+    asked = _parsed(parser, {}, own)
+    if _HELP & set(given):
+        chosen = _chosen(asked.methods or [], {})
+        helps = [_method_parser(label, name, False).format_help() for label, (name, _) in chosen.items()]
+        say("\n".join([parser.format_help(), *helps]))
+        sys.exit(0)
+    written = read_file(asked.config) if asked.config else {}
+    listed = listed_methods(written.pop("methods", None))
+    lists = {
+        name: [value] for name, value in written.items() if name in _LISTS and isinstance(value, str | int)
+    }
+    study = _parsed(parser, written | lists, own)
+    study.print_config = _PRINT_CONFIG in given
+    words_of = asked.methods or list(listed)
+    if command == "fit" and len(words_of) > 1:
+        raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
+    standard = [name for name, known in METHODS.items() if known.standard]
+    methods = _chosen(words_of or (["nuts"] if command == "fit" else standard), listed)
+    if unknown := [label for label in theirs if label not in methods]:
+        raise ValueError(f"unrecognized arguments: {theirs[unknown[0]][0]}: name the method in --methods")
+    configurations, plain = {}, {}
     for label, (name, options) in methods.items():
-        shorter = METHODS[name].quick if early.quick and written.get("quick") is not True else {}
-        written[_key(label)] = {key: value for key, value in options.items() if key not in shorter}
-    for word in words:
-        # of an option that is no method the parser would make a value with parts
-        of = re.match(r"--([\w-]+)\.", word)
-        if of and _key(of[1]) not in map(_key, methods):
-            raise ValueError(_with_hint(f"unrecognized arguments: {word}", parser))
-    try:
-        namespace = parser.parse_object(_with_lists(written))
-        # jsonargparse has a print_config of its own, of another layout
-        found = parser.parse_args([word for word in words if word not in _PRINT_CONFIG], namespace=namespace)
-    except (argparse.ArgumentError, ValueError, TypeError) as error:
-        raise ValueError(_with_hint(one_line(error), parser)) from error
-    found.print_config = early.print_config
-    return _instantiated(parser, found, {label: name for label, (name, _) in methods.items()})
+        if asked.quick and not written.get("quick"):
+            options = {key: value for key, value in options.items() if key not in METHODS[name].quick}
+        found = _configured(label, name, options, theirs.get(label, []), study)
+        configurations[label], plain[label] = found[:2], {"method": name} | found[2]
+    kept = json.loads(parser.dump(study, format="json", skip_unset=False))
+    kept = {name: value for name, value in kept.items() if name not in _OF_ONE_CALL}
+    return Config(study, configurations, kept | {"methods": plain})
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -157,18 +173,13 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} must map options to values, such as 'data: diabetes', and 'methods' to what is run"
         )
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    return _with_underscores(content)
 
 
 def listed_methods(written: Any) -> Methods:
-    """Name → method and options, of a list of words as on the command line, or of a map."""
-    if isinstance(written, str):
-        written = written.split()
+    """Name → method and options, of the map that a file has, or of a list of words as on the command line."""
     if isinstance(written, list):
-        pairs = [str(word).partition("=") for word in written]
-        written = {label: name or label for label, _, name in pairs}
-        if len(written) < len(pairs):
-            raise ValueError("two methods have one name: give each a name of its own")
+        return _chosen(list(map(str, written)), {})
     if not isinstance(written or {}, dict):
         raise ValueError(
             "'methods' must be names, [svi, nuts], or a map, {nuts-long: {method: nuts, num_draws: 4000}}"
@@ -180,29 +191,33 @@ def listed_methods(written: Any) -> Methods:
             raise ValueError(
                 f"{label!r} must map options to values, such as {{num_draws: 500}}, got {options!r}"
             )
-        options = {str(name).replace("-", "_"): value for name, value in options.items()}
+        options = _with_underscores(options)
         found[str(label)] = (str(options.pop("method", label)), options)
     return found
 
 
-def _first_look(command: str, words: Sequence[str]) -> argparse.Namespace:
-    """What has to be known before the options are: which methods there are to have some, and the file."""
-    early = OneLineParser(prog=f"pyrobnn {command}", add_help=False)
-    early.add_argument("--config")
-    early.add_argument("--quick", action="store_true")
-    early.add_argument(*_PRINT_CONFIG, action="store_true")
-    many = command == "compare"
-    early.add_argument("--methods" if many else "--method", dest="methods", nargs="+" if many else 1)
-    return early.parse_known_args(words)[0]
+def _with_underscores(options: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name).replace("-", "_"): value for name, value in options.items()}
 
 
-def _chosen(words: Sequence[str] | None, listed: Methods, command: str) -> Methods:
-    """The methods that ``LABEL``, ``METHOD`` and ``LABEL=METHOD`` name; else those of the file, or all."""
-    if words is None:
-        if command == "fit" and len(listed) > 1:
-            raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
-        standard = [name for name, known in METHODS.items() if known.standard]
-        words = list(listed) or (["nuts"] if command == "fit" else standard)
+def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The words of the study, and label → those of its method, which begin with ``--LABEL.``."""
+    own: list[str] = []
+    theirs: dict[str, list[str]] = {}
+    place = own
+    for word in words:
+        if word.startswith("-") and not re.match(r"-[\d.]", word):
+            of = re.match(rf"--({_LABEL.pattern})\.", word)
+            place = own if of is None else theirs.setdefault(of[1], [])
+            if of is None:
+                name, sign, value = word[2:].partition("=")
+                word = word[:2] + name.replace("-", "_") + sign + value
+        place.append(word)
+    return own, theirs
+
+
+def _chosen(words: Sequence[str], listed: Methods) -> Methods:
+    """The methods that ``LABEL``, ``METHOD`` and ``LABEL=METHOD`` name."""
     found: Methods = {}
     for word in words:
         label, _, name = word.partition("=")
@@ -212,114 +227,93 @@ def _chosen(words: Sequence[str] | None, listed: Methods, command: str) -> Metho
             raise ValueError(f"{label!r} is no name for this {each[0]}: use letters, digits, '-' and '_'")
         if found.setdefault(label, each) != each:
             raise ValueError(f"two methods are called {label!r}: give each a name of its own")
-    if len(set(map(_key, found))) < len(found):
-        raise ValueError(f"{', '.join(found)} must differ in more than '-' and '_'")
     return found
 
 
-def _key(label: str) -> str:
-    """Where jsonargparse keeps the values of a label: it makes underscores of dashes."""
-    return label.replace("-", "_")
-
-
-def _parser(command: str, methods: Methods, quick: bool) -> ArgumentParser:
-    """The parser of the study's options and of those of each method that is run, with the defaults of the run."""
-    set_parsing_settings(subclasses_enabled=[KLSchedule])
-    parser = ArgumentParser(prog=f"pyrobnn {command}", exit_on_error=False, allow_abbrev=False)
+def _study_parser(command: str) -> ArgumentParser:
     several = command == "compare"
-    flag, example, does = (
-        (
-            "--methods",
-            "nuts svi-lr=svi --svi-lr.lr 1e-3",
-            "Run methods on a data set, judge them, write a report.",
-        )
-        if several
-        else ("--method", "nuts", "Run one method and save it.")
+    flag = "--methods" if several else "--method"
+    does = (
+        "Run methods on a data set, judge them, write a report." if several else "Run one method and save it."
     )
-    where = f"pyrobnn {command} {flag} svi --help lists those of svi"
-    parser.description = f"{does} Any option of a method: --METHOD.OPTION; {where}."
-    parser.epilog = EXIT_STATUS
-    parser.usage = f"pyrobnn {command} {'' if several else 'DATA '}[options] [--METHOD.OPTION VALUE ...]"
+    parser = ArgumentParser(
+        prog=f"pyrobnn {command}",
+        usage=f"pyrobnn {command} {'' if several else 'DATA '}[options] [--METHOD.OPTION VALUE ...]",
+        description=f"{does} Any option of a method: --METHOD.OPTION; {flag} svi --help lists those of svi.",
+        epilog=EXIT_STATUS,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    example = "nuts svi-lr=svi --svi-lr.lr 1e-3" if several else "nuts"
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
     parser.add_argument(flag, dest="methods", nargs="+" if several else 1, type=str, help=known)
-    out = "results" if several else "model.nc"
-    parser.add_argument("--out", type=str, default=out, help="where to write")
+    parser.add_argument(
+        "--out", type=str, default="results" if several else "model.nc", help="where to write"
+    )
     if not several:
         parser.add_argument("--checkpoint", type=str, help="of NUTS: the file to go on from [OUT.checkpoint]")
-    words = "print a --config file of this run and stop"
-    parser.add_argument(*_PRINT_CONFIG, action="store_true", help=words)
-    tables = f"{', '.join(data.names())}, or a table: CSV, TSV, Parquet or Excel"
-    parser.add_argument("--data", type=str, default="gap" if several else None, help=tables)
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():
-            flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-            if kind is bool:
-                group.add_argument(*flags, action="store_true", help=words)
-                continue
-            count = {list: "+", tuple: 2}.get(get_origin(kind))
-            counted: dict[str, Any] = {} if count is None else {"nargs": count}
-            kind = kind if count is None else get_args(kind)[0]
-            group.add_argument(*flags, type=kind, default=default, help=words, **counted)
-    reserved = {action.dest for action in parser._actions}
-    for label, (name, _) in methods.items():
-        if _key(label) in reserved:
-            raise ValueError(f"{label!r} is an option of the command: choose another name for this {name}")
-        method = METHODS[name]
-        parser.add_class_arguments(method.cls, label, instantiate=False)
-        unused = set(OPTIONAL) - set(method.cls.uses)
-        parser.add_method_arguments(method.cls, "fit", label, as_group=False, skip=_SHARED | unused)
-        defaults = {**method.full, **method.quick} if quick else method.full
-        parser.set_defaults({f"{_key(label)}.{option}": value for option, value in defaults.items()})
+            counted: dict[str, Any] = {"nargs": "?", "const": True, "metavar": "BOOL"} if kind is bool else {}
+            if get_origin(kind) in (list, tuple):
+                counted = {"nargs": "+" if get_origin(kind) is list else 2}
+                kind = get_args(kind)[0]
+            group.add_argument(f"--{name}", type=kind, default=default, help=words, **counted)
+    if several:
+        parser.set_defaults({"data": "gap"})
     return parser
 
 
-def _with_lists(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A single value where an option takes several is a list of one; a truth value must be one."""
-    kinds = {name: option[0] for group in OPTIONS.values() for name, option in group.items()}
-    found = dict(written)
-    for name, value in written.items():
-        if kinds.get(name) is bool and not isinstance(value, bool):
-            raise ValueError(f"{name!r} must be true or false, got {value!r}")
-        if get_origin(kinds.get(name)) is list and not isinstance(value, list | None):
-            found[name] = [value]
-    return found
+def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
+    """The parser of one method's options, under its label, with the defaults of the run."""
+    set_parsing_settings(subclasses_enabled=[KLSchedule])
+    method = METHODS[name]
+    parser = ArgumentParser(
+        prog="pyrobnn", usage=argparse.SUPPRESS, add_help=False, exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_class_arguments(method.cls, label, instantiate=False)
+    unused = set(OPTIONAL) - set(method.cls.uses)
+    parser.add_method_arguments(method.cls, "fit", label, as_group=False, skip=_SHARED | unused)
+    defaults = {**method.full, **(method.quick if quick else {})}
+    key = label.replace("-", "_")  # where jsonargparse keeps the values
+    parser.set_defaults({f"{key}.{option}": value for option, value in defaults.items()})
+    return parser
 
 
-def _with_hint(text: str, parser: ArgumentParser) -> str:
-    """The parser's words about an option that there is not, with the closest that there is."""
-    found = re.search(r"unrecognized arguments: --([\w.-]+)|[Oo]ption '([\w.-]+)'", text)
-    if not found:
-        return text
-    word = found[1] or found[2]
-    known = [flag.removeprefix("--") for flag in parser._option_string_actions]
-    prefix = re.search(r"Group '([\w.-]+)'", text)
-    hint = close_match(f"{prefix[1]}.{word}" if prefix else word, known)
-    return text + (hint or ": name the method in --methods, or see --help")
+def _parsed(parser: ArgumentParser, written: Mapping[str, Any], words: Sequence[str]) -> Namespace:
+    """What a file and then the command line say; an option that there is not with the closest that there is."""
+    try:
+        return parser.parse_args(list(words), namespace=parser.parse_object(dict(written)))
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        text = one_line(error)
+        if found := re.search(r"unrecognized arguments: --([\w.-]+)|[Oo]ption '([\w.-]+)'", text):
+            prefix = re.search(r"Group '([\w.-]+)'", text)
+            word = f"{prefix[1]}.{found[2]}" if prefix else found[1] or found[2]
+            known = [flag.removeprefix("--") for flag in parser._option_string_actions]
+            close = difflib.get_close_matches(word, known, n=1)
+            text += f": did you mean {close[0]!r}?" if close else ": see --help"
+        raise ValueError(text) from error
 
 
-def _instantiated(parser: ArgumentParser, found: Namespace, methods: Mapping[str, str]) -> Config:
-    """Configurations made of the values, whose own checks run now, before anything is read or computed."""
-    for label in methods:
-        if found.no_compile and "compile" in found[_key(label)]:
-            found[_key(label)].compile = False
-    plain = json.loads(parser.dump(found, format="json", skip_unset=False))
-    made = parser.instantiate(found)
-    configurations = {}
-    for label, name in methods.items():
-        values = vars(made[_key(label)])
-        fields = {each.name for each in dataclasses.fields(METHODS[name].cls)}  # type: ignore[arg-type]
-        try:
-            options = {option: _resolved(value) for option, value in values.items() if option in fields}
-            method = METHODS[name].cls(**options)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{label}: {error}") from error
-        rest = {name: value for name, value in values.items() if name not in fields and value is not None}
-        configurations[label] = (method, rest)
-    dropped = (*_OF_ONE_CALL, *map(_key, methods))
-    kept = {name: value for name, value in plain.items() if name not in dropped}
-    kept["methods"] = {label: {"method": name} | plain[_key(label)] for label, name in methods.items()}
-    return Config(found, configurations, kept)
+def _configured(
+    label: str, name: str, options: Mapping[str, Any], words: Sequence[str], study: Namespace
+) -> tuple[Method, dict[str, Any], dict[str, Any]]:
+    """A method, whose own checks run now, the arguments of its ``fit``, and all of it in plain values."""
+    parser, key = _method_parser(label, name, study.quick), label.replace("-", "_")
+    found = _parsed(parser, {key: dict(options)}, words)
+    if study.no_compile and "compile" in found[key]:
+        found[key].compile = False
+    plain = json.loads(parser.dump(found, format="json", skip_unset=False))[key]
+    values = vars(parser.instantiate(found)[key])
+    fields = {each.name for each in dataclasses.fields(METHODS[name].cls)}  # type: ignore[arg-type]
+    try:
+        given = {option: _resolved(value) for option, value in values.items() if option in fields}
+        method = METHODS[name].cls(**given)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{label}: {error}") from error
+    rest = {option: value for option, value in values.items() if option not in fields and value is not None}
+    return method, rest, plain
 
 
 def _resolved(value: Any) -> Any:

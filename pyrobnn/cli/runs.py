@@ -34,7 +34,7 @@ def compare(argv: Sequence[str], command: str, left_out: Mapping[str, str] | Non
         say(str(config))
         return 0
     out = Path(config.study.out)
-    trees, failed, stopped = run(config, {label: label for label in config.methods}, out, command)
+    trees, failed, stopped = _run(config, {label: label for label in config.methods}, out, command)
     if stopped:
         missing = (label for label in config.methods if label not in (*trees, *failed))
         failed |= dict.fromkeys(missing, "stopped before it was done")
@@ -53,74 +53,67 @@ def compare(argv: Sequence[str], command: str, left_out: Mapping[str, str] | Non
             files = " ".join(str(out / f"{name}.nc") for name in trees)
             say(f"\nstopped; the draws are kept, judge them with: pyrobnn report {files}", sys.stderr)
             stopped = True
-    return INTERRUPTED if stopped else 1 if failed else 0
+    return INTERRUPTED if stopped else int(bool(failed))
 
 
 def fit(argv: Sequence[str], command: str) -> int:
     """Fit, save, judge; exit status 0, 1 where the method refused or failed, 130 where Ctrl-C stopped it."""
     config = read(argv, "fit")
-    if config.study.print_config:
+    asked = config.study
+    if asked.print_config:
         say(str(config))
         return 0
-    out = Path(config.study.out)
-    if config.study.data is None:
+    out = Path(asked.out)
+    if asked.data is None:
         raise ValueError("name the data: pyrobnn fit FILE.csv --target COLUMN (see pyrobnn fit --help)")
     if out.suffix != ".nc":
         raise ValueError(f"--out {str(out)!r} must be a file FILE.nc: use {str(out.with_suffix('.nc'))!r}")
     check_file(out, "model.nc")
     ((label, (method, _)),) = config.methods.items()
-    if config.study.checkpoint is not None:
+    if asked.checkpoint is not None:
         check_use(method, "checkpoint")
-    trees, left_out, stopped = run(config, {label: out.stem}, out.parent, command)
-    if trees:
+    trees, left_out, stopped = _run(config, {label: out.stem}, out.parent, command)
+    for tree in trees.values():
         from pyrobnn.diagnostics import diagnose
 
-        verdict = diagnose(trees[out.stem])
+        verdict = diagnose(tree)
         say(f"\n{verdict.summary} ({verdict.lines})\n\nsaved: {out}")
         say(f"predict: pyrobnn predict {quote(str(out))} NEW.csv\nreport: pyrobnn report {quote(str(out))}")
     for reason in left_out.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
-        kept = Path(config.study.checkpoint or out.with_suffix(".checkpoint"))
+        kept = Path(asked.checkpoint or out.with_suffix(".checkpoint"))
         goes_on = "with --resume goes on" if kept.exists() else "starts anew: no checkpoint was written yet"
         say(f"stopped; the same command {goes_on}", sys.stderr)
         return INTERRUPTED
-    return 1 if left_out else 0
+    return int(bool(left_out))
 
 
-def run(
+def _run(
     config: Config, labels: Mapping[str, str], out: Path, command: str
 ) -> tuple[dict[str, DataTree], dict[str, str], bool]:
-    """The trees of the methods that were fitted, why others were not, and whether Ctrl-C stopped it.
-
-    Args:
-        config: what is asked for.
-        labels: name in ``config`` → name of the file in ``out``.
-        out: the folder.
-        command: the command line, for the trees.
-    """
+    """The trees by the names of their files, why others are left out, and whether Ctrl-C stopped it."""
     from xarray import DataTree
 
     from pyrobnn.diagnostics.verdict import said
     from pyrobnn.studies.compare import run_study
 
-    asked, trees, left_out = config.study, {}, {}
-    marks = {
-        name: {"command": command, "config": json.dumps(config.of(label))} for label, name in labels.items()
-    }
+    asked, trees, left_out, stopped = config.study, {}, {}, False
     runs = run_study(
-        study_of(asked),
+        _study_of(asked),
         {name: config.methods[label] for label, name in labels.items()},
         out,
         device=asked.device,
         seed=asked.seed,
         progress=not asked.no_progress,
         announce=say,
-        attributes=marks,
+        attributes={
+            name: {"command": command, "config": json.dumps(config.of(label))}
+            for label, name in labels.items()
+        },
         resume=asked.resume,
         checkpoint=Path(asked.checkpoint) if asked.get("checkpoint") else None,
     )
-    stopped = False
     try:
         for name, found in runs:
             if isinstance(found, DataTree):
@@ -133,40 +126,25 @@ def run(
     return trees, left_out, stopped
 
 
-def study_of(asked: Any) -> Study:
-    """The data and the model that are asked for, told in a line."""
+def _study_of(asked: Any) -> Study:
+    """The data and the model that are asked for, with a line on what was read."""
     from pyrobnn.studies.study import QUICK_ROWS, describe, make_study, some_rows
 
     check_device(asked.device)
-    dataset = _data(asked)
-    study = make_study(
-        some_rows(dataset, QUICK_ROWS, asked.seed) if asked.quick else dataset,
-        test_fraction=asked.test_fraction,
-        seed=asked.seed,
-        **{name: asked[name] for name in OPTIONS["the model"]},
-    )
-    say(describe(study))
-    return study
-
-
-def _data(asked: Any) -> data.Dataset:
-    """The data set, with what was read into a table of the user's."""
     task = asked.task
     if task is None and asked.target is not None and asked.response != "gaussian":
         # the response says what the target is
         task = "classification" if asked.response == "ordinal" else "regression"
+    options = {name: asked[name] for name in ("features", "drop", "missing", "seed")}
     with warnings_said():
-        dataset = data.load(
-            asked.data,
-            asked.target,
-            task=task,
-            features=asked.features,
-            drop=asked.drop,
-            missing=asked.missing,
-            seed=asked.seed,
-        )
+        dataset = data.load(asked.data, asked.target, task=task, **options)
     if dataset.columns is not None and task is None:
         from pyrobnn.data.table import guessed
 
         say(f"{guessed(dataset)} (--task says otherwise)")
-    return dataset
+    if asked.quick:
+        dataset = some_rows(dataset, QUICK_ROWS, asked.seed)
+    options = {name: asked[name] for name in OPTIONS["the model"]}
+    study = make_study(dataset, test_fraction=asked.test_fraction, seed=asked.seed, **options)
+    say(describe(study))
+    return study

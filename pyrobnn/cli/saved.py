@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pyrobnn.diagnostics import Verdict
 
+_STRICT = ("draws", "model", "all")
+
 
 def report(argv: Sequence[str], command: str) -> int:
     """Judge and write; exit status 0, with ``--strict`` 1 where the answer that it names is a fail or was not sought.
@@ -28,35 +30,26 @@ def report(argv: Sequence[str], command: str) -> int:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.nc")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="where to write [report.html]")
-    parser.add_argument(
-        "--strict",
-        nargs="?",
-        const="all",
-        choices=("draws", "model", "all"),
-        help="exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]",
-    )
-    words = list(argv)
-    if "--strict" in words[:-1] and words[words.index("--strict") + 1] not in ("draws", "model", "all"):
-        words[words.index("--strict")] = "--strict=all"  # the word behind it is a file
-    asked = parser.parse_args(words)
+    words = "exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]"
+    parser.add_argument("--strict", nargs="?", const="all", choices=_STRICT, help=words)
+    given = list(argv)
+    if "--strict" in given[:-1] and given[given.index("--strict") + 1] not in _STRICT:
+        given[given.index("--strict")] = "--strict=all"  # the word behind it is a file
+    asked = parser.parse_args(given)
 
+    from pyrobnn.diagnostics.verdict import QUESTIONS
     from pyrobnn.posterior.storage import read
 
     check_file(asked.out, "report.html")
     trees = {path.stem: read(path) for path in asked.files}
     if len(trees) < len(asked.files):
         raise ValueError("two files have the same name: rename one, names label the methods in the report")
-    verdicts = judge(trees, asked.out, asked.out.with_suffix(".json"), {})
-    return int(any(_fails(verdict, asked.strict) for verdict in verdicts.values()))
-
-
-def _fails(verdict: Verdict, strict: str | None) -> bool:
-    """What nothing was checked of has not passed: a script that relies on the exit status must not take it for well."""
-    from pyrobnn.diagnostics.verdict import QUESTIONS
-
-    asked = [question for question in QUESTIONS if strict in (question, "all")]
-    failed = any(verdict.line(question)[0] == "fail" for question in asked)
-    return failed or bool(asked) and not any(verdict.checked(question) for question in asked)
+    verdicts = judge(trees, asked.out, asked.out.with_suffix(".json"), {}).values()
+    questions = [question for question in QUESTIONS if asked.strict in (question, "all")]
+    failed = any(verdict.line(question)[0] == "fail" for verdict in verdicts for question in questions)
+    # what nothing was checked of has not passed
+    unchecked = any(not any(map(verdict.checked, questions)) for verdict in verdicts)
+    return int(bool(questions) and (failed or unchecked))
 
 
 def judge(
@@ -73,16 +66,18 @@ def judge(
     write_report(results, page)
 
     def table(rows: Sequence[Row]) -> str:
-        columns = [column for column in COLUMNS if any(column.key in row.values for row in rows)]
+        # a method a column: as many numbers as there are fit on a terminal of 80 characters
         cells = {
-            each.title: [f"{row.values[each.key]:.4g}" if each.key in row.values else "" for row in rows]
-            for each in columns
+            column.title: [
+                f"{row.values[column.key]:.4g}" if column.key in row.values else "" for row in rows
+            ]
+            for column in COLUMNS
+            if any(column.key in row.values for row in rows)
         }
-        # one method a column: as many numbers as there are fit on a terminal of 80 characters
         return pd.DataFrame(cells, index=[row.label for row in rows]).T.to_string()
 
     say(f"\n{table(results.rows)}\n")
-    if results.floor:  # apart from the methods: beside them they would not fit on a terminal of 80 characters
+    if results.floor:
         say(f"to be beaten\n{table(results.floor)}\n")
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
@@ -122,12 +117,11 @@ def predict(argv: Sequence[str], command: str) -> int:
     with warnings_said():
         x, keep = read_features(asked.new, columns_of(settings))
     table = prediction_table(posterior, x, settings)
-    beyond = outside(x, settings)
-    if beyond is not None:
-        table["outside"] = beyond
-        if count := sum(map(bool, beyond)):
+    if settings.get("ranges"):
+        table["outside"] = outside(x, settings)
+        if count := int(table["outside"].astype(bool).sum()):
             say(
-                f"{count} of {len(beyond)} rows lie beyond the training data in some feature (column 'outside'): "
+                f"{count} of {len(table)} rows lie beyond the training data in some feature (column 'outside'): "
                 "no check has looked there",
                 sys.stderr,
             )

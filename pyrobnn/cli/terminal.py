@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -23,7 +22,7 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are raised, to be told in one line, and that takes no abbreviations."""
+    """A parser whose errors are raised, to be printed in one line, and that takes no abbreviations."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
@@ -35,14 +34,13 @@ class OneLineParser(argparse.ArgumentParser):
 @contextlib.contextmanager
 def printable() -> Iterator[None]:
     """Signs that a terminal does not have are spelled in ASCII meanwhile, instead of ending the run."""
-    streams = [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]
-    errors = [each.errors for each in streams]
+    streams = {each: each.errors for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)}
     try:
         for stream in streams:
             stream.reconfigure(errors=register())
         yield
     finally:
-        for stream, before in zip(streams, errors, strict=True):
+        for stream, before in streams.items():
             stream.reconfigure(errors=before)
 
 
@@ -56,8 +54,7 @@ def one_line(error: Exception) -> str:
     """What an error says, in one line and without the words of jsonargparse's own machinery."""
     text = " ".join(str(error).split())
     text = re.sub(r'^Parser key "([\w.]+)"(?: element \d+)?: ?', r"'\1': ", text)
-    text = text.replace("typing.Literal", "one of ")
-    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text.replace("typing.Literal", "one of "))
     return re.sub(r"Expected an? (.*?)\. Got value: (.*)$", r"expected \1, got \2", text)
 
 
@@ -72,19 +69,13 @@ def warnings_said() -> Iterator[None]:
 
 
 def check_file(out: Path, example: str) -> None:
-    """What is written to a file needs a file's name, and a folder that can be written to.
+    """Refuse a folder in place of a file, and a file in a folder that cannot be written to.
 
     Raises:
-        ValueError: it is a folder, or the folder it is in cannot be written to.
+        ValueError: naming it.
     """
     from pyrobnn.posterior.storage import check_writable
 
     if out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a folder: name a file in it, {str(out / example)!r}")
     check_writable(out.parent)
-
-
-def close_match(word: str, known: Sequence[str]) -> str:
-    """``": did you mean …?"`` where a known word is close, else nothing."""
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f": did you mean {found[0]!r}?" if found else ""

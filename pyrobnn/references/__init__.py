@@ -4,7 +4,6 @@
 function at probes, its log evidence with the error, and ``compare(posterior)``.
 """
 
-from pyrobnn.references.distances import Comparison
-from pyrobnn.references.reference import Reference, load, names
+from pyrobnn.references.reference import Comparison, Reference, load, names
 
 __all__ = ["Comparison", "Reference", "load", "names"]

@@ -1,4 +1,4 @@
-"""A stored posterior of a net that two samplers agree on, and how far another one is from it."""
+"""Stored posteriors of nets that two samplers agree on, and how far another posterior is from one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,152 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.core.checks import check_finite
+from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
+from pyrobnn.core.checks import check_choice, check_finite
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.data import Dataset
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.references.distances import DENSITY, NOISE, Comparison, compare_summaries, quantities, summarise
+from pyrobnn.posterior.datatree import log_densities
 from pyrobnn.references.problems import problems
+from pyrobnn.wording import shown
 
-_FOLDER = "stored"
+#: kinds of quantities beside those of the probes
+NOISE, DENSITY = "noise", "density"
 MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
+#: levels of the quantiles: in the middle of a hundred parts of equal weight
+LEVELS = (np.arange(100) + 0.5) / 100
+_FOLDER = "stored"
+
+
+@dataclass(frozen=True, eq=False)
+class Quantities:
+    """Draws of identified quantities.
+
+    Args:
+        names: of each, as "f at probe 3, output 1".
+        kinds: of each: "train", "between" and "outside" (the function at probes of that kind), "noise" (its sd) or
+            "density" (log-likelihood of all data, log prior).
+        draws: (chain, draw, quantity), those of the function first, probe by probe.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    draws: np.ndarray
+
+
+def quantities(posterior: Posterior, data: Dataset, probe_x: Tensor, probe_kinds: list[str]) -> Quantities:
+    """The function at the probes, the noise where it is inferred, the log-likelihood and the log prior."""
+    prediction, likelihood = posterior.predict(probe_x), posterior.bnn.likelihood
+    f = prediction.f
+    probes, outputs = f.shape[2:]
+    names = [
+        f"f at probe {k}{f', output {i}' if outputs > 1 else ''}" for k, i in np.ndindex(probes, outputs)
+    ]
+    kinds = [kind for kind in probe_kinds for _ in range(outputs)]
+    columns = [f.flatten(2)]
+    varies = likelihood.targets.heads > 1
+    if prediction.task == "gaussian" and (likelihood.own.priors or varies):
+        columns.append(prediction.scale[..., 0] if varies else prediction.scale[:, :, :1, 0])
+        names += [f"noise at probe {k}" for k in range(probes)] if columns[1].shape[2] > 1 else ["noise"]
+        kinds += [NOISE] * columns[1].shape[2]
+    log_prior, log_likelihood = log_densities(posterior, data.x, data.y)
+    columns += [log_likelihood.double().sum(-1)[..., None], log_prior[..., None]]
+    draws = np.concatenate([each.cpu().double().numpy() for each in columns], 2)
+    return Quantities((*names, "log-likelihood", "log prior"), (*kinds, DENSITY, DENSITY), draws)
+
+
+def summarise(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
+    """Moments of draws with their Monte-Carlo errors.
+
+    Args:
+        draws: (chain, draw, quantity).
+        iid: whether they are independent, so that their number is their effective sample size.
+
+    Returns:
+        Dataset over ``quantity`` with ``mean``, ``mean_error``, ``sd``, ``sd_error``, ``ess_bulk``, ``ess_tail`` and
+        ``rhat`` (NaN of a single chain), and ``quantiles`` (level, quantity).
+    """
+    count, num_draws, width = draws.shape
+    flat = draws.reshape(-1, width)
+    mean, sd = flat.mean(0), flat.std(0, ddof=1) if len(flat) > 1 else np.zeros(width)
+    square, columns = (draws - mean) ** 2, np.moveaxis(draws, 2, 0)
+    chains, total = num_draws >= MIN_DRAWS and not iid, np.full(width, float(len(flat)))
+    ess_square = ess(np.moveaxis(square, 2, 0), "mean") if chains else total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sd_error = square.reshape(flat.shape).std(0) / np.sqrt(ess_square) / (2.0 * sd)
+    found = {
+        "mean": mean,
+        "mean_error": sd / np.sqrt(ess(columns, "mean") if chains else total),
+        "sd": sd,
+        "sd_error": np.where(sd > 0.0, sd_error, 0.0),
+        "ess_bulk": ess(columns) if chains else total,
+        "ess_tail": ess(columns, "tail") if chains else total,
+        "rhat": rhat(columns) if chains and count > 1 else np.full(width, np.nan),
+    }
+    quantiles = ("level", "quantity"), np.quantile(flat, LEVELS, axis=0)
+    return xr.Dataset({name: ("quantity", value) for name, value in found.items()} | {"quantiles": quantiles})
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Distances of a posterior from a reference.
+
+    Args:
+        reference: name of the reference.
+        table: Dataset over ``quantity`` (coordinates: its name, and ``kind``) with ``mean_difference`` in sd of the
+            reference, ``sd_ratio`` over the reference's and ``wasserstein``, the 1-Wasserstein distance in sd of the
+            reference; ``mean_error`` and ``sd_error``, the standard errors of the first two, by the effective draws
+            of both; ``wasserstein_floor``, what it is expected to be between draws of one posterior.
+        evidence_difference: log evidence minus the reference's, nats; None where the posterior has none.
+        evidence_error: the standard error of that, nats; the reference's alone where the posterior's is unknown.
+    """
+
+    reference: str
+    table: xr.Dataset
+    evidence_difference: float | None
+    evidence_error: float | None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of quantities, in their order: "train", "between", "outside", "noise", "density"."""
+        return tuple(dict.fromkeys(map(str, self.table["kind"].values)))
+
+    def of(self, kind: str) -> xr.Dataset:
+        """The rows of the table that are of one kind.
+
+        Raises:
+            ValueError: no such kind.
+        """
+        check_choice("kind", kind, self.kinds)
+        return self.table.isel(quantity=self.table["kind"].values == kind)
+
+    @property
+    def largest_z(self) -> float:
+        """The largest difference of a mean or an sd, in its standard error.
+
+        Between two runs that both have converged it is about 3 over some dozens of quantities.
+        """
+        with np.errstate(divide="ignore"):  # a point estimate has no sd, and no error of it
+            mean = np.abs(self.table["mean_difference"] / self.table["mean_error"])
+            sd = np.abs((self.table["sd_ratio"] - 1.0) / self.table["sd_error"])
+        return float(max(mean.max(), sd.max()))
+
+    def __str__(self) -> str:
+        lines = [f"from the reference {self.reference}, in its sd"]
+        for kind in self.kinds:
+            rows = self.of(kind)
+            worst = rows.isel(quantity=int(np.abs(rows["mean_difference"].values).argmax()))
+            shift, error = float(worst["mean_difference"]), float(worst["mean_error"])
+            distance, floor = (float(rows[name].mean()) for name in ("wasserstein", "wasserstein_floor"))
+            ratio = rows["sd_ratio"].values
+            lines.append(
+                f"{kind:>9}: largest difference {shift:+.3f} ± {error:.3f}, ratio of sd {ratio.min():.2f} to "
+                f"{ratio.max():.2f}, mean W1 {distance:.3f}, by chance {floor:.3f}"
+            )
+        if self.evidence_difference is not None:
+            lines.append(f"log evidence {self.evidence_difference:+.2f} ± {self.evidence_error:.2f} nats")
+        return shown("\n".join(lines))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,57 +226,70 @@ class Reference:
 
         Caveat: one quantity at a time; dependence between probes is not compared.
         """
-        evidence: tuple[float | None, float | None] = (None, None)
+        difference = error = None
+        iid = False
         if isinstance(posterior, Posterior):
-            draws, iid = self._quantities(posterior), bool(posterior.meta.get("iid", False))
+            expected = {name: site.shape() for name, site in self.model().priors.items()}
+            if expected != {n: v.shape[2:] for n, v in posterior.draws.items() if n in expected}:
+                raise ValueError(
+                    f"the posterior is not of the model of reference {self.name!r}: fit reference.model() to "
+                    "reference.data.x and reference.data.y"
+                )
+            draws = quantities(posterior, self.data, self.probe_x, list(self.probe_kinds)).draws
+            iid = bool(posterior.meta.get("iid", False))
             if posterior.log_evidence is not None:
-                error = posterior.meta.get("log_evidence_error") or 0.0
                 difference = float(posterior.log_evidence) - self.log_evidence
-                evidence = difference, float(np.hypot(error, self.log_evidence_error))
+                own = posterior.meta.get("log_evidence_error") or 0.0
+                error = float(np.hypot(own, self.log_evidence_error))
         elif isinstance(posterior, Tensor | np.ndarray):
-            draws, iid = np.asarray(posterior, dtype=np.float64), False
+            draws = np.asarray(posterior, dtype=np.float64)
         else:
             raise TypeError(f"'posterior' must be a Posterior or an array, got {type(posterior).__name__}")
         count = self.summary.sizes["quantity"]
         if draws.ndim != 3 or draws.shape[2] != count or draws.size == 0:
             raise ValueError(f"draws must be (chain, draw, {count}), got shape {draws.shape}")
         check_finite("draws", torch.from_numpy(draws))
-        return compare_summaries(self.name, summarise(draws, iid=iid), self.summary, evidence)
+        return Comparison(self.name, self._table(summarise(draws, iid=iid)), difference, error)
+
+    def _table(self, ours: xr.Dataset) -> xr.Dataset:
+        """The table of a comparison, of the other posterior's moments."""
+        theirs = self.summary.reset_coords(drop=True)
+        scale, ratio = theirs["sd"], ours["sd"] / theirs["sd"]
+        # the 1-Wasserstein distance between effective draws of one distribution, by the errors of its quantiles
+        slope = np.gradient(theirs["quantiles"].values, LEVELS, axis=0)
+        variance = (1.0 / ours["ess_bulk"] + 1.0 / theirs["ess_bulk"]).values
+        errors = np.sqrt(LEVELS * (1.0 - LEVELS))[:, None] * slope * np.sqrt(variance)
+        columns = {
+            "mean_difference": (ours["mean"] - theirs["mean"]) / scale,
+            "mean_error": np.hypot(ours["mean_error"], theirs["mean_error"]) / scale,
+            "sd_ratio": ratio,
+            "sd_error": np.hypot(ours["sd_error"], ratio * theirs["sd_error"]) / scale,
+            "wasserstein": abs(ours["quantiles"] - theirs["quantiles"]).mean("level") / scale,
+            "wasserstein_floor": np.sqrt(2.0 / np.pi) * errors.mean(0) / scale,
+        }
+        return xr.Dataset(columns).assign_coords(self.summary.coords)
 
     def to_datatree(self) -> xr.DataTree:
         """The function's draws as DataTree: ``pb.diagnose(tree, reference=reference.to_datatree())``."""
-        count = sum(str(kind) not in (NOISE, DENSITY) for kind in self.summary["kind"].values)
-        f = self.draws[:, :, :count].reshape(*self.draws.shape[:2], len(self.probe_x), -1)
+        of_function = ~np.isin(self.summary["kind"].values, (NOISE, DENSITY))
+        f = self.draws[:, :, of_function].reshape(*self.draws.shape[:2], len(self.probe_x), -1)
         function = {
             "f": ((*SAMPLE_DIMS, "probe", "output"), f),
             "probe_x": (("probe", "feature"), self.probe_x.reshape(len(self.probe_x), -1).numpy()),
             "probe_kind": (("probe",), np.array(self.probe_kinds)),
         }
         density = {
-            name.replace("-", "_").replace(" ", "_"): (SAMPLE_DIMS, self.draws[:, :, index])
-            for index, name in enumerate(map(str, self.summary["quantity"].values))
-            if index >= count
+            str(self.summary["quantity"].values[index]).replace("-", "_").replace(" ", "_"): (
+                SAMPLE_DIMS,
+                self.draws[:, :, index],
+            )
+            for index in np.flatnonzero(~of_function)
         }
         tree = xr.DataTree.from_dict({POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)})
-        attributes = {
-            "method": "NUTS",
-            "label": f"reference {self.name}",
-            "kind": "chains",
-            "claim": "exact",
-            "iid": 0,
-        }
-        tree.attrs.update(attributes | {"likelihood": self.model().likelihood.task})
+        label, likelihood = f"reference {self.name}", self.model().likelihood.task
+        facts = {"method": "NUTS", "label": label, "kind": "chains", "claim": "exact", "iid": 0}
+        tree.attrs.update(facts | {"likelihood": likelihood})
         return tree
-
-    def _quantities(self, posterior: Posterior) -> np.ndarray:
-        expected = {name: site.shape() for name, site in self.model().priors.items()}
-        found = {name: value.shape[2:] for name, value in posterior.draws.items() if name in expected}
-        if found != expected:
-            raise ValueError(
-                f"the posterior is not of the model of reference {self.name!r}: fit reference.model() to "
-                "reference.data.x and reference.data.y"
-            )
-        return quantities(posterior, self.data, self.probe_x, list(self.probe_kinds)).draws
 
 
 def names() -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.method import Method, check_use
-from pyrobnn.inference.preflight import Preflight, preflight
+from pyrobnn.inference.preflight import preflight
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.studies.ahead import Ahead, cores
@@ -69,24 +69,23 @@ def run_study(
     """
     check_count("seed", seed, minimum=0)
     check_writable(out)
-    attributes = attributes or {}
-    data = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
-    marks = {name: data | dict(attributes.get(name, {})) for name in prepared}
-    finished = {name: tree for name in prepared if resume and (tree := _finished(out, name, marks[name]))}
-    for name, tree in finished.items():
-        announce(f"{name}: finished before, taken from {out / name}.nc")
-        yield name, tree
-    prepared = {name: each for name, each in prepared.items() if name not in finished}
-    if not prepared:
-        return
-    announce(_expected_memory(study, prepared, device))
+    digest = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
+    marks = {name: digest | dict((attributes or {}).get(name, {})) for name in prepared}
+    waiting = dict(prepared)
+    for name in prepared:
+        if resume and (tree := _finished(out / f"{name}.nc", marks[name])):
+            announce(f"{name}: finished before, taken from {out / name}.nc")
+            del waiting[name]
+            yield name, tree
     with contextlib.ExitStack() as stack:
         ahead = None
-        if _worth_compiling_ahead(prepared, device):
+        on_cpu = device is None or check_device(device) == torch.device("cpu")
+        compiling = sum(getattr(method, "compile", False) for method, _ in waiting.values())
+        if compiling > 1 and on_cpu and cores() > 1:
             # the longest first: the others are compiled while it runs
-            prepared = dict(sorted(prepared.items(), key=lambda item: item[1][0].kind != "chains"))
-            ahead = stack.enter_context(Ahead(study, dict(list(prepared.items())[1:]), seed))
-        for name, (method, arguments) in prepared.items():
+            waiting = dict(sorted(waiting.items(), key=lambda item: item[1][0].kind != "chains"))
+            ahead = stack.enter_context(Ahead(study, dict(list(waiting.items())[1:]), seed))
+        for name, (method, arguments) in waiting.items():
             announce(
                 f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
             )
@@ -116,10 +115,10 @@ def run_study(
                 return
 
 
-def _finished(out: Path, name: str, marks: Mapping[str, str]) -> DataTree | None:
+def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:
     """What an earlier run has written of a method, if it is of the same configuration and data, and whole."""
     try:
-        tree = read(out / f"{name}.nc")
+        tree = read(file)
     except (OSError, ValueError):
         return None
     same = all(tree.attrs.get(mark) == marks.get(mark) for mark in ("config", "data_digest"))
@@ -141,23 +140,6 @@ def _checkpoint(method: Method, path: Path, resume: bool, given: Path | None) ->
     return {"checkpoint": path}
 
 
-def _worth_compiling_ahead(prepared: Prepared, device: str | None) -> bool:
-    """Whether another process is to compile: there is something to compile ahead, and a core for it."""
-    waiting = [name for name, (method, _) in prepared.items() if getattr(method, "compile", False)]
-    on_cpu = device is None or check_device(device) == torch.device("cpu")
-    return len(waiting) > 1 and on_cpu and cores() > 1
-
-
-def _expected_memory(study: Study, prepared: Prepared, device: str | None) -> str:
-    """The most memory that a method will take, and what is free."""
-    try:
-        needs = {name: _need(each[0], study, each[1], device) for name, each in prepared.items()}
-    except Exception as error:  # whatever is wrong with model or data, the fits say it one by one
-        return f"memory is not known: {said(error)}"
-    most = max(needs, key=lambda name: needs[name].peak)
-    return f"memory: up to {needs[most].peak / 2**20:,.0f} MB ({most}) of {needs[most].available / 2**20:,.0f} MB free"
-
-
 def _fitted(
     name: str, method: Method, study: Study, announce: Callable[[str], None], arguments: dict[str, Any]
 ) -> Posterior:
@@ -176,17 +158,13 @@ def check_memory(method: Any, study: Study, arguments: dict[str, Any], device: s
     Raises:
         NotEnoughMemory: naming both.
     """
-    estimate = _need(method, study, arguments, device)
-    if estimate.peak > CLEARLY * estimate.available:
+    model = study.model if device is None else study.model.to(check_device(device))
+    need = preflight(method, model, study.train.x, study.train.y, num_draws=arguments.get("num_draws"))
+    if need.peak > CLEARLY * need.available:
         raise NotEnoughMemory(
-            f"it would need about {estimate.peak / 2**20:,.0f} MB but {estimate.available / 2**20:,.0f} MB are free: "
+            f"it would need about {need.peak / 2**20:,.0f} MB but {need.available / 2**20:,.0f} MB are free: "
             "use a smaller network, fewer draws or another method"
         )
-
-
-def _need(method: Any, study: Study, arguments: dict[str, Any], device: str | None) -> Preflight:
-    model = study.model if device is None else study.model.to(check_device(device))
-    return preflight(method, model, study.train.x, study.train.y, num_draws=arguments.get("num_draws"))
 
 
 def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyro.distributions as dist
@@ -15,29 +15,62 @@ from pyrobnn.core.checks import check_choice, check_number
 from pyrobnn.data import Dataset
 from pyrobnn.likelihoods import Likelihood
 
-COUNTS = ("poisson", "negative_binomial")
-CENSORED = ("censored_normal", "weibull")
-#: responses whose scale the option ``noise`` says
-_SCALED = ("gaussian", "student_t", "censored_normal")
 
-#: response → its likelihood, of the settings of a study; what they leave open is inferred or learned
-RESPONSES: dict[str, Callable[[Mapping[str, Any]], Likelihood]] = {
-    "gaussian": lambda given: (
-        likelihoods.HeteroskedasticGaussian()
-        if given["noise"] == "heteroskedastic"
-        else likelihoods.HomoskedasticGaussian(_scale(given))
+@dataclass(frozen=True)
+class Response:
+    """A likelihood by name.
+
+    Attributes: ``likelihood`` of the settings of a study, what they leave open being inferred or learned; ``options``,
+    those of the study that it has a use for, among noise, exposure, event and bounds; ``task`` that it is of.
+    """
+
+    likelihood: Callable[[Mapping[str, Any]], Likelihood]
+    options: tuple[str, ...] = ()
+    task: str = "regression"
+
+
+def _gaussian(given: Mapping[str, Any]) -> Likelihood:
+    if given["noise"] == "heteroskedastic":
+        return likelihoods.HeteroskedasticGaussian()
+    return likelihoods.HomoskedasticGaussian(_scale(given))
+
+
+def _scale(given: Mapping[str, Any]) -> Any:
+    noise = given["noise"]
+    if noise in ("inferred", "learned"):
+        return dist.HalfNormal(1.0) if noise == "inferred" else noise
+    try:
+        scale = float(noise)
+    except ValueError as error:
+        raise ValueError(
+            "'noise' must be 'inferred', 'learned' or a number, or 'heteroskedastic' where 'response' is gaussian, "
+            f"got {noise!r}"
+        ) from error
+    return check_number("noise", scale, above=0)
+
+
+#: response → its likelihood
+RESPONSES: dict[str, Response] = {
+    "gaussian": Response(_gaussian, ("noise",)),
+    "student_t": Response(lambda given: likelihoods.StudentT("inferred", _scale(given)), ("noise",)),
+    "mixture_density": Response(lambda given: likelihoods.MixtureDensity()),
+    "poisson": Response(lambda given: likelihoods.Poisson(given.get("exposure")), ("exposure",)),
+    "negative_binomial": Response(
+        lambda given: likelihoods.NegativeBinomial(dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")),
+        ("exposure",),
     ),
-    "student_t": lambda given: likelihoods.StudentT("inferred", _scale(given)),
-    "mixture_density": lambda given: likelihoods.MixtureDensity(),
-    "poisson": lambda given: likelihoods.Poisson(given.get("exposure")),
-    "negative_binomial": lambda given: likelihoods.NegativeBinomial(
-        dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")
+    "censored_normal": Response(lambda given: likelihoods.CensoredNormal(_scale(given)), ("noise", "event")),
+    "weibull": Response(lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)), ("event",)),
+    "beta": Response(
+        lambda given: likelihoods.Beta(
+            dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
+        ),
+        ("bounds",),
     ),
-    "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
-    "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
-    "beta": lambda given: likelihoods.Beta(dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]),
-    "ordinal": lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"),
-}  # fmt: skip
+    "ordinal": Response(
+        lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"), task="classification"
+    ),
+}
 
 
 def likelihood_of(settings: Mapping[str, Any]) -> Likelihood:
@@ -49,34 +82,30 @@ def likelihood_of(settings: Mapping[str, Any]) -> Likelihood:
     response = settings.get("response", "gaussian")
     if settings["task"] == "classification" and response == "gaussian":
         return likelihoods.Categorical()
-    return RESPONSES[response](settings)
+    return RESPONSES[response].likelihood(settings)
 
 
-def check_response(
-    response: str, task: str, noise: str, *, exposure: str | None, event: str | None, given_bounds: bool
-) -> None:
-    """Refuse options that do not go together.
+def check_response(response: str, task: str, options: Mapping[str, Any]) -> None:
+    """Refuse a task or an option that the response has no use for.
+
+    Args:
+        response: one of `RESPONSES`.
+        task: of the data.
+        options: name → value of noise, exposure, event and bounds; None where it was not given.
 
     Raises:
         ValueError: naming them, and what to do.
     """
     check_choice("response", response, tuple(RESPONSES))
-    if response == "ordinal" and task != "classification":
-        raise ValueError(
-            "'response' ordinal is of classes in their order: say task='classification' (--task)"
-        )
-    if response not in ("gaussian", "ordinal") and task == "classification":
-        raise ValueError(f"'response' {response} is of numbers, the target holds classes (--task regression)")
-    if response not in _SCALED and noise != "inferred":
-        raise ValueError(f"'noise' is of {', '.join(_SCALED)}: leave it out where 'response' is {response}")
-    if response in _SCALED[1:] and noise == "heteroskedastic":
-        raise ValueError(f"heteroskedastic noise is Gaussian only: leave it out of 'response' {response}")
-    if exposure is not None and response not in COUNTS:
-        raise ValueError(f"'exposure' is of counts ({', '.join(COUNTS)}), and 'response' is {response}")
-    if event is not None and response not in CENSORED:
-        raise ValueError(f"'event' is of censored targets ({', '.join(CENSORED)}), 'response' is {response}")
-    if given_bounds and response != "beta":
-        raise ValueError(f"'bounds' are of the response beta, and 'response' is {response}")
+    needed = RESPONSES[response].task
+    if task != needed and response != "gaussian":
+        raise ValueError(f"'response' {response} is of {needed}, these data are of {task} (--task {needed})")
+    for name, value in options.items():
+        if value is not None and name not in RESPONSES[response].options:
+            takers = ", ".join(each for each, known in RESPONSES.items() if name in known.options)
+            raise ValueError(
+                f"{name!r} is an option of {takers}: leave it out where 'response' is {response}"
+            )
 
 
 def check_rows(dataset: Dataset, likelihood: Likelihood, width: int, exposure: str | None) -> None:
@@ -87,23 +116,23 @@ def check_rows(dataset: Dataset, likelihood: Likelihood, width: int, exposure: s
     """
     if exposure is not None:
         values = dataset.x[:, column_of(dataset, exposure, "exposure")]
-        if wrong := (values <= 0).nonzero()[:, 0].tolist():
+        if len(wrong := values[values <= 0]):
             raise ValueError(
-                f"{dataset.name}: 'exposure' {exposure!r} must be positive, got {float(values[wrong[0]]):g} "
+                f"{dataset.name}: 'exposure' {exposure!r} must be positive, got {float(wrong[0]):g} "
                 f"({len(wrong)} of {len(values)} rows): drop these rows"
             )
     names = dataset.class_names
+    # classes are numbered as they sort, which is their order where they are numbers
     if likelihood.task == "ordinal" and len(names) > 2 and not _ascending(names):
-        # classes are numbered as they sort, which is their order where they are numbers
         raise ValueError(
-            f"{dataset.name}: nothing tells the order of the classes {', '.join(map(repr, names[:5]))}: write them as "
+            f"{dataset.name}: nothing gives the order of the classes {', '.join(map(repr, names[:5]))}: write them as "
             "numbers, 1 for the first"
         )
     try:
         likelihood.target(dataset.y, width, torch.float64)
     except ValueError as error:
-        told = str(error).replace("'y'", repr(dataset.target_name))
-        raise ValueError(f"{dataset.name}: {told}") from error
+        named = str(error).replace("'y'", repr(dataset.target_name))
+        raise ValueError(f"{dataset.name}: {named}") from error
 
 
 def _ascending(names: Sequence[str]) -> bool:
@@ -137,18 +166,16 @@ def with_events(dataset: Dataset, event: str | None, response: str) -> Dataset:
     Raises:
         ValueError: no such column, or one that is not 1 (observed) and 0 (censored).
     """
-    if response not in CENSORED:
+    if "event" not in RESPONSES[response].options:
         return dataset
     if event is None:
         raise ValueError(
-            f"'response' {response} needs 'event', the column that says what was observed (1) and what censored (0): "
-            "--event COLUMN"
+            f"'response' {response} needs 'event', the column of 1 (observed) and 0 (censored): --event COLUMN"
         )
     index = column_of(dataset, event, "event")
     observed = dataset.x[:, index]
-    wrong = observed[(observed != 0) & (observed != 1)]
-    if len(wrong):
-        raise ValueError(f"'event' {event!r} must hold 1 (observed) or 0 (censored), got {float(wrong[0]):g}")
+    if wrong := observed[(observed != 0) & (observed != 1)].tolist():
+        raise ValueError(f"'event' {event!r} must hold 1 (observed) or 0 (censored), got {wrong[0]:g}")
     if not bool(observed.any()):
         raise ValueError(f"'event' {event!r} is 0 in every row: all are censored, and nothing was observed")
     kept = [number for number in range(dataset.x.shape[1]) if number != index]
@@ -156,10 +183,8 @@ def with_events(dataset: Dataset, event: str | None, response: str) -> Dataset:
         raise ValueError(f"{dataset.name} has no column to predict from beside {event!r}")
     columns = dataset.columns
     if columns is not None:
-        from pyrobnn.data.columns import Columns  # pandas and scikit-learn, which help does not need
-
         rest = tuple(column for column in columns.columns if column.name != event)
-        columns = Columns(rest, columns.missing)
+        columns = dataclasses.replace(columns, columns=rest)
     return dataclasses.replace(
         dataset,
         x=dataset.x[:, kept],
@@ -167,20 +192,3 @@ def with_events(dataset: Dataset, event: str | None, response: str) -> Dataset:
         feature_names=tuple(dataset.feature_names[number] for number in kept),
         columns=columns,
     )
-
-
-def _scale(settings: Mapping[str, Any]) -> Any:
-    noise = settings["noise"]
-    if noise == "inferred":
-        return dist.HalfNormal(1.0)
-    if noise == "learned":
-        return "learned"
-    try:
-        scale = float(noise)
-    except ValueError:
-        scale = math.nan
-    if math.isnan(scale):
-        raise ValueError(
-            f"'noise' must be 'inferred', 'learned', 'heteroskedastic' or a number, got {noise!r}"
-        )
-    return check_number("noise", scale, above=0)

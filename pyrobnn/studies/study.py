@@ -76,9 +76,8 @@ def make_study(
         ValueError: naming the option.
     """
     check_count("seed", seed, minimum=0)
-    check_response(
-        response, dataset.task, noise, exposure=exposure, event=event, given_bounds=bounds is not None
-    )
+    given = {"noise": None if noise == "inferred" else noise}
+    check_response(response, dataset.task, given | {"exposure": exposure, "event": event, "bounds": bounds})
     dataset = with_events(dataset, event, response)
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
@@ -100,7 +99,11 @@ def make_study(
         "bounds": [0.0, 1.0] if bounds is None else list(bounds),
         "seed": seed,
         "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
-        "units": {name: _numbers(getattr(units, name)) for name in UNITS},
+        "units": {
+            name: {"dtype": str(values.dtype).removeprefix("torch."), "values": values.tolist()}
+            for name in UNITS
+            for values in [getattr(units, name)]
+        },
     }
     likelihood = likelihood_of(settings)
     check_rows(dataset, likelihood, likelihood.width(settings["num_outputs"]), exposure)
@@ -128,8 +131,10 @@ def build(settings: dict[str, Any]) -> BNN:
         net = networks.mlp(
             inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
         )
-    units = Standardizer(*(_tensor(settings["units"][name]) for name in UNITS))
-    return BNN(net, priors.FanInNormal(settings["prior_scale"]), likelihood, standardizer=units)
+    stored = [settings["units"][name] for name in UNITS]
+    units = [torch.tensor(each["values"], dtype=getattr(torch, each["dtype"])) for each in stored]
+    prior = priors.FanInNormal(settings["prior_scale"])
+    return BNN(net, prior, likelihood, standardizer=Standardizer(*units))
 
 
 def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
@@ -165,45 +170,34 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) 
     """
     prediction = posterior.predict(x)
     if settings["task"] == "classification":
-        probs = prediction.probs
-        names = np.array(settings["classes"], dtype=object)
-        columns = {"class": names[probs.argmax(1).cpu().numpy()]}
-        columns |= {f"p_{name}": probs[:, index].cpu().numpy() for index, name in enumerate(names)}
+        names, probs = settings["classes"], prediction.probs.cpu().numpy()
+        found = {"class": np.array(names, dtype=object)[probs.argmax(1)]}
+        found |= {f"p_{name}": probs[:, index] for index, name in enumerate(names)}
         for kind in ("aleatoric_entropy", "epistemic_entropy"):
-            columns[kind] = getattr(prediction, kind).cpu().numpy()
-        return pd.DataFrame(columns)
-    found = {
+            found[kind] = getattr(prediction, kind).cpu().numpy()
+        return pd.DataFrame(found)
+    quantiles = prediction.quantile(torch.tensor(LEVELS, dtype=torch.float64))
+    columns = {
         "mean": prediction.mean,
         "aleatoric_sd": prediction.aleatoric_var.sqrt(),
         "epistemic_sd": prediction.epistemic_var.sqrt(),
         "sd": prediction.var.sqrt(),
-    }
-    quantiles = prediction.quantile(torch.tensor(LEVELS, dtype=torch.float64))
-    found |= {f"q{level:g}": each for level, each in zip(LEVELS, quantiles)}
-    several = settings["num_outputs"] > 1
+    } | {f"q{level:g}": each for level, each in zip(LEVELS, quantiles)}
+    outputs = [""] if settings["num_outputs"] == 1 else [f"_{i}" for i in range(settings["num_outputs"])]
     return pd.DataFrame(
         {
-            f"{name}_{output}" if several else name: values[:, output].cpu().numpy()
-            for name, values in found.items()
-            for output in range(values.shape[1])
+            f"{name}{output}": values[:, index].cpu().numpy()
+            for name, values in columns.items()
+            for index, output in enumerate(outputs)
         }
     )
 
 
-def outside(x: Tensor, settings: dict[str, Any]) -> list[str] | None:
-    """Of each row of ``x`` (point, feature) the features that lie beyond those of the training data, by name.
-
-    Returns:
-        Names joined by ``"; "``, empty for a row within the ranges; None for a run saved without them.
-    """
-    if settings.get("ranges") is None:
-        return None
+def outside(x: Tensor, settings: dict[str, Any]) -> list[str]:
+    """Of each row of ``x`` (point, feature) the names of the features beyond those of the training data, joined."""
     low, high = (torch.tensor(bound, dtype=x.dtype) for bound in settings["ranges"])
-    names = settings["features"]
-    return [
-        "; ".join(name for name, beyond in zip(names, row) if beyond)
-        for row in ((x < low) | (x > high)).tolist()
-    ]
+    beyond = ((x < low) | (x > high)).tolist()
+    return ["; ".join(name for name, each in zip(settings["features"], row) if each) for row in beyond]
 
 
 def describe(study: Study) -> str:
@@ -211,11 +205,3 @@ def describe(study: Study) -> str:
     train, test = study.train, study.test
     shape = "×".join(str(size) for size in train.x.shape[1:])
     return f"{train.name}: {train.num_data} train and {test.num_data} test points, {shape} inputs; {study.model!r}"
-
-
-def _numbers(values: Tensor) -> dict[str, Any]:
-    return {"dtype": str(values.dtype).removeprefix("torch."), "values": values.tolist()}
-
-
-def _tensor(written: dict[str, Any]) -> Tensor:
-    return torch.tensor(written["values"], dtype=getattr(torch, written["dtype"]))

@@ -128,7 +128,7 @@ def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjud
         ("methods: {svi: {num_warmup: 3}}", "'svi' does not accept option 'num_warmup'"),
         ("methods: {mine: {num_draws: 3}}", "'methods' must be one of 'mle', "),
         ("methods: 3", "'methods' must be names, [svi, nuts], or a map"),
-        ("methods: [a=svi, a=nuts]", "two methods have one name"),
+        ("methods: [a=svi, a=nuts]", "two methods are called 'a'"),
         ("methods: {svi: [1, 2]}", "'svi' must map options to values"),
         ("methods: {svi: {lr: x}}", "'svi.lr': expected float, got x"),
         ("methods: {svi: {lr: -1}}", "svi: 'lr' must be > 0"),
@@ -137,10 +137,8 @@ def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjud
             "Subtypes: [float, KLSchedule] Errors: - Expected a float",
         ),
         ("methods: {svi: {guide: no.where.Guide}}", "'no.where.Guide' cannot be imported"),
-        ("methods: {a-b: svi, a_b: svi}", "must differ in more than '-' and '_'"),
-        ("methods: {data: svi}", "'data' is an option of the command"),
-        ("svi: {lr: 1}", "the options of a method stand under 'methods'"),
-        ("quick: 3", "'quick' must be true or false, got 3"),
+        ("svi: {lr: 1}", "Option 'svi.lr' is not accepted"),
+        ("quick: 3", "'quick': expected bool, got 3"),
         ("hidden: some", "'hidden': expected int, got some"),
         ("- svi\n- nuts", "must map options to values, such as 'data: diabetes'"),
         ("", "must map options to values"),
@@ -158,7 +156,6 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, 
     [
         (["--methods", "nuts", "--nuts.num_warmup", "-5"], "nuts: 'num_warmup' must be at least 0, got -5"),
         (["--methods", "svi", "--nuts.num_warmup", "5"], "name the method in --methods"),
-        (["--methods", "svi", "--methods.num_steps", "5"], "did you mean 'svi.num_steps'?"),
         (["--methods", "nuts", "--nuts.num_warmups", "5"], "did you mean 'nuts.num_warmup'?"),
         (
             ["--methods", "svi", "--svi.kl", "cl"],
@@ -325,22 +322,12 @@ def test_the_study_moves_its_knobs_on_two_clusters_or_where_it_is_told():
     assert "--every-knob" in next(iter(left_out.values()))
 
 
-def test_the_study_hands_on_the_seconds_that_are_left_and_says_what_has_not_converged(tmp_path, capsys):
+def test_the_study_says_what_has_not_converged(tmp_path, capsys):
     script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
     study = script["_study"](None)
     asked = argparse.Namespace(data=None, noise=None, seeds=None, quick=False)
     order = [cell["noise"] for cell in script["_cells"](study, asked)]
     assert order == ["inferred"] * 4 + ["heteroskedastic"] * 4
-    share = study["methods"]["nuts"]["max_seconds"]
-    granted = script["_granted"](study, 70.0)["methods"]
-    assert granted["nuts"]["max_seconds"] == share + 70.0 and granted["svi"] == {}
-    fits = {"nuts": {"scores": {"fit_seconds": 30.5}}, "svi": {"scores": {"fit_seconds": 500.0}}}
-    (tmp_path / "summary.json").write_text(json.dumps({"methods": fits}), encoding="utf-8")
-    assert script["_left"](study, 70.0, tmp_path) == share + 39.0
-    fits["nuts"]["scores"]["fit_seconds"] = 1e4
-    (tmp_path / "summary.json").write_text(json.dumps({"methods": fits}), encoding="utf-8")
-    assert script["_left"](study, 70.0, tmp_path) == 0.0
-    assert script["_left"](study, 70.0, tmp_path / "nowhere") == 70.0
 
     def checks(**found):
         return [{"name": name, "status": status} for name, status in found.items()]

@@ -82,19 +82,22 @@ def test_every_response_has_a_net_and_a_likelihood_that_fit_its_data(response):
     ("response", "task", "options", "told"),
     [
         ("poison", "regression", {}, "'response' must be"),
-        ("ordinal", "regression", {}, "--task"),
-        ("poisson", "classification", {}, "holds classes"),
-        ("poisson", "regression", {"noise": "learned"}, "leave it out"),
-        ("student_t", "regression", {"noise": "heteroskedastic"}, "Gaussian only"),
-        ("gaussian", "regression", {"exposure": "a"}, "is of counts"),
-        ("poisson", "regression", {"event": "a"}, "censored targets"),
-        ("gaussian", "regression", {"given_bounds": True}, "response beta"),
+        ("ordinal", "regression", {}, "--task classification"),
+        ("poisson", "classification", {}, "--task regression"),
+        ("poisson", "regression", {"noise": "learned"}, "leave it out where 'response' is poisson"),
+        ("gaussian", "regression", {"exposure": "a"}, "option of poisson, negative_binomial"),
+        ("poisson", "regression", {"event": "a"}, "option of censored_normal, weibull"),
+        ("gaussian", "regression", {"bounds": [0, 1]}, "option of beta"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(response, task, options, told):
-    given = {"noise": "inferred", "exposure": None, "event": None, "given_bounds": False} | options
     with pytest.raises(ValueError, match=told):
-        check_response(response, task, **given)
+        check_response(response, task, options)
+
+
+def test_noise_that_varies_is_gaussian_only():
+    with pytest.raises(ValueError, match="where 'response' is gaussian"):
+        likelihood_of({"task": "regression", "response": "student_t", "noise": "heteroskedastic"})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_options_that_do_not_go_together_are_refused(response, task, options, to
         ("weibull", [1.0, 2.0, 3.0], ["x", "z", "x"], {"event": "b"}, "write numbers, 1 .observed. and 0"),
         ("beta", [0.5, 0.2, 1.5], [1, 2, 3], {}, "must lie between 0 and 1 for Beta and reach neither, got 1.5"),
         ("beta", [0.5, 0.2, 0.1], [1, 2, 3], {"bounds": [1, 0]}, "'high' must be > 1, got 0"),
-        ("ordinal", ["low", "mid", "high"], [1, 2, 3], {}, "nothing tells the order of the classes 'high', "),
+        ("ordinal", ["low", "mid", "high"], [1, 2, 3], {}, "nothing gives the order of the classes 'high', "),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.* constant")

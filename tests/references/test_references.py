@@ -114,7 +114,7 @@ def test_what_is_of_another_model_is_refused(smallest):
         smallest.compare(np.full_like(smallest.draws, np.nan))
     with pytest.raises(TypeError, match="Posterior or an array"):
         smallest.compare("nuts")
-    with pytest.raises(ValueError, match="unknown kind"):
+    with pytest.raises(ValueError, match="'kind' must be one of 'train'"):
         smallest.compare(smallest.draws).of("everywhere")
 
 
