@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pyrobnn.core.checks import check_choice
+from pyrobnn.wording.findings import Finding
 
 Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]
@@ -20,6 +21,8 @@ MAX_CATEGORIES = 50
 DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
 _TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 _COMMAS = r"[+-]?\d+(,\d+)+(\.\d+)?([eE][+-]?\d+)?"
+#: days of the cycles of a date, a year of the Gregorian calendar
+CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 #: a number with the same unit or currency in all cells, or with digits parted in some way
 _WITH_UNIT = r"[-+−–(]?([$€£¥“\"]?\s*)\d[\d.,\s']*?(\s*[^\d.,')]{0,12})\)?"
 
@@ -59,7 +62,7 @@ class Column:
             found = [(values == category).to_numpy() for category in self.categories]
         else:
             filled = values.fillna(self.fill).to_numpy()
-            turns = [2 * np.pi * filled / _cycles()[cycle] for cycle in self.cycles]
+            turns = [2 * np.pi * filled / CYCLES[cycle] for cycle in self.cycles]
             found = [filled, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
         gap = values.isna() | (values == "")
         return [*found, gap.to_numpy()] if self.indicator else found
@@ -74,13 +77,12 @@ class Column:
             text = as_text(cells)
             return text.fillna("") if "" in self.categories else text
         if cells.isna().all():
-            values: np.ndarray | None = np.full(len(cells), np.nan)
-        elif self.kind == "date":
-            values = _days(where, cells, self.day_first)
-        elif self.kind == "time":
-            values = _times(where, cells)
-        else:
-            values = numbers(where, cells)
+            return pd.Series(np.nan, index=cells.index)
+        if self.kind == "date":
+            return _days(where, cells, self.day_first)
+        if self.kind == "time":
+            return _times(where, cells)
+        values = numbers(where, cells)
         if values is None:
             first = as_text(cells).dropna().iloc[0]
             raise ValueError(
@@ -176,7 +178,7 @@ class Columns:
             )
         values = values[keep]
         for column in self.columns:
-            _warn_new_values(where, values[column.name], column)
+            _report_new_values(where, values[column.name], column)
         parts = [part for column in self.columns for part in column.encode(values[column.name])]
         return np.column_stack(parts).astype(np.float64), keep
 
@@ -192,17 +194,6 @@ class Columns:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
             columns.append(Column(**values))
         return cls(tuple(columns), settings["missing"])
-
-
-def constant_features(x: np.ndarray, names: Sequence[str]) -> list[str]:
-    """A sentence about the columns of ``x`` (n, feature) that have one value in all of several rows, or none."""
-    constant = [repr(str(name)) for name, values in zip(names, x.T) if len(x) > 1 and np.ptp(values) == 0]
-    if not constant:
-        return []
-    subject = (
-        f"the feature {constant[0]} is" if len(constant) == 1 else f"the features {', '.join(constant)} are"
-    )
-    return [f"{subject} constant: nothing can be learned from it"]
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
@@ -237,8 +228,7 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     """The column as float64, NaN where it has gaps, or None where it is text.
 
     Raises:
-        ValueError: numbers with a few cells of something else among them, with commas inside, or whole numbers of which
-            float64 does not keep all distinct ones.
+        ValueError: numbers with a few cells of something else among them, or with commas inside.
     """
     if is_boolean(column):
         return column.astype("boolean").to_numpy(dtype=np.float64, na_value=np.nan)
@@ -246,34 +236,27 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         return (column / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
     if pd.api.types.is_complex_dtype(column):
         raise ValueError(f"{where}: column {column.name!r} holds complex numbers: split it in two")
-    if not pd.api.types.is_numeric_dtype(column):
-        text = column.dropna().astype(str).str.strip()
-        found = pd.to_numeric(text, errors="coerce")
-        stray, commas = found.isna(), text.str.fullmatch(_COMMAS)
-        # with few thousands among them, the cells that are no numbers are those with commas
-        if 2 * commas.sum() > len(text) or (stray.any() and commas[stray].all()):
-            raise ValueError(
-                f"{where}: column {column.name!r} holds numbers with commas, such as {text[commas].iloc[0]!r}: write "
-                "them with a decimal point and without separators"
-            )
-        if 2 * stray.sum() >= len(text):
-            return None
-        if stray.any():
-            row = column.index.get_indexer(stray[stray].index[:1])[0] + 1
-            raise ValueError(
-                f"{where}: column {column.name!r} holds numbers but for {stray.sum()} of {len(text)} cells, first "
-                f"{text[stray].iloc[0]!r} in row {row}: drop these rows or leave the cells empty (a target of "
-                "classes: task='classification')"
-            )
-        column = found.reindex(column.index).rename(column.name)
-    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    kept, distinct = len(np.unique(values[~np.isnan(values)])), column.nunique()
-    if pd.api.types.is_integer_dtype(column) and kept < distinct:
+    if pd.api.types.is_numeric_dtype(column):
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    text = column.dropna().astype(str).str.strip()
+    found = pd.to_numeric(text, errors="coerce")
+    stray, commas = found.isna(), text.str.fullmatch(_COMMAS)
+    # with few thousands among them, the cells that are no numbers are those with commas
+    if 2 * commas.sum() > len(text) or (stray.any() and commas[stray].all()):
         raise ValueError(
-            f"{where}: column {column.name!r} has {distinct} distinct whole numbers of which float64 keeps {kept}: "
-            "subtract an offset, or drop it if it is a label"
+            f"{where}: column {column.name!r} holds numbers with commas, such as {text[commas].iloc[0]!r}: write them "
+            "with a decimal point and without separators"
         )
-    return values
+    if 2 * stray.sum() >= len(text):
+        return None
+    if stray.any():
+        row = column.index.get_indexer(stray[stray].index[:1])[0] + 1
+        raise ValueError(
+            f"{where}: column {column.name!r} holds numbers but for {stray.sum()} of {len(text)} cells, first "
+            f"{text[stray].iloc[0]!r} in row {row}: drop these rows or leave the cells empty (a target of classes: "
+            "task='classification')"
+        )
+    return found.reindex(column.index).to_numpy(dtype=np.float64)
 
 
 def is_boolean(column: pd.Series) -> bool:
@@ -301,24 +284,16 @@ def as_text(column: pd.Series) -> pd.Series:
     return text.where(text.notna() & (text != ""), None).astype(object)
 
 
-def near_duplicates(labels: Sequence[str]) -> str | None:
-    """The first two labels that differ in nothing but case and spaces, in words; None where there are none."""
-    known: dict[str, str] = {}
-    for label in labels:
-        if (other := known.setdefault(" ".join(label.casefold().split()), label)) != label:
-            return f"{other!r} and {label!r} differ in case or spaces only and count as different"
-    return None
-
-
 def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     """What the column is; None where it is to be left out."""
     name, gaps = str(column.name), column.isna()
     if gaps.all():
         raise ValueError(f"{where}: column {name!r} holds no value: drop it")
     indicator = impute and bool(gaps.any())
+    labels = isinstance(column.dtype, pd.CategoricalDtype)
     if is_date(column):
-        return _dates(name, _days(where, column, None), None, indicator)
-    values = None if isinstance(column.dtype, pd.CategoricalDtype) else numbers(where, column)
+        return _dates(where, column, None, indicator)
+    values = None if labels else numbers(where, column)
     if values is not None:
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         return Column(name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator)
@@ -328,55 +303,35 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         )
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
-        fill = float(np.nanmedian(_times(where, column)))
+        fill = float(_times(where, column).median())
         return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
     if text.str.fullmatch(DATE).all():
-        day_first = _day_first(where, name, text)
-        return _dates(name, _days(where, column, day_first), day_first, indicator)
-    if not isinstance(column.dtype, pd.CategoricalDtype):
-        if has_units(text) and text.nunique() > 10:
-            raise ValueError(
-                f"{where}: column {name!r} holds numbers written such as {text.iloc[0]!r}: write plain numbers, with "
-                "a decimal point and without units and separators, or drop it"
-            )
-        if len(text) >= 10 and 2 * text.nunique() > len(text):
-            _warn(
-                f"{where}: the column {name!r} is text with {text.nunique()} different values in {len(text)} rows "
-                f"({text.iloc[0]!r} …): taken for a label of its rows and left out"
-            )
-            return None
-    return _categories(where, name, as_text(column).fillna("") if indicator else text, indicator)
-
-
-def _categories(where: str, name: str, text: pd.Series, indicator: bool) -> Column:
-    counts = text.value_counts()
-    if twins := near_duplicates(sorted(counts.index)):
-        _warn(f"{where}: of the column {name!r} {twins}")
-    if len(counts) > MAX_CATEGORIES:
-        _warn(
-            f"{where}: the column {name!r} has {len(counts)} categories: the {MAX_CATEGORIES} most frequent have an "
-            f"input each, the other {int(counts.iloc[MAX_CATEGORIES:].sum())} rows have none"
+        return _dates(where, column, _day_first(where, name, text), indicator)
+    if not labels and has_units(text) and text.nunique() > 10:
+        raise ValueError(
+            f"{where}: column {name!r} holds numbers written such as {text.iloc[0]!r}: write plain numbers, with a "
+            "decimal point and without units and separators, or drop it"
         )
-    categories = tuple(sorted(counts.index[:MAX_CATEGORIES]))
-    return Column(name, "category", categories=categories, indicator=indicator)
+    if not labels and len(text) >= 10 and 2 * text.nunique() > len(text):
+        shown = {"column": name, "values": text.nunique(), "rows": len(text), "first": text.iloc[0]}
+        report(where, Finding("column_of_labels", shown))
+        return None
+    counts = (as_text(column).fillna("") if indicator else text).value_counts()
+    if len(counts) > MAX_CATEGORIES:
+        rest = int(counts.iloc[MAX_CATEGORIES:].sum())
+        shown = {"column": name, "categories": len(counts), "kept": MAX_CATEGORIES, "rest": rest}
+        report(where, Finding("rare_categories", shown))
+    return Column(name, "category", tuple(sorted(counts.index[:MAX_CATEGORIES])), indicator=indicator)
 
 
-def _dates(name: str, values: np.ndarray, day_first: bool | None, indicator: bool) -> Column:
+def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: bool) -> Column:
     """With the cycles that the dates span twice and resolve."""
-    known = values[~np.isnan(values)]
+    known = _days(where, column, day_first).dropna()
     steps = np.diff(np.unique(known))
     span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
-    cycles = tuple(
-        cycle for cycle, length in _cycles().items() if 2 * finest <= length <= (span + finest) / 2
-    )
-    return Column(
-        name, "date", fill=float(np.median(known)), indicator=indicator, day_first=day_first, cycles=cycles
-    )
-
-
-def _cycles() -> dict[str, float]:
-    """Days of the cycles of a date, a year of the Gregorian calendar."""
-    return {"day": 1.0, "week": 7.0, "year": 365.2425}
+    cycles = tuple(name for name, days in CYCLES.items() if 2 * finest <= days <= (span + finest) / 2)
+    fill = float(known.median())
+    return Column(str(column.name), "date", (), fill, indicator, day_first, cycles)
 
 
 def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
@@ -395,7 +350,7 @@ def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
     )
 
 
-def _days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
+def _days(where: str, column: pd.Series, day_first: bool | None) -> pd.Series:
     """Days since 1970 of a column of dates, float64, NaN for gaps."""
     if isinstance(column.dtype, pd.PeriodDtype):
         column = column.dt.to_timestamp()
@@ -409,21 +364,20 @@ def _days(where: str, column: pd.Series, day_first: bool | None) -> np.ndarray:
         ]
         column = parts[0].fillna(parts[1])
         _refuse_stray(where, text, column.isna(), "dates")
-    if getattr(column.dt, "tz", None) is not None:
+    if column.dt.tz is not None:
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)
-    since = (column - pd.Timestamp(0)) / pd.Timedelta(days=1)
-    return since.to_numpy(dtype=np.float64)
+    return ((column - pd.Timestamp(0)) / pd.Timedelta(days=1)).astype(np.float64)
 
 
-def _times(where: str, column: pd.Series) -> np.ndarray:
+def _times(where: str, column: pd.Series) -> pd.Series:
     """Times of day such as 13:45 as shares of a day, float64, NaN for gaps."""
     text = as_text(column)
     known = text.where(text.str.fullmatch(_TIME).fillna(False).astype(bool))
     whole = known.where(known.str.count(":") == 2, known + ":00")
-    share = pd.to_timedelta(whole, errors="coerce") / pd.Timedelta(days=1)
+    share = (pd.to_timedelta(whole, errors="coerce") / pd.Timedelta(days=1)).astype(np.float64)
     wrong = share.isna() | (share >= 1) | known.str.contains(r":[6-9]\d", regex=True, na=False)
     _refuse_stray(where, text.rename(column.name), wrong, "times of day")
-    return share.to_numpy(dtype=np.float64)
+    return share
 
 
 def _refuse_stray(where: str, text: pd.Series, wrong: pd.Series, kind: str) -> None:
@@ -435,24 +389,19 @@ def _refuse_stray(where: str, text: pd.Series, wrong: pd.Series, kind: str) -> N
         )
 
 
-def _warn_new_values(where: str, values: pd.Series, column: Column) -> None:
+def _report_new_values(where: str, values: pd.Series, column: Column) -> None:
     """Warn of what the training table has not."""
     if column.kind == "category":
         unseen = sorted(set(values.fillna("").unique()) - set(column.categories))
         # of more categories than have an input each, the others were seen
         if unseen and len(column.categories) < MAX_CATEGORIES:
-            count = int(values.fillna("").isin(unseen).sum())
-            listed = ", ".join(repr(each) if each else "a missing value" for each in unseen[:8])
-            _warn(
-                f"{where}: the column {column.name!r} has categories that the training data have not, in {count} rows "
-                f"({listed}): they count as none of the known ones"
-            )
+            rows = int(values.fillna("").isin(unseen).sum())
+            report(where, Finding("new_categories", {"column": column.name, "rows": rows, "new": unseen[:8]}))
     elif values.isna().any() and not column.indicator:
-        _warn(
-            f"{where}: the column {column.name!r} has missing values, in {int(values.isna().sum())} rows, and had none "
-            f"in the training data: the median there, {column.fill:g}, stands for them"
-        )
+        filled = {"column": column.name, "rows": int(values.isna().sum()), "fill": column.fill}
+        report(where, Finding("new_gaps", filled))
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=5)
+def report(where: str, finding: Finding) -> None:
+    """Warn of what was found in a table."""
+    warnings.warn(f"{where}: {finding}", UserWarning, stacklevel=5)

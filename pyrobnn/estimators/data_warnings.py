@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyrobnn.data.columns import constant_features
+from pyrobnn.data.table import constant_features
 
 
 def warn_about_data(x: np.ndarray, y: np.ndarray, names: Sequence[str], *, weighted: bool) -> None:
@@ -19,7 +19,7 @@ def warn_about_data(x: np.ndarray, y: np.ndarray, names: Sequence[str], *, weigh
         weighted: whether rows have weights; then copies are not looked for.
     """
     for text in constant_features(x, names):
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(str(text), UserWarning, stacklevel=4)
     distinct = np.unique(np.column_stack([x, y]), axis=0)
     copies, measured = len(x) - len(distinct), max(len(np.unique(column)) for column in x.T)
     if not weighted and copies > 0.1 * len(x) and 2 * measured > len(distinct):

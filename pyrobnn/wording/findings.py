@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyrobnn.wording.tables import TABLES
+
 Sentences = dict[str, str | Callable[..., str]]
 
 
@@ -29,7 +31,7 @@ class Finding:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        template = SENTENCES[self.code]
+        template = (SENTENCES | TABLES)[self.code]
         return template(**self.values) if callable(template) else template.format(**self.values)
 
 

@@ -1,0 +1,45 @@
+"""What is found in tables and rows, by code: templates, or functions of the values where the grammar needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def _constant(features: list[str]) -> str:
+    named = ", ".join(map(repr, features))
+    subject = f"the feature {named} is" if len(features) == 1 else f"the features {named} are"
+    return f"{subject} constant: nothing can be learned from it"
+
+
+def _new_categories(column: str, rows: int, new: list[str]) -> str:
+    listed = ", ".join(repr(each) if each else "a missing value" for each in new)
+    return (
+        f"the column {column!r} has categories that the training data have not, in {rows} rows ({listed}): they count "
+        "as none of the known ones"
+    )
+
+
+TABLES: dict[str, str | Callable[..., str]] = {
+    "constant_features": _constant,
+    "copied_rows": "{copies:,} of {rows:,} rows are copies of others, target and all, and count as observations of "
+    "their own: if they are the same ones, drop them, or the fit is overconfident",
+    "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
+    "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
+    "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
+    "row_counter": "the feature {feature!r} numbers the rows ({first:g} … {last:g}): drop it if it is a counter or a "
+    "label, which new data do not continue",
+    "missing_marker": "the {part} {name!r} is {value:g} in {count} of {rows} rows and in the others between {low:g} "
+    "and {high:g}: if it stands for a missing value, leave the cells empty",
+    "rows_dropped": "{count} of {rows} rows have a missing value and are left out",
+    "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
+    "taken for a label of its rows and left out",
+    "rare_categories": "the column {column!r} has {categories} categories: the {kept} most frequent have an input "
+    "each, the other {rest} rows have none",
+    "new_categories": _new_categories,
+    "new_gaps": "the column {column!r} has missing values, in {rows} rows, and had none in the training data: the "
+    "median there, {fill:g}, stands for them",
+    "decimal_commas": "numbers have decimal commas and are read so",
+    "empty_columns": "{count} of {total} columns have neither a name nor a value and are left out",
+    "index_column": "the first column has no name and no value twice ({first} … {last}): taken for the index of its "
+    "rows and left out",
+}
