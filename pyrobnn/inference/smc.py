@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -39,10 +38,9 @@ from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
-#: of a particle, which an estimate before the run assumes: about 30 temperatures of 4 moves
-GRADIENTS = 700
 _STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
 _COPIES = 16  # of all particles that a move holds, beside the positions of a temperature
+_MAX_TEMPERATURES = 500
 #: nats of the evidence's standard error, and of what it lacks, that a fit reports
 MAX_ERROR = 0.5
 
@@ -64,10 +62,8 @@ class SMC(Method):
         num_islands: groups of particles that never mix. Each is a chain of the posterior and estimates the evidence for
             itself: their spread is its error, and R-hat between them says whether there were particles enough.
         ess: effective sample size of the weights between two temperatures, as a share of the particles.
-        target_accept: acceptance rate that the step size is tuned to.
         max_leapfrogs: of a path.
         max_moves: paths of a particle at a temperature.
-        max_temperatures: between prior and posterior.
         compile: compile the gradient; False gives the same draws within float tolerance, slower.
 
     Raises:
@@ -112,10 +108,8 @@ class SMC(Method):
     num_particles: int = 2000
     num_islands: int = 4
     ess: float = 0.8
-    target_accept: float = 0.8
     max_leapfrogs: int = 64
     max_moves: int = 10
-    max_temperatures: int = 500
     compile: bool = True
 
     kind: ClassVar[Kind] = "chains"
@@ -133,14 +127,12 @@ class SMC(Method):
                 f"'num_particles' must be a multiple of num_islands={self.num_islands}, got {self.num_particles}"
             )
         check_number("ess", self.ess, above=0.0, below=1.0)
-        check_number("target_accept", self.target_accept, above=0.0, below=1.0)
-        for option in ("max_leapfrogs", "max_moves", "max_temperatures"):
-            check_count(option, getattr(self, option))
+        check_count("max_leapfrogs", self.max_leapfrogs)
+        check_count("max_moves", self.max_moves)
         # who does not ask for a number of draws gets the particles
         object.__setattr__(self, "default_draws", self.num_particles // self.num_islands)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        seed, num_draws = run.seed, run.num_draws
         refuse_without_prior(problem.density)
         require(
             self._particle_bytes(problem.density.dim * problem.density.dtype.itemsize),
@@ -149,34 +141,27 @@ class SMC(Method):
             "lower num_particles",
         )
         started = time.perf_counter()
-
-        def present(z: Tensor) -> Posterior:
-            islands = z.reshape(self.num_islands, -1, problem.density.dim)
-            return snapshot(problem, self, problem.density.constrain(islands), seed=seed)
-
         with full_float32(problem.device), torch.no_grad():
-            course = _Course(self, run, present)
+            course = _Course(self, problem, run)
             with course.watch:
-                z = prior_draws(problem.density, self.num_particles, seed).detach().contiguous()
-                evaluate, mode, seconds = _batched(evaluator(problem.density), z, self.compile)
-                options = self.target_accept, self.max_leapfrogs, self.max_moves
-                particles = Population(evaluate, z, self.num_islands, seed, *options)
-                course.run(particles)
+                course.run()
             z, log_joint, ancestor = course.draws()
             draws = problem.density.constrain(z)
-        fit_seconds = time.perf_counter() - started - seconds
+        stopped, islands = course.watch.stopped, course.particles.log_evidence
         notes = course.findings()
-        if course.watch.stopped == "interrupt":
-            notes.append(interruption(self, course.done, num_draws, "draws of each island"))
-        if self.compile and mode != "inductor":
+        if stopped == "interrupt":
+            notes.append(interruption(self, course.done, run.num_draws, "draws of each island"))
+        if self.compile and course.mode != "inductor":
             notes += launches(problem.device, "the gradient could not be compiled")
-        islands = particles.log_evidence
         return make_posterior(
             problem,
             self,
             draws,
-            seed=seed,
-            timings={"compile": seconds, "fit": fit_seconds},
+            seed=run.seed,
+            timings={
+                "compile": course.compile_seconds,
+                "fit": time.perf_counter() - started - course.compile_seconds,
+            },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=_mean(islands),
             history=course.history(),
@@ -186,12 +171,12 @@ class SMC(Method):
                 "log_evidence_interval": student_interval(islands),
                 "log_evidence_by_island": islands.tolist(),
                 "num_temperatures": len(course.rungs),
-                "num_gradients": particles.num_gradients,
-                "stopped": course.watch.stopped,
+                "num_gradients": course.particles.num_gradients,
+                "stopped": stopped,
                 "common_start": False,
             },
             notes=notes,
-            interrupted=course.watch.stopped == "interrupt",
+            interrupted=stopped == "interrupt",
         )
 
     @property
@@ -202,8 +187,7 @@ class SMC(Method):
         """Bytes that ``fit`` will take: the particles, their draws, and the data in a gradient of all particles."""
         drawn = {"draws": 2 * self.num_islands * sizes.num_draws * sizes.flat}
         particles = {"particles": self._particle_bytes(sizes.flat)}
-        step = self.num_particles * 2 * sizes.num_data * sizes.datum
-        return Need(drawn | particles, {"a step": step})
+        return Need(drawn | particles, {"a step": self.num_particles * 2 * sizes.num_data * sizes.datum})
 
     def _particle_bytes(self, flat: int) -> int:
         """Bytes of the particles, ``flat`` each."""
@@ -213,8 +197,10 @@ class SMC(Method):
 class _Course:
     """The course of a fit: temperatures, then draws."""
 
-    def __init__(self, config: SMC, run: FitRun, present: Callable[[Tensor], Posterior]) -> None:
-        self._config, self._num_draws, self._present = config, run.num_draws, present
+    particles: Population
+
+    def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
+        self._config, self._problem, self._run = config, problem, run
         self.watch = Watch(
             _STEPS,
             "SMC",
@@ -226,86 +212,88 @@ class _Course:
             worth_keeping=lambda: bool(self._rounds),
         )
         self.rungs: list[Rung] = []
-        self._rounds: list[tuple[Tensor, ...]] = []
-        self._reported = self._steps = 0
+        self._rounds: list[list[Tensor]] = []
+        self._steps = self._place = 0
 
-    def run(self, particles: Population) -> None:
+    def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
-        self._particles = particles
+        config, density = self._config, self._problem.density
+        z = prior_draws(density, config.num_particles, self._run.seed).detach().contiguous()
+        evaluate, self.mode, self.compile_seconds = _batched(evaluator(density), z, config.compile)
+        self.particles = particles = Population(
+            evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
+        )
         if not particles.possible():
             raise Refused(
                 f"in none of an island's {particles.num_each} draws from the prior do the data have a finite "
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
         while particles.beta < 1.0:
-            if len(self.rungs) == self._config.max_temperatures:
+            if len(self.rungs) == _MAX_TEMPERATURES:
                 raise Refused(
                     f"{len(self.rungs)} temperatures led to beta = {particles.beta:.3g} only, of 1: the prior is too "
-                    "far from the posterior. Give it the scale of what you believe, lower ess, raise max_temperatures, "
-                    "or use NUTS"
+                    "far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
-            self.rungs.append(particles.climb(self._config.ess))
+            self.rungs.append(particles.climb(config.ess))
             if self._report("tempering", self.rungs[-1], 0.98 * particles.beta**0.25):
                 raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
-        self._draw(self.rungs[-1])
-
-    def _draw(self, rung: Rung) -> None:
+        rung = self.rungs[-1]
         while True:
-            particles = self._particles
             kept = particles.z, particles.log_joint(), particles.ancestor
-            islands = (each.reshape(self._config.num_islands, -1, *each.shape[1:]) for each in kept)
-            self._rounds.append(tuple(islands))
-            done = min(self._num_draws, self.done)
-            stop = self._report("sampling", rung, 1.0 if done == self._num_draws else 0.99, done)
-            if done == self._num_draws:
+            self._rounds.append([each.reshape(config.num_islands, -1, *each.shape[1:]) for each in kept])
+            done = min(self._run.num_draws, self.done)
+            finished = done == self._run.num_draws
+            stop = self._report("sampling", rung, 1.0 if finished else 0.99, done)
+            if finished:
                 return
             if stop:
                 self.watch.stopped = "callback"
                 return
-            rung = self._particles.moved()
+            rung = particles.moved()
 
     @property
     def done(self) -> int:
         """Draws of each island that there are."""
-        return len(self._rounds) * self._particles.num_each
+        return len(self._rounds) * self.particles.num_each
 
     def _report(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
         self._steps += 1
         metrics = {
+            "phase": phase,
             "beta": rung.beta,
-            "log_evidence": _mean(self._particles.log_evidence),
+            "log_evidence": _mean(self.particles.log_evidence),
             "acceptance_rate": rung.acceptance_rate,
             "step_size": rung.step_size,
             "moves": rung.moves,
             "draws": draws,
-            "snapshot": partial(self._present, self._particles.z),
+            "snapshot": partial(self._snapshot, self.particles.z),
         }
-        place = int(done * _STEPS)
-        if place > self._reported:
-            self.watch.show(place, metrics | {"phase": phase})
-            self._reported = place
-        return self.watch.ask(self._steps, metrics | {"phase": phase})
+        if (place := int(done * _STEPS)) > self._place:
+            self.watch.show(place, metrics)
+            self._place = place
+        return self.watch.ask(self._steps, metrics)
 
-    def draws(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _snapshot(self, z: Tensor) -> Posterior:
+        draws = self._problem.density.constrain(z.reshape(self._config.num_islands, -1, z.shape[1]))
+        return snapshot(self._problem, self._config, draws, seed=self._run.seed)
+
+    def draws(self) -> list[Tensor]:
         """Positions (island, draw, dim), log joints and ancestors (island, draw), evenly spread over siblings."""
-        found = [torch.cat(each, 1) for each in zip(*self._rounds, strict=True)]
-        num = min(self._num_draws, self.done)
+        num = min(self._run.num_draws, self.done)
         picked = torch.arange(num)
         if len(self._rounds) == 1:
             picked = torch.linspace(0, self.done - 1, num).round().long()
-        z, log_joint, ancestor = (each[:, picked.to(each.device)] for each in found)
-        return z, log_joint, ancestor
+        found = (torch.cat(each, 1) for each in zip(*self._rounds, strict=True))
+        return [each[:, picked.to(each.device)] for each in found]
 
     def history(self) -> dict[str, Tensor]:
         """What happened at each temperature, (temperature,)."""
-        return {
-            name: torch.tensor([float(getattr(rung, name)) for rung in self.rungs], dtype=torch.float64)
-            for name in ("beta", "ess", "acceptance_rate", "step_size", "moves", "rise", "left")
-        }
+        columns = torch.tensor(self.rungs, dtype=torch.float64).unbind(1)
+        return dict(zip(Rung._fields, columns, strict=True))
 
     def findings(self) -> list[Finding]:
         """What the user has to know."""
-        islands, found = self._particles.log_evidence, []
+        islands, found = self.particles.log_evidence, []
         error, interval = standard_error(islands), student_interval(islands)
         if interval is None:
             found.append(Finding("one_island"))

@@ -32,6 +32,7 @@ _BISECTIONS = 80
 #: which they have gone where they can (a net's modes are never left, so that the correlation alone would wait for ever)
 _MOVED, _GROWTH = 0.1, 0.03
 _PATH = math.pi / 2  # of a trajectory, in units of the particles' sd
+_TARGET_ACCEPT = 0.8  # that the step size is tuned to
 _JITTER = 0.2  # of the step size, from particle to particle: no path is periodic
 
 
@@ -151,7 +152,6 @@ class Rung(NamedTuple):
     moves: int
     rise: float  # of the mean log likelihood by the moves: none, where the particles keep up
     left: float  # correlation of the log likelihood with where the particles were resampled
-    settled: bool  # whether they had moved as far as they can
 
 
 @dataclass(eq=False)
@@ -167,7 +167,6 @@ class Population:
     z: Tensor
     num_islands: int
     seed: int
-    target_accept: float
     max_leapfrogs: int
     max_moves: int
 
@@ -221,7 +220,7 @@ class Population:
         start, before = self.z, self.log_likelihood
         among = (before - before.mean()).square().mean().clamp(min=1e-300)
         gone = gone_before = (0.0, 0.0)
-        rate, settled = 0.0, False
+        rate = 0.0
         self._states = [(self.z, self.log_likelihood)]
         for _ in range(self.max_moves):
             rate = self._move(scale)
@@ -231,13 +230,10 @@ class Population:
             gone_before, gone = gone, (float(far), float(rise))
             forgotten = all(1.0 - each / 2.0 <= _MOVED for each in gone)
             growth = [each - old <= _GROWTH * each for each, old in zip(gone, gone_before, strict=True)]
-            settled = forgotten or (all(growth) and rate >= 0.5 * self.target_accept)
-            if settled:
+            if forgotten or (all(growth) and rate >= 0.5 * _TARGET_ACCEPT):
                 break
         up = float((self.log_likelihood - before).mean())
-        return Rung(
-            self.beta, worth, rate, self._step, len(self._states) - 1, up, 1.0 - gone[1] / 2.0, settled
-        )
+        return Rung(self.beta, worth, rate, self._step, len(self._states) - 1, up, 1.0 - gone[1] / 2.0)
 
     def _move(self, scale: Tensor) -> float:
         """One trajectory of every particle, accepted or not; the mean acceptance rate, by which the step is tuned."""
@@ -268,7 +264,7 @@ class Population:
         self._base = torch.where(take, base, self._base)
         self.log_likelihood = torch.where(take, log_likelihood, self.log_likelihood)
         rate = float(chance.mean())
-        self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - self.target_accept))))
+        self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
         return rate
 
     def _spread(self) -> Tensor:
