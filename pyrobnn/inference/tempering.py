@@ -27,7 +27,6 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-_BISECTIONS = 80
 #: correlation with where they began below which particles count as moved; growth of their distance in a move below
 #: which they have gone where they can (a net's modes are never left, so that the correlation alone would wait for ever)
 _MOVED, _GROWTH = 0.1, 0.03
@@ -119,7 +118,7 @@ def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
     if worth(high) >= ess:
         return 1.0
     low = high * 1e-30
-    for _ in range(_BISECTIONS):
+    for _ in range(80):  # to the last place
         middle = math.sqrt(low * high)
         low, high = (middle, high) if worth(middle) >= ess else (low, middle)
     return beta + low
