@@ -10,7 +10,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import as_tensor, check_cast, check_finite, check_stored_by_name
+from pyrobnn.core.checks import as_tensor, check_cast, check_finite
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.density.fused import WrittenOut
@@ -271,7 +271,6 @@ class BNN:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        check_stored_by_name(*self.net.modules(), self.likelihood)
         # a TyXe prior is made of lambdas; what it came to for this net is all that is asked of it from here on
         sites = {name.removeprefix(NET): prior for name, prior in self.priors.items() if name.startswith(NET)}
         return self.__dict__ | {"prior": SitePriors(sites)}

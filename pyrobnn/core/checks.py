@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import pickle
-import traceback
 from collections.abc import Sequence
 from numbers import Integral, Real
-from types import FunctionType
-from typing import Any, NoReturn, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -191,7 +187,9 @@ def as_tensor(name: str, value: Any) -> Tensor:
             f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}: {error}"
         ) from error
     if array.dtype.kind not in "biuf":
-        _refuse_array(name, value, array)
+        raise TypeError(
+            f"'{name}' must be a tensor or a numeric array, but holds{_contents(name, value, array)}"
+        )
     if array.dtype.kind == "f" and array.itemsize > 8:
         array = array.astype(np.float64)
     # torch takes neither foreign byte orders nor negative strides, and warns of arrays that cannot be written to
@@ -199,8 +197,8 @@ def as_tensor(name: str, value: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _refuse_array(name: str, value: Any, array: np.ndarray) -> NoReturn:
-    """Say what ``array`` holds instead of numbers, where, and how to make numbers of it."""
+def _contents(name: str, value: Any, array: np.ndarray) -> str:
+    """What is there instead of numbers, where, and how to make numbers of it."""
     text = next((item for item in np.asarray(value, dtype=object).reshape(-1) if isinstance(item, str)), None)
     if text is not None and name == "y":
         what = f"text such as {text!r}: make integers of the labels, classes, y = numpy.unique(y, return_inverse=True)"
@@ -210,8 +208,7 @@ def _refuse_array(name: str, value: Any, array: np.ndarray) -> NoReturn:
         what = f"{array.dtype}: make real numbers of it, and drop or impute what is missing"
     types = value.dtypes.items() if getattr(value, "ndim", 0) == 2 and hasattr(value, "dtypes") else ()
     columns = [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]
-    where = f" in the columns {', '.join(columns)}" if columns else ""
-    raise TypeError(f"'{name}' must be a tensor or a numeric array, but holds{where} {what}")
+    return f" in the columns {', '.join(columns)} {what}" if columns else f" {what}"
 
 
 def divergences_by_chance(num_transitions: int) -> int:
@@ -224,44 +221,6 @@ def divergences_by_chance(num_transitions: int) -> int:
     >>> divergences_by_chance(100), divergences_by_chance(800), divergences_by_chance(4000)
     (1, 2, 5)
     """
-    mean = _DIVERGENCE_RATE * num_transitions
-    if mean > 50.0:  # normal by then
-        return math.floor(mean + 2.054 * math.sqrt(mean))
-    count, term = 0, math.exp(-mean)
-    below = term
-    while below < 0.98:
-        count += 1
-        term *= mean / count
-        below += term
-    return count
+    from scipy.stats import poisson
 
-
-def check_stored_by_name(*parts: Any) -> None:
-    """Check that pickle, which stores functions and classes by their names alone, will find those of a model.
-
-    Copies, and picklers that store code by value, as joblib's for its workers, are let through.
-
-    Raises:
-        pickle.PicklingError: one is a lambda, or was defined inside of a function.
-    """
-    for part in parts:
-        part = part.func if isinstance(part, functools.partial) else part
-        kind = type(part)
-        if isinstance(part, FunctionType):
-            name = part.__qualname__
-        elif not any({"__reduce__", "__reduce_ex__"} & vars(base).keys() for base in kind.__mro__[:-1]):
-            name = kind.__qualname__
-        else:  # it says itself how it is pickled
-            continue
-        if "<" in name and not _goes_by_value():
-            raise pickle.PicklingError(
-                f"pickle stores code by its name, and {name!r} is defined where no other process can find it: define "
-                "it at the top of a module, or write the draws alone with posterior.save(path), and give "
-                "pb.Posterior.load(path, model) the model"
-            )
-
-
-def _goes_by_value() -> bool:
-    """Whether what is asked for a state is a copy, or a pickler that stores functions and classes themselves."""
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None))
-    return any(not {"copy", "cloudpickle", "dill"}.isdisjoint(name.split(".")) for name in modules)
+    return int(poisson.ppf(0.98, _DIVERGENCE_RATE * num_transitions))

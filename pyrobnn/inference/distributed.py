@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from importlib import import_module
@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_choice, check_count
-from pyrobnn.core.groups import SAMPLE_STATS
 from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
 from pyrobnn.inference.method import METHODS, check_call
 from pyrobnn.model import BNN
@@ -141,13 +140,17 @@ def fit_on_ranks(
         check_choice("share", share, ("chains", "rows"))
     if device is None and active and dist.get_backend() == "nccl":
         device = _own_gpu()
-    has_parts = hasattr(method, "num_chains") or hasattr(method, "num_members")
-    if share == "rows" or (share is None and not has_parts and getattr(method, "shares_rows", False)):
+    shares_rows = getattr(method, "shares_rows", False)
+    if share == "rows" or (share is None and shares_rows and not hasattr(method, "num_chains")):
         options = {"seed": seed, "init": init, "device": device, "checkpoint": checkpoint}
         return _fit_by_rows(method, model, x, y, num_draws=num_draws, **options)
-    job = _job(method, model, x, y, num_draws, seed, init, checkpoint)
+    job = _job(method, (model, x, y), num_draws, seed, init, checkpoint)
     posterior = job(num_ranks, rank, device=device)
-    return gather(posterior, seed=seed) if num_ranks > 1 else posterior
+    if num_ranks == 1:
+        return posterior
+    parts: list[Any] = [None] * num_ranks
+    dist.all_gather_object(parts, _shown(posterior))
+    return _joined(method, posterior, parts, seed)
 
 
 def _fit_by_rows(
@@ -167,9 +170,8 @@ def _fit_by_rows(
         arrays = [as_tensor("data", value) for value in (x, y) if hasattr(value, "__array__")]
         data = [(value.shape, float(value.double().sum())) for value in arrays]
         # a function's address is another in every process
-        own = [getattr(method, part.name) for part in dataclasses.fields(method)]
-        told = [type(method).__name__, *(repr(value) for value in own if not callable(value))]
-        if not _alike((told, options["seed"], data), shared.count):
+        fields = [repr(v) for v in vars(method).values() if not callable(v)]
+        if not _alike((type(method).__name__, fields, options["seed"], data), shared.count):
             raise ValueError(
                 "the ranks that share a fit have different data, seeds or options: hand all rows and the same method "
                 "to every rank, which takes its part of each batch by itself"
@@ -185,10 +187,10 @@ def _fit_by_rows(
 
 
 def _alike(value: Any, num_ranks: int) -> bool:
-    """Whether all ranks say the same."""
-    told: list[Any] = [None] * num_ranks
-    dist.all_gather_object(told, value)
-    return all(each == told[0] for each in told)
+    """Whether all ranks have the same."""
+    found: list[Any] = [None] * num_ranks
+    dist.all_gather_object(found, value)
+    return all(each == found[0] for each in found)
 
 
 def fit_on_workers(
@@ -237,20 +239,13 @@ def fit_on_workers(
         6
     """
     check_count("num_jobs", num_jobs)
-    job = partial(_job(method, model, x, y, num_draws, seed, init, checkpoint), num_jobs)
+    job = partial(_job(method, (model, x, y), num_draws, seed, init, checkpoint), num_jobs)
     with contextlib.ExitStack() as stack:
         executor: Any = workers
         if isinstance(workers, str):
             executor = stack.enter_context(dask_client(workers)).get_executor(pure=False)
         parts = list(executor.map(job, range(num_jobs)))
-    if num_jobs == 1:
-        return parts[0]
-    along = _along(method)
-
-    def cat(name: str, values: str) -> Tensor:
-        return torch.cat([getattr(part, values)[name] for part in parts], along)
-
-    return _joined(parts[0], [part.meta for part in parts], cat, seed)
+    return _joined(method, parts[0], [*map(_shown, parts)], seed) if num_jobs > 1 else parts[0]
 
 
 def dask_client(address: str) -> Any:
@@ -267,14 +262,7 @@ _TURN = threading.Lock()
 
 
 def _job(
-    method: Any,
-    model: Any,
-    x: Any,
-    y: Any,
-    num_draws: int,
-    seed: int,
-    init: Any,
-    checkpoint: str | Path | None,
+    method: Any, problem: Sequence[Any], num_draws: int, seed: int, init: Any, checkpoint: str | Path | None
 ) -> Callable[..., Posterior]:
     """``job(ranks, rank)``, the fit of one rank."""
     _along(method)
@@ -282,18 +270,22 @@ def _job(
     options = {"init": init} if init is not None else {}
     if hasattr(method, "num_chains"):
         options["num_draws"] = num_draws
-    return partial(_fit_rank, (method, model, x, y), options, seed, checkpoint)
+    return partial(_fit_rank, method, problem, options, seed, checkpoint)
 
 
 def _fit_rank(
-    problem: Sequence[Any], options: dict[str, Any], seed: int, checkpoint: str | Path | None,
-    ranks: int, rank: int, **where: Any,
-) -> Posterior:  # fmt: skip
-    method, *rest = problem
-    if checkpoint is not None:
-        options = {**options, "checkpoint": f"{checkpoint}.{rank}"}
+    method: Any,
+    problem: Sequence[Any],
+    options: Mapping[str, Any],
+    seed: int,
+    checkpoint: str | Path | None,
+    ranks: int,
+    rank: int,
+    **where: Any,
+) -> Posterior:
+    own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
     with _TURN:
-        return method.fit(*rest, seed=seed * ranks + rank, **options, **where)
+        return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)
 
 
 def _along(method: Any) -> int:
@@ -308,45 +300,29 @@ def _along(method: Any) -> int:
     )
 
 
-def gather(posterior: Posterior, *, seed: int) -> Posterior:
-    """The chains or members of all ranks in one posterior, in the order of the ranks, on every rank."""
-    metas: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(metas, posterior.meta)
-    along = 0 if posterior.meta["kind"] == "chains" else 1
-
-    def cat(name: str, values: str) -> Tensor:
-        return torch.cat(_of_all(getattr(posterior, values)[name]), along)
-
-    return _joined(posterior, metas, cat, seed)
+def _shown(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """What the others need of a fit, on the CPU."""
+    draws = {name: value.cpu() for name, value in posterior.draws.items()}
+    return draws, {name: value.cpu() for name, value in posterior.sample_stats.items()}, posterior.meta
 
 
-def _joined(
-    posterior: Posterior, metas: Sequence[dict[str, Any]], cat: Callable[[str, str], Tensor], seed: int
-) -> Posterior:
-    timings = {
-        name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in posterior.meta["timings"]
-    }
+def _joined(method: Any, posterior: Posterior, parts: Sequence[Any], seed: int) -> Posterior:
+    """The chains or members of all fits in one posterior, in the order of their ranks."""
+    draws, stats, metas = zip(*parts, strict=True)
+
+    def cat(own: Mapping[str, Tensor], values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([v[name] for v in values], _along(method)).to(own[name]) for name in own}
+
+    timings = {name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in metas[0]["timings"]}
     notes = [f"rank {rank}: {note}" for rank, meta in enumerate(metas) for note in meta["warnings"]]
     found = [each for meta in metas for each in meta["findings"]]
     joined = {"seed": seed, "num_ranks": len(metas), "timings": timings, "warnings": notes, "findings": found}
     return dataclasses.replace(
         posterior,
-        draws={name: cat(name, "draws") for name in sorted(posterior.draws)},
-        sample_stats={name: cat(name, SAMPLE_STATS) for name in sorted(posterior.sample_stats)},
+        draws=cat(posterior.draws, draws),
+        sample_stats=cat(posterior.sample_stats, stats),
         meta={**posterior.meta, **joined},
     )
-
-
-def _of_all(value: Tensor) -> list[Tensor]:
-    # collectives know no booleans
-    sent = value.to(torch.uint8) if value.dtype == torch.bool else value
-    if dist.get_backend() == "nccl":  # nor tensors of the CPU, where draws that went to a file lie
-        sent = sent.to(_own_gpu())
-    parts = [
-        torch.empty_like(sent, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
-    ]
-    dist.all_gather(parts, sent.contiguous())
-    return [part.to(value) for part in parts]
 
 
 def _own_gpu() -> str:

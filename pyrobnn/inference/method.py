@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
 
 from pyrobnn.compile.interrupts import raised_by_handlers
-from pyrobnn.core.checks import check_count
+from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
-from pyrobnn.inference.registry import METHODS, OPTIONAL, Registered, check_use
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
     from pyrobnn.model import BNN
     from pyrobnn.posterior import Posterior
 
-__all__ = ["METHODS", "OPTIONAL", "Claim", "FitRun", "Kind", "Method", "check_call", "check_use", "register"]
-
 Kind = Literal["chains", "independent", "point"]
 Claim = Literal["exact", "approximate", "none"]
+
+#: options of ``fit`` that a method may have no use for: where they are given to it all the same, it refuses
+OPTIONAL = ("init", "until_ess", "checkpoint", "stream_to")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +165,24 @@ class Method(abc.ABC):
         """Bytes that ``fit`` will take, by part."""
 
 
+@dataclass(frozen=True)
+class Registered:
+    """A method as the command line knows it.
+
+    Attributes: ``cls``; ``standard``, whether ``pyrobnn compare`` runs it where nobody names methods; ``full`` and
+    ``quick``, the options with which it makes it in a full run, and those that differ in a quick one (``num_draws`` is
+    handed to ``fit``).
+    """
+
+    cls: type[Method]
+    standard: bool
+    full: Mapping[str, Any]
+    quick: Mapping[str, Any]
+
+
+#: every method there is, by its name on the command line, in the order of registration
+METHODS: dict[str, Registered] = {}
+
 M = TypeVar("M", bound=type)
 
 
@@ -190,10 +208,10 @@ def register(
 
     def decorate(cls: M) -> M:
         _check(cls)
-        known = METHODS.get(command)
+        known = METHODS[command].cls if command in METHODS else cls
         # the same class again is a module or a notebook's cell that was run once more
-        if known is not None and _place(known.cls) != _place(cls):
-            raise ValueError(f"{command!r} is the name of {known.cls.__name__}: choose another")
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"{command!r} is the name of {known.__name__}: choose another")
         METHODS[command] = Registered(cls, standard, dict(full or {}), dict(quick or {}))
         return cls
 
@@ -242,5 +260,13 @@ def _check(cls: type[Any]) -> None:
         )
 
 
-def _place(cls: type) -> tuple[str, str]:
-    return cls.__module__, cls.__qualname__
+def check_use(method: Method, option: str) -> None:
+    """Refuse an option of ``fit`` that the method has no use for.
+
+    Raises:
+        Refused: naming the methods that have.
+    """
+    if option not in method.uses:
+        users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]
+        whose = ", ".join(users) if len(users) <= 3 else "other methods"
+        raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.compile import is_loaded
 from pyrobnn.inference.fitting.sizes import free_bytes, measure
-from pyrobnn.inference.registry import METHODS, check_use
+from pyrobnn.inference.method import METHODS, check_use
 from pyrobnn.model import BNN
 
 #: bytes that loading the compiler and lowering a graph take, once per process

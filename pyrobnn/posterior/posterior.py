@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_stored_by_name
+from pyrobnn.core.checks import as_tensor, check_count, check_finite
 from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import Approximation, SampleStats
@@ -64,11 +64,6 @@ class Posterior:
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     history: dict[str, Tensor] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self.model, BNN):  # a BNN says it itself
-            check_stored_by_name(self.model)
-        return self.__dict__
 
     @property
     def bnn(self) -> BNN:

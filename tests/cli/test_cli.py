@@ -17,7 +17,7 @@ import yaml
 import pyrobnn as pb
 from pyrobnn import cli
 from pyrobnn.inference import preflight
-from pyrobnn.inference.registry import METHODS
+from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
 from pyrobnn.studies.study import some_rows

@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from pyrobnn.inference.fitting.problem import Problem
     from pyrobnn.model import BNN
 
-#: an epoch of a sampler without length is walked this many times the data set's size before it is called endless
+#: batches for each point, after which a sampler without length is called endless
 _ENDLESS = 100
-
-
 #: data at once in a pass over all of them
 _PART = 20_000
 #: data per pass when batch-norm statistics are refreshed
@@ -80,11 +78,10 @@ def survey(loader: DataLoader) -> Epoch:
     sampler: Any = loader.sampler if batching is None else batching
     if type(batching) is BatchSampler:
         sampler = batching.sampler
-    for part in (sampler, batching):
-        if isinstance(part, Iterator):
-            raise ValueError(
-                "the DataLoader's sampler is an iterator, which can be walked only once: pass a list or a Sampler"
-            )
+    if isinstance(sampler, Iterator) or isinstance(batching, Iterator):
+        raise ValueError(
+            "the DataLoader's sampler is an iterator, which can be walked only once: pass a list or a Sampler"
+        )
     if isinstance(loader.dataset, IterableDataset) or batching is None:
         sizes = [len(pair[0]) for pair in loader]
         drawn, points, batches = sum(sizes), sum(sizes), len(sizes)
@@ -92,8 +89,14 @@ def survey(loader: DataLoader) -> Epoch:
         drawn, width = len(sampler), batching.batch_size
         batches = drawn // width if batching.drop_last else -(-drawn // width)
         points = min(drawn, batches * width)
-    else:
-        drawn, points, batches = _walked(batching, size)
+    else:  # a sampler that goes on after more than it could ever want to show has no end
+        sizes = [len(rows) for rows in itertools.islice(batching, _ENDLESS * max(size, 1))]
+        drawn, points, batches = sum(sizes), sum(sizes), len(sizes)
+        if batches == _ENDLESS * max(size, 1):
+            raise ValueError(
+                f"the DataLoader's sampler has given {points} points of {size} and does not end, so that an epoch has "
+                "no length: use a sampler that ends"
+            )
     if points == 0:
         raise ValueError(
             f"the DataLoader gives no batch: its data set holds {size} points and its sampler draws {drawn}"
@@ -102,19 +105,6 @@ def survey(loader: DataLoader) -> Epoch:
         )
     num_data = min(drawn if _shuffles(sampler) else points, size if batching is not None else drawn)
     return Epoch(num_data, points, batches, tuple(_notes(sampler, size, drawn, points, num_data)))
-
-
-def _walked(batching: Any, size: int) -> tuple[int, int, int]:
-    """Points drawn, points yielded and batches of one pass through the indices of a batch sampler."""
-    points = batches = 0
-    for rows in batching:
-        points, batches = points + len(rows), batches + 1
-        if points > _ENDLESS * max(size, 1):
-            raise ValueError(
-                f"the DataLoader's sampler has given {points} points of {size} and does not end, so that an epoch has "
-                "no length: use a sampler that ends"
-            )
-    return points, points, batches
 
 
 def _shuffles(sampler: Any) -> bool:
@@ -169,18 +159,12 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
 def _in_order(loader: DataLoader) -> DataLoader:
     """The loader without its shuffling, so that what is gathered does not depend on it."""
     batching: Any = loader.batch_sampler
-    dataset: Any = loader.dataset
     sampler: Any = getattr(batching, "sampler", None)
     shuffles = type(batching) is BatchSampler and type(sampler) is RandomSampler and not sampler.replacement
-    if not shuffles or sampler.num_samples != len(dataset):
+    if not shuffles or sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
         return loader
-    return DataLoader(
-        dataset,
-        batch_size=batching.batch_size,
-        drop_last=batching.drop_last,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-    )
+    options = {"drop_last": batching.drop_last, "collate_fn": loader.collate_fn}
+    return DataLoader(loader.dataset, batching.batch_size, num_workers=loader.num_workers, **options)
 
 
 def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ the gradient in float64 too, 1.5 times on eight schools and 2.4 times on a logis
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,14 +40,13 @@ def full_float32(device: torch.device) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn
-    newer = hasattr(matmul, "fp32_precision")
-    places = (matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul) if newer else ()
+    places = (matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul)
     kept = [place.fp32_precision for place in places]
-    products = convolutions = None
+    older: dict[Callable[[Any], object], Any] = {}
     with contextlib.suppress(RuntimeError):  # the caller mixes both kinds of flags, or uses the newer alone
-        products = torch.get_float32_matmul_precision()
+        older[torch.set_float32_matmul_precision] = torch.get_float32_matmul_precision()
     with contextlib.suppress(RuntimeError):
-        convolutions = cudnn.allow_tf32
+        older[lambda allowed: setattr(cudnn, "allow_tf32", allowed)] = cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     cudnn.allow_tf32 = False
     for place in places:
@@ -55,10 +54,8 @@ def full_float32(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        if products is not None:
-            torch.set_float32_matmul_precision(products)
-        if convolutions is not None:
-            cudnn.allow_tf32 = convolutions
+        for restore, value in older.items():
+            restore(value)
         for place, precision in zip(places, kept, strict=True):
             place.fp32_precision = precision
 
@@ -67,15 +64,11 @@ class _Widen(TorchFunctionMode):
     """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is Tensor.double:
             return func(*args)
-        return func(*mapped(_wide, args), **mapped(_wide, dict(kwargs or {})))
+        return func(*mapped(_wide, args), **mapped(_wide, kwargs or {}))
 
 
 def _wide(value: Any) -> Any:
@@ -152,10 +145,10 @@ def in_program_dtype(density: Density, z: Tensor) -> dict[str, Tensor]:
         return density.constrain(z)
     with float64():
         exact = density.constrain(z)
-    return {name: _narrow(value, density.dtype) for name, value in exact.items()}
+    rounded = {name: value.to(density.dtype) for name, value in exact.items()}
 
+    def apart(name: str, value: Tensor) -> bool:
+        error = (rounded[name].double() - value).abs().amax((0, 1))
+        return not bool((error > 0.02 * value.std((0, 1))).any())
 
-def _narrow(value: Tensor, dtype: torch.dtype) -> Tensor:
-    rounded = value.to(dtype)
-    error = (rounded.double() - value).abs().amax((0, 1))
-    return value if bool((error > 0.02 * value.std((0, 1))).any()) else rounded
+    return {name: rounded[name] if apart(name, value) else value for name, value in exact.items()}

@@ -26,11 +26,8 @@ def shared_starts(init: Posterior | nn.Module | None, num_chains: int) -> list[i
     Draws of one chain, or of one island of particles, descend from each other: chains that start there have not been
     found apart.
     """
-    if not isinstance(init, Posterior) or init.meta.get("kind") != "chains":
-        return None
-    if not 1 < init.num_chains < num_chains:
-        return None
-    return [chain % init.num_chains for chain in range(num_chains)]
+    chains = init.num_chains if isinstance(init, Posterior) and init.meta.get("kind") == "chains" else 1
+    return [chain % chains for chain in range(num_chains)] if 1 < chains < num_chains else None
 
 
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:

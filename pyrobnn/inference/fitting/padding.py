@@ -15,7 +15,6 @@ from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.problem import Problem
 
 _MOST = 2**20  # values of x: beyond, the copy and the work on it cost more than a compile now and then
-_ROUNDING = 1e-10  # of a log joint in float64
 
 
 def bucket(num: int) -> int:
@@ -62,7 +61,7 @@ def padded_density(problem: Problem, z: Tensor) -> Density:
     )
     more, exact = log_joint_float64(padded), log_joint_float64(density)
     try:
-        same = all(torch.allclose(more(point), exact(point), rtol=_ROUNDING) for point in z[:2].double())
+        same = all(torch.allclose(more(point), exact(point), rtol=1e-10) for point in z[:2].double())
     except (RuntimeError, ValueError, IndexError):  # of layers and plates that know the number of rows
         same = False
     return padded if same else density

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
@@ -87,15 +88,12 @@ def check_proper(density: Density) -> None:
 
 def check_batched(density: Density, method: str) -> None:
     """Refuse a program or net whose Python looks at values: it can be run for one point at a time only."""
-    run: Callable[[Any], Any]
-    points: Any
-    if density.owner is None:
-        points = density.sample_prior(2, seed=0)
-        run = torch.func.grad_and_value(density.log_joint)
-    else:  # the rest of a BNN is ours; two rows tell as much as all
-        points = {name: torch.stack([value, value]) for name, value in density.owner.initial_values().items()}
-        owner, x = density.owner, density.args[0][:2]
-        run = lambda weights: owner.forward(weights, x)  # noqa: E731
+    run: Callable[[Any], Any] = torch.func.grad_and_value(density.log_joint)
+    points: Any = None
+    if (owner := density.owner) is not None:  # the rest of a BNN is ours; two rows tell as much as all
+        points = {name: torch.stack([value, value]) for name, value in owner.initial_values().items()}
+        run = functools.partial(lambda x, weights: owner.forward(weights, x), density.args[0][:2])
+    points = density.sample_prior(2, seed=0) if points is None else points
     try:
         with seeded(0, density.device):
             torch.func.vmap(run, randomness="different")(points)
@@ -137,36 +135,28 @@ def what_program_says(
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[Finding]]:
     """Draws of the ``pyro.deterministic`` sites (chain, draw, …); entries of ``meta``; what must be said of them."""
     held = Density(density.program, density.args, points="held", values=fixed)
-    values, notes = _deterministic_draws(held, draws)
-    said = {
-        "deterministic_sites": list(values),
-        "axes": dict(held.derived.axes),
-        "data_given": [value is not None for value in density.args],
-    }
-    return values, said, notes
-
-
-def _deterministic_draws(
-    density: Density, draws: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], list[Finding]]:
-    found = density.derived.deterministic
     chains, num = next(iter(draws.values())).shape[:2]
-    names = list(found)
-    size = chains * num * sum(found.values()) * density.dtype.itemsize
+    sizes, values, notes = held.derived.deterministic, {}, []
+    size = chains * num * sum(sizes.values()) * held.dtype.itemsize
     if size > _MAX_DERIVED:
-        return {}, [Finding("deterministic_too_large", {"names": names, "gib": size / 2**30})]
-    try:
-        values = derived.deterministic(density, draws)
-    except (RuntimeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return {}, [Finding("deterministic_failed", {"names": names, "reason": reason})]
-    notes = []
+        notes.append(Finding("deterministic_too_large", {"names": [*sizes], "gib": size / 2**30}))
+    else:
+        try:
+            values = derived.deterministic(held, draws)
+        except (RuntimeError, ValueError, IndexError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            notes.append(Finding("deterministic_failed", {"names": [*sizes], "reason": reason}))
     for name, value in values.items():
         # what is not finite in every draw is so by the data; in some draws, it is by the parameters
         bad = ~torch.isfinite(value).reshape(chains * num, -1)
         if count := int((bad & ~bad.all(0)).any(1).sum()):
             notes.append(Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)}))
-    return values, notes
+    meta = {
+        "deterministic_sites": list(values),
+        "axes": dict(held.derived.axes),
+        "data_given": [value is not None for value in density.args],
+    }
+    return values, meta, notes
 
 
 def _is_unbounded(transform: Any) -> bool:

@@ -76,7 +76,7 @@ def check_shareable(is_bnn: bool = True, from_loader: bool = False, together: Se
         return
     if not is_bnn:
         raise Refused(
-            "ranks can share the rows of a pyrobnn.BNN alone: a plain Pyro program's data are its own affair"
+            "ranks share the rows of a pyrobnn.BNN alone: a plain Pyro program's data are its own affair"
         )
     if from_loader:
         raise Refused(

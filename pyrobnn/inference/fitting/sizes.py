@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -36,15 +37,12 @@ def free_bytes(device: torch.device) -> int:
         # the driver counts as taken what torch's allocator keeps for later
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
-    table = Path("/proc/meminfo")
-    if table.exists():
-        fields = dict(line.split(":", 1) for line in table.read_text(encoding="utf-8").splitlines())
-        if "MemAvailable" in fields:
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        if (table := Path("/proc/meminfo")).exists():
+            fields = dict(line.split(":", 1) for line in table.read_text(encoding="utf-8").splitlines())
             return int(fields["MemAvailable"].split()[0]) * 1024
-    try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return sys.maxsize
+    return sys.maxsize
 
 
 class Need(NamedTuple):
@@ -119,21 +117,17 @@ def measure(
 
 def _saved_by_autograd(model: BNN, x: Tensor) -> int:
     """Bytes one datum adds to what a forward pass keeps for the backward pass."""
-    if x.is_floating_point():
-        x = x.to(model.dtype)
 
     def kept(points: Tensor) -> int:
-        seen: dict[int, int] = {}
+        seen: dict[int, Tensor] = {}  # keeps them alive, so that no address comes twice
 
         def pack(value: Tensor) -> Tensor:
-            seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-            alive.append(value)
+            seen[value.untyped_storage().data_ptr()] = value
             return value
 
-        alive: list[Tensor] = []
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
             params = {name: value.detach().requires_grad_() for name, value in model.initial_values().items()}
             model.forward(params, points)
-        return sum(seen.values())
+        return sum(value.untyped_storage().nbytes() for value in seen.values())
 
     return max(kept(x) - kept(x[:1]), x[:1].nbytes) if len(x) > 1 else kept(x)
