@@ -221,6 +221,6 @@ def divergences_by_chance(num_transitions: int) -> int:
     >>> divergences_by_chance(100), divergences_by_chance(800), divergences_by_chance(4000)
     (1, 2, 5)
     """
-    from scipy.stats import poisson
-
-    return int(poisson.ppf(0.98, _DIVERGENCE_RATE * num_transitions))
+    mean = torch.tensor(_DIVERGENCE_RATE * num_transitions, dtype=torch.float64)
+    counts = torch.arange(10 + 2 * int(mean), dtype=torch.float64)
+    return int((torch.special.gammaincc(counts + 1, mean) < 0.98).sum())  # Poisson's distribution function
