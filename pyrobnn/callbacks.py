@@ -1,0 +1,621 @@
+"""What to do while a method runs: show progress, score held-out rows, log to a tracker, draw the predictive, stop.
+
+A callback is any function ``callback(step, metrics) -> bool | None``. ``step`` counts the finished steps from 1,
+``metrics`` maps names to what the method reports at this step (``"loss"`` for the gradient methods), and True asks
+the method to stop; what it has reached by then is kept. Under ``"snapshot"`` a method puts a function
+without arguments that returns the current :class:`~pyrobnn.Posterior`; it costs something only when called.
+
+A callback that has a method ``end()`` is called by it when the run is over, however it ends. One that has served one
+fit may serve the next: a step that is not larger than the last starts it anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import TqdmWarning
+
+from pyrobnn.core.checks import as_tensor, check_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image
+
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "LivePlot",
+    "MLflowLogger",
+    "ProgressBar",
+    "TensorBoardLogger",
+    "Tracker",
+    "Validation",
+    "WandbLogger",
+    "duration",
+]
+
+#: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
+_ENDINGS = {
+    "plateau": "stopped early: the loss no longer falls",
+    "callback": "stopped early by a callback",
+    "until_ess": "stopped early: enough effective draws",
+    "converged": "stopped early: converged",
+    "max_seconds": "stopped early: max_seconds are spent",
+    "interrupt": "interrupted",
+    "error": "ended by an error",
+}
+#: tqdm's own layout without its estimate, which counts the seconds of the compiler as if every step took them
+_LAYOUT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+
+
+class Callback(Protocol):
+    """Called after a step; True stops the run."""
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None: ...
+
+
+def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
+    """The metrics that are single numbers (no truth values), among ``names`` when given."""
+    values = {k: v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for k, v in metrics.items()}
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if (names is None or name in names) and type(value) in (int, float)
+    }
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> duration(0.2), duration(47), duration(100), duration(1600), duration(10_000)
+        ('1 s', '47 s', '100 s', '27 min', '2.8 h')
+    """
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class ProgressBar:
+    """A progress bar in the terminal or the notebook, with the latest value of every scalar metric.
+
+    The remaining time is estimated from the second report on: compiling, before the first, is not counted.
+
+    Args:
+        total: number of steps, or None when unknown (a counter without an end).
+        description: text before the bar.
+        metrics: names of the metrics shown; None shows every scalar.
+
+    Raises:
+        ValueError: a total below 1.
+
+    Example:
+        >>> with ProgressBar(total=10, description="svi", metrics=("loss",)) as bar:
+        ...     for step in range(1, 11):
+        ...         stop = bar(step, {"loss": 1.0 / step})
+        >>> bar.step
+        10
+    """
+
+    def __init__(
+        self, total: int | None = None, description: str = "", *, metrics: tuple[str, ...] | None = None
+    ) -> None:
+        self.total = None if total is None else check_count("total", total)
+        self.description, self.metrics, self.step = description, metrics, 0
+        self._bar: Any = None
+        self._reports: deque[tuple[float, int]] = deque(maxlen=50)
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._bar is None or step <= self.step:
+            self._open()
+        shown = {name: f"{value:.4g}" for name, value in scalars(metrics, self.metrics).items()}
+        self._bar.set_postfix(shown, refresh=False)
+        self._describe(*([] if step == self.total else [str(metrics.get("phase", "")), self._left(step)]))
+        self._bar.update(step - self.step)
+        self.step = step
+        if step == self.total:
+            self.close()
+
+    def say(self, words: str) -> None:
+        """Describe before the bar the work until the next report, at once."""
+        if self._bar is None:
+            self._open()
+        self._describe(words)
+        self._bar.refresh()
+
+    def extend(self, total: int, why: str) -> None:
+        """Change the number of steps, with the reason in a line of its own."""
+        self.total = self._bar.total = total
+        self._bar.write(f"{self.description}: {why}", file=sys.stderr)
+
+    def close(self, why: str = "") -> None:
+        """Leave the bar as it stands; a run that ends before ``total`` needs this (or a ``with`` block).
+
+        Args:
+            why: why it ends before ``total``, written behind the bar: a text, or the word in ``meta["stopped"]``.
+        """
+        if self._bar is not None:
+            self._describe()
+            if why and self.step != self.total:
+                self._bar.set_postfix_str(_ENDINGS.get(why, why))
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close("" if kind is None else "interrupt" if issubclass(kind, KeyboardInterrupt) else "error")
+
+    def _open(self) -> None:
+        self.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets: tqdm writes text
+            from tqdm.auto import tqdm
+        layout = {} if self.total is None else {"bar_format": _LAYOUT}
+        self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True, **layout)
+        self.step = 0
+        self._reports.clear()
+
+    def _describe(self, *words: str) -> None:
+        parts = self.description, ", ".join(filter(None, words))
+        self._bar.set_description(": ".join(filter(None, parts)), refresh=False)
+
+    def _left(self, step: int) -> str:
+        """Remaining time, at the rate of the latest reports."""
+        self._reports.append((time.monotonic(), step))
+        (began, first), (now, _) = self._reports[0], self._reports[-1]
+        if self.total is None or not first < step < self.total:
+            return ""
+        return f"about {duration((now - began) / (step - first) * (self.total - step))} left"
+
+
+class EarlyStopping:
+    r"""Stops when a metric has not fallen for a while.
+
+    With m_t the mean of the last ``window`` values, b is lowered to m_t at every step with
+
+    .. math:: m_t < b - \mathrm{min\_delta}
+
+    and the run stops ``patience`` steps after the last such improvement. The least of many noisy values is a lucky one,
+    which no later value beats; hence the mean.
+
+    Args:
+        patience: steps without improvement before stopping.
+        min_delta: a fall by less than this is no improvement.
+        metric: name of the metric, of which less is better.
+        window: number of values averaged.
+
+    Raises:
+        ValueError: a count below 1 or a negative min_delta; when called, a metric that is not reported.
+
+    Example:
+        >>> stop = EarlyStopping(patience=3, window=1)
+        >>> [stop(step, {"loss": loss}) for step, loss in enumerate([5, 4, 4, 4, 4], start=1)]
+        [False, False, False, False, True]
+    """
+
+    def __init__(
+        self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20
+    ) -> None:
+        self.patience, self.window = check_count("patience", patience), check_count("window", window)
+        if not min_delta >= 0:
+            raise ValueError(f"'min_delta' must be at least 0, got {min_delta}")
+        self.min_delta, self.metric = min_delta, metric
+        self._last_step = sys.maxsize
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        if self.metric not in metrics:
+            raise ValueError(
+                f"early stopping watches {self.metric!r}, which this method does not report: "
+                f"choose one of {', '.join(scalars(metrics)) or 'none'}"
+            )
+        if step <= self._last_step:  # a new run
+            self._values: deque[float] = deque(maxlen=self.window)
+            self._best, self._best_step = math.inf, 0
+        self._last_step = step
+        self._values.append(float(metrics[self.metric]))
+        mean = sum(self._values) / len(self._values)
+        if len(self._values) < self.window:
+            self._best_step = step
+        elif mean < self._best - self.min_delta:
+            self._best, self._best_step = mean, step
+        return step - self._best_step >= self.patience
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A callback that also takes figures, those of a live plot."""
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
+        """Record the scalar metrics of a step."""
+
+    def log_figure(self, name: str, figure: Figure, step: int) -> None:
+        """Record a figure that was drawn at a step."""
+
+    def close(self) -> None:
+        """Write the buffer and end the run; a ``with`` block does so by itself."""
+
+
+class _Closing:
+    """A ``with`` block that closes."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class TensorBoardLogger(_Closing):
+    """Writes every scalar metric, and figures, to TensorBoard's event files: ``tensorboard --logdir LOG_DIR``.
+
+    Args:
+        log_dir: directory of this run; made when missing.
+
+    Raises:
+        ImportError: TensorBoard is not installed (the extra ``tracking``).
+    """
+
+    def __init__(self, log_dir: str | Path) -> None:
+        library = needed("torch.utils.tensorboard", "TensorBoardLogger", "TensorBoard", "'pyrobnn[tracking]'")
+        self.log_dir = Path(log_dir)
+        self._writer = library.SummaryWriter(str(log_dir))
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for name, value in scalars(metrics).items():
+            self._writer.add_scalar(name, value, step)
+
+    def log_figure(self, name: str, figure: Figure, step: int) -> None:
+        """Add the figure as an image, under a slider of steps."""
+        self._writer.add_figure(name, figure, step, close=False)
+
+    def close(self) -> None:  # noqa: D102
+        self._writer.close()
+
+
+class MLflowLogger(_Closing):
+    """Writes every scalar metric, and figures as artifacts, to a run of MLflow: ``mlflow ui --backend-store-uri URI``.
+
+    Args:
+        uri: where runs are kept: a data base, the address of a tracking server (``"http://…"``), or a directory, which
+            MLflow 3 takes only with ``MLFLOW_ALLOW_FILE_STORE=true`` in the environment.
+        experiment: name under which runs are gathered; made when missing.
+        run_name: of this run.
+        client: an ``MlflowClient`` of one's own instead.
+
+    Raises:
+        ImportError: MLflow is not installed; no extra of this package, since it asks for an older protobuf than
+            TensorBoard's.
+    """
+
+    def __init__(
+        self,
+        uri: str | Path = "sqlite:///mlflow.db",
+        *,
+        experiment: str = "pyrobnn",
+        run_name: str | None = None,
+        client: Any = None,
+    ) -> None:
+        artifacts = {}
+        if client is None:
+            library = needed("mlflow.tracking", "MLflowLogger", "MLflow", "mlflow")
+            if str(uri).startswith(
+                "sqlite:///"
+            ):  # figures beside the data base, not in the working directory
+                folder = Path(str(uri).removeprefix("sqlite:///")).resolve().parent / "mlruns"
+                artifacts = {"artifact_location": folder.as_uri()}
+            client = library.MlflowClient(str(uri) if ":" in str(uri) else Path(uri).resolve().as_uri())
+        self._client = client
+        known = client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else client.create_experiment(experiment, **artifacts)
+        state = random.getstate()  # MLflow draws a name from the global generator
+        self.run_id: str = client.create_run(number, run_name=run_name).info.run_id
+        random.setstate(state)
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for name, value in scalars(metrics).items():
+            self._client.log_metric(self.run_id, name, value, step=step)
+
+    def log_figure(self, name: str, figure: Figure, step: int) -> None:
+        """Keep the figure as an artifact, ``NAME/STEP.png``."""
+        self._client.log_figure(self.run_id, figure, f"{name}/{step:07d}.png")
+
+    def close(self) -> None:  # noqa: D102
+        self._client.set_terminated(self.run_id)
+
+
+class WandbLogger(_Closing):
+    """Writes every scalar metric, and figures as images, to a run of Weights & Biases.
+
+    Offline nothing leaves the machine: ``wandb sync DIRECTORY/wandb/offline-run-…`` sends it later.
+
+    Args:
+        project: name under which runs are gathered.
+        directory: where the run is kept.
+        mode: ``"offline"``; ``"online"`` sends to the account of ``wandb login``.
+        run: a run of one's own (``wandb.init(...)``) instead.
+
+    Raises:
+        ImportError: wandb is not installed (the extra ``wandb``).
+    """
+
+    def __init__(
+        self,
+        project: str = "pyrobnn",
+        *,
+        directory: str | Path = ".",
+        mode: str = "offline",
+        run: Any = None,
+    ) -> None:
+        self._library = needed("wandb", "WandbLogger", "wandb", "'pyrobnn[wandb]'")
+        if run is None:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            run = self._library.init(project=project, dir=str(directory), mode=mode)
+        self.run = run
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.run.log(scalars(metrics), step=step)
+
+    def log_figure(self, name: str, figure: Figure, step: int) -> None:
+        """Add the figure as an image of the step."""
+        self.run.log({name: self._library.Image(rendered(figure))}, step=step)
+
+    def close(self) -> None:  # noqa: D102
+        self.run.finish()
+
+
+def rendered(figure: Figure) -> Image:
+    """A figure as an image, from a canvas of its own: the user's stays as it is."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image as images
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return images.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def needed(module: str, who: str, library: str, requirement: str) -> Any:
+    """A library that is no requirement of the package, imported.
+
+    Raises:
+        ImportError: how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{who} needs {library}: install it with  pip install {requirement}") from error
+
+
+class _Evaluation:
+    """Evaluates the posterior so far at the first report after every few steps; a smaller step begins a new run."""
+
+    def __init__(self, x: Tensor, y: Tensor, every: int, num_draws: int) -> None:
+        self.x, self.y = as_tensor("x", x).detach(), as_tensor("y", y).detach()
+        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y) or len(self.x) == 0:
+            raise ValueError(
+                f"x has shape {tuple(self.x.shape)} and y {tuple(self.y.shape)}: they must have as many rows, "
+                "and one at least"
+            )
+        self.every, self.num_draws = check_count("every", every), check_count("num_draws", num_draws)
+        self._last = self._due = sys.maxsize
+
+    def _begins(self, step: int, first: int) -> bool:
+        """Whether a new run begins, whose first evaluation is due at the step ``first``."""
+        begins, self._last = step <= self._last, step
+        self._due = first if begins else self._due
+        return begins
+
+    def _is_due(self, step: int) -> bool:
+        if step < self._due:
+            return False
+        self._due = step - step % self.every + self.every
+        return True
+
+    def _predict(self, x: Tensor, metrics: Mapping[str, Any]) -> Any:
+        snapshot = metrics.get("snapshot")
+        if not callable(snapshot):
+            raise ValueError(
+                f"this method reports no 'snapshot' while it runs, which {type(self).__name__} needs"
+            )
+        with torch.no_grad():
+            return snapshot().predict(x, num_draws=self.num_draws)
+
+
+class LivePlot(_Evaluation):
+    """Redraws the predictive bands of a regression on one input while a method runs.
+
+    The mean ± 1.96 epistemic standard deviations (of the function) and ± 1.96 total ones (with noise), over the data.
+    In a notebook the figure updates in place; elsewhere it is kept in ``figure``.
+
+    Args:
+        x: inputs of the data (N, 1), in the units the model is fitted in.
+        y: targets (N,) or (N, output), in the same units.
+        every: steps between two drawings, at the least; each costs a prediction at 200 points, which reach a
+            quarter of the data's range beyond it.
+        output: which output is drawn.
+        num_draws: draws of each chain that are used.
+        gif: file that the drawings are written to, as frames, when the fit ends.
+        trackers: that each drawing goes to, under the name ``"predictive"``.
+
+    Attributes:
+        figure: the latest drawing, None before the first.
+
+    Raises:
+        TypeError: a tracker that takes no figures.
+        ValueError: inputs of more than one dimension, counts below 1, or a file that is no .gif; when called, a method
+            that takes no snapshots.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        every: int = 100,
+        output: int = 0,
+        num_draws: int = 100,
+        gif: str | Path | None = None,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
+        super().__init__(x, y, every, num_draws)
+        if self.x.ndim != 2 or self.x.shape[1] != 1:
+            raise ValueError(f"a live plot needs inputs (N, 1), got x with shape {tuple(self.x.shape)}")
+        if gif is not None and Path(gif).suffix.lower() != ".gif":
+            raise ValueError(f"'gif' must be the name of a .gif file, got {str(gif)!r}")
+        if wrong := [type(each).__name__ for each in trackers if not isinstance(each, Tracker)]:
+            raise TypeError(f"{wrong[0]} is no tracker: it has no log_figure(name, figure, step)")
+        self.y = self.y.reshape(len(self.y), -1)
+        if not 0 <= output < self.y.shape[1]:
+            raise ValueError(f"'output' must lie in 0 … {self.y.shape[1] - 1}, got {output}")
+        self.output, self.trackers = output, tuple(trackers)
+        low, high = float(self.x.min()), float(self.x.max())
+        margin = (high - low) / 4
+        self.grid = torch.linspace(low - margin, high + margin, 200).to(self.x)[:, None]
+        self.gif = None if gif is None else Path(gif)
+        self.figure: Figure | None = None
+        self._display: Any = None
+        self._frames: list[Image] = []
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._begins(step, self.every):
+            self._frames = []
+        if not self._is_due(step):
+            return
+        self.figure = self._drawn(self._predict(self.grid, metrics), step)
+        if self.gif is not None:
+            self._frames.append(rendered(self.figure).quantize())
+        if self._display is not None:
+            self._display.update(self.figure)
+        elif _in_notebook():
+            from IPython.display import display
+
+            self._display = display(self.figure, display_id=True)
+        for tracker in self.trackers:
+            tracker.log_figure("predictive", self.figure, step)
+
+    def end(self) -> None:
+        """Write the animation, at the end of a fit, however it ends."""
+        if self.gif is not None and self._frames:
+            first, *others = self._frames
+            shown = [400] * len(others) + [1600]  # milliseconds; the last is held for longer
+            first.save(self.gif, save_all=True, append_images=others, duration=shown, loop=0)
+
+    def _drawn(self, prediction: Any, step: int) -> Figure:
+        from pyrobnn.plots.style import INK, MUTED, bands, panels, style
+
+        mean, epistemic, total = (
+            values[:, self.output].cpu().double()
+            for values in (prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt())
+        )
+        grid = self.grid[:, 0].cpu()
+        with style():
+            figure, axes = panels(1, size=(5.5, 3.5))
+            ax = axes[0, 0]
+            bands(ax, grid, mean, epistemic, total)
+            ax.plot(grid, mean, color=INK, label="mean")
+            ax.plot(self.x[:, 0].cpu(), self.y[:, self.output].cpu(), ".", color=MUTED, ms=3, label="data")
+            ax.set(title=f"step {step}", xlabel="x", ylabel="y")
+            figure.legend(loc="outside lower center", ncols=4)
+        return figure
+
+
+class Validation(_Evaluation):
+    r"""Scores held-out rows by the posterior so far: the curve shows when a fit begins to overfit.
+
+    .. math:: \mathrm{val\_loss} = -\frac{1}{M} \sum_{m=1}^M \log p(y_m \mid x_m, \text{the posterior so far})
+
+    Callbacks after it in the list see ``val_loss`` and ``val_error`` among the metrics: a tracker draws them, and
+    ``EarlyStopping(metric="val_loss")`` stops on them. Between two evaluations they keep their value.
+
+    Args:
+        x, y: held-out rows, in the units of the data.
+        every: steps between two evaluations; each costs a prediction of the rows.
+        num_draws: draws of each chain that are used.
+
+    Attributes:
+        history: ``"step"``, ``"val_loss"`` (nats a row), ``"val_error"`` (root mean squared error in the units of y, or
+            the share of wrong labels) and ``"loss"`` where the method reports one: lists of one length.
+
+    Raises:
+        ValueError: no rows, x and y of different length, a count below 1; when called, a method without snapshots.
+
+    Caveat: rows that decide when to stop are no longer held out: score the result on others.
+
+    Example:
+        >>> import torch, pyrobnn as pb
+        >>> x = torch.linspace(-1, 1, 30)[:, None]
+        >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+        >>> held_out = pb.callbacks.Validation(x[::3], 2 * x[::3], every=50)
+        >>> _ = pb.MAP(num_steps=200, compile=False).fit(model, x, 2 * x, callbacks=[held_out])
+        >>> held_out.history["val_error"][-1] < held_out.history["val_error"][0]
+        True
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, *, every: int = 100, num_draws: int = 50) -> None:
+        super().__init__(x, y, every, num_draws)
+        self.history: dict[str, list[float]] = {}
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._begins(step, 0):
+            self.history = {}
+        if self._is_due(step):
+            self._evaluate(step, metrics)
+        if isinstance(metrics, MutableMapping):
+            metrics.update({name: self.history[name][-1] for name in ("val_loss", "val_error")})
+
+    def _evaluate(self, step: int, metrics: Mapping[str, Any]) -> None:
+        prediction = self._predict(self.x, metrics)
+        y = self.y.to(prediction.f.device)
+        column = y.reshape(len(y), -1)
+        if prediction.task == "gaussian":
+            error = (prediction.mean.double() - column).square().mean().sqrt()
+        elif prediction.task == "categorical":
+            error = (prediction.probs.argmax(-1) != y).double().mean()
+        else:
+            error = ((prediction.probs > 0.5) != (column > 0.5)).double().mean()
+        found: dict[str, Any] = {"step": step, "val_loss": -prediction.log_prob(y).mean(), "val_error": error}
+        if "loss" in metrics:
+            found["loss"] = metrics["loss"]
+        for name, value in found.items():
+            self.history.setdefault(name, []).append(float(value))
+
+    def figure(self) -> Figure:
+        """The two curves over the steps.
+
+        Raises:
+            ValueError: nothing has been evaluated.
+        """
+        if not self.history:
+            raise ValueError("there is no curve yet: pass this callback to fit")
+        from pyrobnn.plots.style import panels, style
+
+        labels = {"val_loss": "−log density of held-out rows, nats a row", "val_error": "their error"}
+        with style():
+            figure, axes = panels(2, size=(3.5, 2.6))
+            for axis, (name, label) in zip(axes.flat, labels.items(), strict=True):
+                axis.plot(self.history["step"], self.history[name])
+                axis.set(xlabel="step", ylabel=label)
+        return figure
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process; IPython is never imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
