@@ -1,7 +1,4 @@
-"""R-hat and effective sample sizes of many quantities at once: the one place where either is computed.
-
-They are those of ArviZ up to rounding, which takes one quantity after another and one lag after another: ten to thirty
-times as long, too long to ask while a sampler runs.
+"""R-hat and effective sample sizes of many quantities at once, ArviZ's: the one place where either is computed.
 
 *Rank-normalization, folding, and localization: an improved R-hat* (Vehtari et al., 2021),
 https://doi.org/10.1214/20-BA1221
@@ -20,15 +17,14 @@ RHAT_LIMIT = 1.01
 RHAT_NOTED = 1.05
 #: draws per chain below which neither is defined: two halves of two draws
 MIN_DRAWS = 4
-_BLOCK = 32  # quantities at once: their 4000 draws stay in the processor's cache
 
 
 def rhat(draws: Any) -> np.ndarray:
     """Rank-normalised split R-hat, the larger of bulk and tail.
 
     Args:
-        draws: array (…, chain, draw), or what numpy makes one of, of at least four draws. A single chain is compared
-            with itself, by its halves.
+        draws: array (…, chain, draw), or what numpy makes one of, of at least four draws. A single chain of eight or
+            more is compared with itself, by its quarters.
 
     Returns:
         R-hat (…); infinite where no half of a chain moves but they differ, NaN where all stand at one value or a draw
@@ -38,12 +34,11 @@ def rhat(draws: Any) -> np.ndarray:
         >>> round(float(rhat(np.random.default_rng(0).normal(size=(4, 1000)))), 2)
         1.0
     """
-
-    def larger(chains: np.ndarray) -> np.ndarray:
-        folded = np.abs(chains - np.median(chains, axis=(1, 2), keepdims=True))
-        return np.maximum(_ratio(_normal_scores(chains)), _ratio(_normal_scores(folded)))
-
-    return _of_each(larger, draws)
+    draws = np.asarray(draws)
+    if draws.ndim > 1 and draws.shape[-2] == 1 and draws.shape[-1] >= 2 * MIN_DRAWS:
+        half = draws.shape[-1] // 2
+        draws = np.concatenate([draws[..., :half], draws[..., -half:]], axis=-2)
+    return _of_each("rhat", draws)
 
 
 def nested_rhat(draws: Any, superchains: np.ndarray) -> np.ndarray:
@@ -55,11 +50,7 @@ def nested_rhat(draws: Any, superchains: np.ndarray) -> np.ndarray:
     References:
         Nested R-hat (Margossian et al., 2024) https://doi.org/10.1214/24-BA1453
     """
-    import arviz_stats
-    import xarray as xr
-
-    data = xr.Dataset({"q": (("quantity", "chain", "draw"), draws)})
-    return arviz_stats.rhat_nested(data, superchain_ids=superchains)["q"].values
+    return _of_each("rhat_nested", draws, superchain_ids=superchains)
 
 
 def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarray:
@@ -77,88 +68,20 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
         >>> bool(ess(np.random.default_rng(0).normal(size=(4, 1000))) > 3000)
         True
     """
-    if kind == "mean":
-        return _of_each(_initial_monotone, draws)
-    if kind == "bulk":
-        return _of_each(lambda chains: _initial_monotone(_normal_scores(chains)), draws)
-    draws = np.asarray(draws)
-    ends = np.quantile(draws, [0.05, 0.95], axis=(-2, -1), keepdims=True)
-    finite = np.isfinite(draws).all((-2, -1))
-    low, high = (_of_each(_initial_monotone, draws <= end) for end in ends)
-    return np.where(finite, np.minimum(low, high), np.nan)
+    return _of_each("ess", draws, method=kind, prob=(0.05, 0.95) if kind == "tail" else None)
 
 
-def _of_each(statistic: Callable[[np.ndarray], np.ndarray], draws: Any) -> np.ndarray:
-    """A statistic of blocks (quantity, half of a chain, draw) of draws (…, chain, draw); (…)."""
+def _of_each(statistic: str, draws: Any, **options: Any) -> np.ndarray:
+    """One of ArviZ's statistics of draws (…, chain, draw); NaN where one is not finite."""
+    from arviz_stats.base import array_stats  # late: a fit that asks for none does without it
+
     draws = np.asarray(draws)
     if draws.ndim < 2 or draws.shape[-1] < MIN_DRAWS:
         raise ValueError(f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}")
-    flat, half = draws.reshape(-1, *draws.shape[-2:]), draws.shape[-1] // 2
-    found = np.empty(len(flat))
-    for start in range(0, len(flat), _BLOCK):
-        block = flat[start : start + _BLOCK].astype(np.float64)
-        with np.errstate(all="ignore"):  # what does not move, or is not finite
-            value = statistic(np.concatenate([block[..., :half], block[..., -half:]], axis=1))
-        found[start : start + _BLOCK] = np.where(np.isfinite(block).all((1, 2)), value, np.nan)
-    return found.reshape(draws.shape[:-2])
-
-
-def _normal_scores(chains: np.ndarray) -> np.ndarray:
-    """Normal quantiles (Blom, 1958) of the ranks of each quantity (quantity, chain, draw), ties at their mean rank."""
-    from scipy.special import ndtri  # late: a fit that asks for no R-hat does without SciPy
-    from scipy.stats import rankdata
-
-    flat = chains.reshape(len(chains), -1)
-    order = np.argsort(flat, axis=1)
-    ordered = np.take_along_axis(flat, order, axis=1)
-    if (ordered[:, 1:] == ordered[:, :-1]).any():  # ten times as slow
-        ranks = rankdata(flat, axis=1)
-    else:
-        ranks = np.empty_like(flat)
-        np.put_along_axis(ranks, order, np.arange(1.0, flat.shape[1] + 1)[None], axis=1)
-    return ndtri((ranks - 3 / 8) / (flat.shape[1] + 1 / 4)).reshape(chains.shape)
-
-
-def _ratio(chains: np.ndarray) -> np.ndarray:
-    """R-hat of each quantity (quantity, chain, draw)."""
-    num_draws = chains.shape[2]
-    between = num_draws * chains.mean(axis=2).var(axis=1, ddof=1)
-    within = chains.var(axis=2, ddof=1).mean(axis=1)
-    return np.sqrt((between / within + num_draws - 1) / num_draws)
-
-
-def _initial_monotone(chains: np.ndarray) -> np.ndarray:
-    """Draws over their autocorrelation time, for chains (quantity, chain, draw); (quantity,)."""
-    _, num_chains, num_draws = chains.shape
-    total = num_chains * num_draws
-    rho = _autocorrelation(chains)
-    # pairs of lags up to the first whose sum is not positive; from there on they are noise
-    num_pairs = max(1, (num_draws - 1) // 2)
-    pairs = rho[:, : 2 * num_pairs].reshape(len(rho), num_pairs, 2).sum(2)
-    ended = pairs <= 0.0
-    ended[:, -1] = True
-    last = ended.argmax(axis=1)
-    row = np.arange(len(rho))
-    sums = np.cumsum(np.minimum.accumulate(pairs, axis=1), axis=1)
-    before = np.where(last > 0, sums[row, last - 1], 0.0)
-    even = rho[row, 2 * last]
-    kept = np.where((pairs[row, last] >= 0.0) | (even > 0.0), even, 0.0)
-    time = np.maximum(-1.0 + 2.0 * before + kept, 1.0 / np.log10(total))
-    found = np.where(np.isfinite(rho).all(axis=1), total / time, np.nan)
-    return np.where(np.ptp(chains, axis=(1, 2)) < np.finfo(float).resolution, float(total), found)
-
-
-def _autocorrelation(chains: np.ndarray) -> np.ndarray:
-    """At every lag, of chains (quantity, chain, draw) that are told apart by their means; (quantity, draw)."""
-    from scipy import fft
-
-    _, num_chains, num_draws = chains.shape
-    means, length = chains.mean(axis=2), fft.next_fast_len(2 * num_draws)
-    spectrum = fft.rfft(chains - means[:, :, None], n=length, axis=2)
-    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=1)
-    covariance = fft.irfft(power, n=length, axis=1)[:, :num_draws] / num_draws
-    within = covariance[:, 0] * num_draws / (num_draws - 1.0)
-    variance = covariance[:, 0] + means.var(axis=1, ddof=1)
-    rho = 1.0 - (within[:, None] - covariance) / variance[:, None]
-    rho[:, 0] = 1.0
-    return rho
+    found = np.full(draws.shape[:-2], np.nan)
+    finite = np.isfinite(draws).all((-2, -1))
+    compute: Callable[..., Any] = getattr(array_stats, statistic)
+    with np.errstate(all="ignore"):  # what does not move
+        if finite.any():
+            found[finite] = compute(draws[finite].astype(np.float64), **options)
+    return found

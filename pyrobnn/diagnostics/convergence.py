@@ -55,24 +55,21 @@ class Convergence:
 def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     """The identified scalar quantities of a tree, name → (chain, draw); constant ones are left out.
 
-    Function values at the probes, log-likelihood, log prior, layer norms and noise from the ``function`` group; without
-    it (a program, NumPyro, PyMC) the log-likelihood of a spread of the data, their total, and the log density. And
-    every named site but the weights of a net with hidden units, ``net.*``, which alone are not identified.
+    Function values at the probes and what else the ``function`` group holds; without it (a program, another library)
+    the log-likelihood of a spread of the data. And every named site but the weights of a net with hidden units.
     """
     found: dict[str, np.ndarray] = {}
-    f = evidence.f
+    f, pointwise = evidence.f, evidence.log_likelihood
     if f is not None:
         num_outputs = f.shape[3]
         pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
         for probe, output in (pairs[index] for index in spread(len(pairs), _MAX_QUANTITIES)):
             suffix = f" (output {output})" if num_outputs > 1 else ""
             found[f"{F_AT}{evidence.probe_name(probe)}{suffix} #{probe}"] = f[:, :, probe, output]
-    else:
-        pointwise = evidence.log_likelihood
-        if pointwise is not None:
-            for datum in spread(pointwise.shape[2], _MAX_DATA):
-                found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
-            found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
+    elif pointwise is not None:
+        for datum in spread(pointwise.shape[2], _MAX_DATA):
+            found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
+        found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     found |= _named_sites(evidence)
     for group, name, title in (
         (FUNCTION, "log_likelihood", "log-likelihood"),
@@ -144,24 +141,11 @@ def convergence(evidence: Evidence) -> Convergence | None:
 
 def _superchains(evidence: Evidence) -> np.ndarray | None:
     """The group of each chain, from the attribute ``superchains``: groups of equal size; None where there are none."""
-    groups = _starts(evidence)
-    sizes = np.unique(groups, return_counts=True)[1]
-    return groups if len(sizes) > 1 and sizes[0] > 1 and (sizes == sizes[0]).all() else None
-
-
-def _starts(evidence: Evidence) -> np.ndarray:
-    """The start (chain,) of each chain, as the tree numbers them; of as many starts where it does not say."""
     said = evidence.json("superchains")
-    known = isinstance(said, list) and len(said) == evidence.num_chains
-    return np.asarray(said if known else range(evidence.num_chains))
-
-
-def _shared(evidence: Evidence) -> str:
-    """Which chains are said to share a start, in words."""
-    starts = _starts(evidence)
-    groups = [np.flatnonzero(starts == start) for start in dict.fromkeys(starts.tolist())]
-    listed = [", ".join(map(str, group)) for group in groups if len(group) > 1]
-    return f" Chains that share a start: {'; '.join(listed[:4])}." if listed else ""
+    if not isinstance(said, list) or len(said) != evidence.num_chains:
+        return None
+    sizes = np.unique(said, return_counts=True)[1]
+    return np.asarray(said) if len(sizes) > 1 and sizes[0] > 1 and (sizes == sizes[0]).all() else None
 
 
 def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: float) -> float:
@@ -185,12 +169,11 @@ def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: 
 def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     """The R-hat of each quantity (quantity,) that chains of this length may have, to pass and not to fail.
 
-    The correlation within chains is measured about each chain's own mean, so that chains which disagree are not taken
-    for slow ones, and is no longer than chains may have that are worth 400 draws. At most 0.5 % of converged runs
-    exceed the first of the limits, and 0.01 % the second.
+    At most 0.5 % of converged runs exceed the first of the limits, and 0.01 % the second.
     """
     found = quantities(evidence)
     chains, draws = next(iter(found.values())).shape
+    # about each chain's own mean: chains which disagree are not taken for slow ones
     centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()])
     worth = ess(centred)
     longest = max(1.0, chains * draws / ENOUGH_DRAWS)
@@ -235,21 +218,21 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
         ratio = np.maximum(ratio, np.nan_to_num(rhat(turned), nan=1.0, posinf=1e6))
     excess = (ratio - 1.0) / (passing - 1.0)
     worst = int(np.argmax(np.where(ratio > failing, 1e9, 1.0) * excess))
-    status = grade(float(ratio[worst]), float(passing[worst]), float(failing[worst]))
-    numbers = {"where": _shown(found.names[worst]), "count": ratio.size, "nested": found.nested}
-    numbers |= {"starts": _shared(evidence), "more": evidence.more_draws}
     value, limit = float(ratio[worst]), float(passing[worst])
-    apart = None if status == "pass" else _modes(evidence)
-    if apart is not None:
+    status = grade(value, limit, float(failing[worst]))
+    numbers = {"where": _shown(found.names[worst]), "count": ratio.size, "nested": found.nested}
+    numbers["more"] = evidence.more_draws
+    if status == "pass":
+        return Found(status, value, "", numbers, limit)
+    if (apart := _modes(evidence)) is not None:
         return Found("fail", value, "modes", numbers | apart, limit)
     slow = status == "warn" and float(found.table["ess_bulk"].min()) < ENOUGH_DRAWS
-    code = "" if status == "pass" else "chains_slow" if slow else "chains_disagree"
-    return Found(status, value, code, numbers, limit)
+    return Found(status, value, "chains_slow" if slow else "chains_disagree", numbers, limit)
 
 
 def _modes(evidence: Evidence) -> dict[str, object] | None:
     """Two groups of chains whose function values lie more than three within-chain sd apart (Gelman & Rubin's W)."""
-    f = evidence.f
+    f, lp = evidence.f, evidence.draws(SAMPLE_STATS, "lp")
     if f is None or not np.isfinite(f).all():
         return None
     means = f.mean(axis=1)
@@ -259,32 +242,18 @@ def _modes(evidence: Evidence) -> dict[str, object] | None:
     gap = float(min(gaps[probe, output], 1e6))
     if gap < 3.0:
         return None
-    column = means[:, probe, output]
-    cut = int(np.diff(np.sort(column)).argmax())
-    low = sorted(int(chain) for chain in np.argsort(column)[: cut + 1])
-    high = sorted(set(range(len(column))) - set(low))
-    levels = _levels(evidence)
-    return {"where": evidence.probe_name(int(probe)), "low": low, "high": high, "gap": gap, "levels": levels}
-
-
-def _levels(evidence: Evidence) -> str:
-    """How far apart chains are in their log density, in words; empty where no farther than one of them varies."""
-    lp = evidence.draws(SAMPLE_STATS, "lp")
-    if lp is None or lp.ndim != 2 or not np.isfinite(lp).all():
-        return ""
-    means, spread = lp.mean(axis=1), float(np.sqrt(lp.var(axis=1).mean()))
-    if not np.ptp(means) > 3.0 * spread > 0.0:
-        return ""
-    low, high = int(means.argmin()), int(means.argmax())
-    return f" The log density of chain {low} is {np.ptp(means):.3g} nats below that of chain {high}."
+    order = np.argsort(means[:, probe, output])
+    cut = 1 + int(np.diff(means[order, probe, output]).argmax())
+    low, high = (sorted(part.tolist()) for part in (order[:cut], order[cut:]))
+    nats = 0.0 if lp is None else float(np.nan_to_num(lp[high].mean() - lp[low].mean()))
+    return {"where": evidence.probe_name(int(probe)), "low": low, "high": high, "gap": gap, "nats": nats}
 
 
 def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """The smallest effective sample size over the identified quantities, but for the norms of layers.
 
-    Norms wander slowly where layers can share a scale between them, and the function does not: R-hat judges both.
-    The smallest of dozens of estimates falls short of 400 that are there: of 40 quantities it comes out as 285 in the
-    median and 207 in 5 %, so that half of 400 passes.
+    Norms wander where layers share a scale, and the function does not. The smallest of 40 estimates of 400 comes out as
+    285 in the median and 207 in 5 %: half of 400 passes.
     """
     found = convergence(evidence)
     if found is None:
@@ -309,30 +278,25 @@ def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 
 def moving(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether each chain moves, and whether independent draws differ."""
+    """Whether each chain moves, and whether independent draws differ: in all weights and in the function."""
     if evidence.draws_per_chain < 2 or evidence.is_point:
         return None
-    still = _stayed(evidence)
-    stuck = [int(chain) for chain in np.flatnonzero(still.all(axis=1))]
-    share = float(still.mean())
+    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
+    same = [_repeats(draws) for draws in stored if draws is not None]
+    still = (
+        np.all(same, axis=0) if same else np.ones((evidence.num_chains, evidence.draws_per_chain - 1), bool)
+    )
+    f = evidence.stored(FUNCTION, "f")
+    if f is not None and len(f) == len(still) and f.shape[1] == still.shape[1] + 1:
+        still = still | _repeats(f)
+    share, stuck = float(still.mean()), np.flatnonzero(still.all(axis=1)).tolist()
     if stuck:
         return Found("fail", share, "chain_stuck", {"chains": stuck})
     return Found("warn", share, "draws_repeat") if share > limits[0] else None
 
 
-def _stayed(evidence: Evidence) -> np.ndarray:
-    """Whether each draw equals the one before, in all weights or in the function at all probes: (chain, draw − 1)."""
-    shape = evidence.num_chains, evidence.draws_per_chain
-    weights = np.ones((shape[0], shape[1] - 1), dtype=bool)
-    for name in evidence.names(POSTERIOR):
-        draws = evidence.stored(POSTERIOR, name)
-        if draws is not None:
-            weights &= _same(draws)
-    f = evidence.stored(FUNCTION, "f")
-    return weights if f is None or f.shape[:2] != shape else weights | _same(f)
-
-
-def _same(draws: np.ndarray) -> np.ndarray:
+def _repeats(draws: np.ndarray) -> np.ndarray:
+    """Whether each draw but the first equals the one before it, (chain, draw − 1)."""
     flat = flattened(draws, 2)
     return (flat[:, 1:] == flat[:, :-1]).all(axis=2)
 

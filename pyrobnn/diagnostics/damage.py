@@ -19,12 +19,9 @@ from pyrobnn.diagnostics.verdict import Found, Verdict, grade
 
 #: draws that tell a grid from chance, columns of a site that are looked at
 _FEWEST_DRAWS, _MOST_COLUMNS = 50, 256
-#: data whose log-likelihood is held against their replicates, and the fewest
-_MOST_ROWS, _FEWEST_ROWS = 500, 8
-#: replicates beside an outcome that say how dense they are there; outputs in which the nearest of them still say so
-_NEIGHBOURS, _LEAST_SEEN, _MOST_OUTPUTS = 2.0, 20, 3
-#: nats below which a datum is too certain to tell one scale of its log-likelihood from another
-_CERTAIN = 0.05
+#: data whose log-likelihood is held against their replicates, and the fewest; fewest replicates beside an outcome that
+#: say how dense they are there, outputs in which they still do; nats below which a label is too certain to tell a scale
+_MOST_ROWS, _FEWEST_ROWS, _LEAST_SEEN, _MOST_OUTPUTS, _CERTAIN_NATS = 500, 8, 20, 3, 0.05
 #: median of the size of a standard normal, and √N times the standard error of that median
 _MEDIAN_SIZE, _MEDIAN_ERROR = 0.674, 0.787
 #: quantities by whose moves chains are compared, and the moves that this takes
@@ -32,7 +29,7 @@ _FOLLOWED, _FEWEST_MOVES = 8, 20
 #: draws that are looked at for clumps, directions in which, and the share of a direction's sd that one more must have
 _MOST_DRAWS, _DIRECTIONS, _LEAST_SD = 1000, 4, 0.03
 #: neighbours of a draw at the smallest distance, and the share of the draws that they are at the largest
-_FEWEST, _MOST = 0.5, 0.125
+_NEAREST, _FARTHEST_SHARE = 0.5, 0.125
 #: rise of the dimension, as a share of it, that is a gap between clumps, beyond how many standard errors
 _RISE, _SIGMAS = 0.25, 4.0
 
@@ -73,23 +70,14 @@ def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     flat = [flattened(each, 2) for each in stored if each is not None and each.dtype.kind == "f"]
     if not flat or evidence.is_point:
         return None
-    seen: set[bytes] = set()
-    repeated = 0
-    for chain in range(evidence.num_chains):
-        before = b""
-        for draw in range(evidence.draws_per_chain):
-            row = b"".join(each[chain, draw].tobytes() for each in flat)
-            repeated += row != before and row in seen and not (draw and _in_place(flat, chain, draw))
-            seen.add(row)
-            before = row
-    share = repeated / evidence.num_draws
-    return Found("fail" if share > limits[evidence.is_iid] else "pass", share, limit=limits[evidence.is_iid])
-
-
-def _in_place(flat: list[np.ndarray], chain: int, draw: int) -> bool:
-    """Whether a draw is the one before it but for the last digits, which a transform may round otherwise in each."""
-    pairs = [(each[chain, draw], each[chain, draw - 1]) for each in flat]
-    return all(np.allclose(new, old, rtol=4.0 * np.finfo(new.dtype).eps, atol=0.0) for new, old in pairs)
+    values = np.concatenate([each.astype(np.float64) for each in flat], axis=2)
+    # a draw that stays may differ in its last digits, which a transform rounds otherwise in each
+    rounding = 4.0 * np.finfo(np.float32).eps
+    stays = np.isclose(values[:, 1:], values[:, :-1], rtol=rounding, atol=0.0).all(axis=2)
+    places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
+    share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
+    limit = limits[evidence.is_iid]
+    return Found("fail" if share > limit else "pass", share, limit=limit)
 
 
 def clumped_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -109,8 +97,8 @@ def num_places(draws: list[np.ndarray]) -> float | None:
     z, chain = _directions(draws)
     distances = cdist(z, z)[chain[:, None] < chain]
     # each step holds twice the pairs of the one before
-    steps = max(2, 1 + int(np.log2(_MOST * len(z) / _FEWEST)))
-    pairs = np.unique((np.geomspace(_FEWEST, _MOST * len(z), steps) * len(z) / 2).astype(int))
+    steps = max(2, 1 + int(np.log2(_FARTHEST_SHARE * len(z) / _NEAREST)))
+    pairs = np.unique((np.geomspace(_NEAREST, _FARTHEST_SHARE * len(z), steps) * len(z) / 2).astype(int))
     pairs = pairs[(pairs > 0) & (pairs <= len(distances))]
     if len(pairs) < 3:
         return None
@@ -187,55 +175,20 @@ def held_weights(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     return Found("fail" if held and moving else "pass", float(held), "", {"where": where}, 0.0)
 
 
-def log_likelihood_rows(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
-    """Whether the log-likelihood is that of the data beside it: least where the outcome is far from its replicates.
+def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the log-likelihood is that of the data beside it, in nats: neither of other rows nor tempered.
 
-    Rank correlation of the two over the data, about 1 for any likelihood with one mode and 0 for that of other rows.
+    By the median nats per datum between the predictive density and how often replicates come near the outcome, and by
+    the order of both; by the total that is stored with the function, where that is another.
     """
-    pointwise, outcomes = evidence.log_likelihood, replicates(evidence)
-    if pointwise is None or outcomes is None or len(outcomes[1]) != pointwise.shape[2]:
-        return None
-    points = spread(pointwise.shape[2], 2000)
-    values, y = outcomes[0][:, points], outcomes[1][points]
-    total = pointwise[:, :, points].mean(axis=(0, 1), dtype=np.float64)
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-    if len(points) < 30 or not (high > low).all() or not np.isfinite(total).all():
-        return None
-    scaled = np.abs(y - median) / (high - low)
-    # outcomes nearer to their replicates than four standard errors of a median have no order that could be checked
-    if np.median(scaled) < 4.0 / np.sqrt(len(values)):
-        return None
-    distance = (scaled**2).sum(axis=1)
-    height = total + np.log(high - low).sum(axis=1)
-    if np.ptp(distance) == 0.0 or np.ptp(height) == 0.0:
-        return None
-    agreement = -float(stats.spearmanr(distance, height).statistic)
-    limit = 2.0 / np.sqrt(len(points))
-    return Found("pass" if agreement > limit else "fail", agreement, limit=limit)
-
-
-def log_likelihood_scale(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the log-likelihood is, in nats, that of the replicates beside it: neither tempered nor counted thrice."""
-    pointwise = evidence.log_likelihood
+    pointwise, outcomes = evidence.log_likelihood, replicates(evidence, whole=True)
     if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():
         return None
-    off = _off_total(evidence, pointwise)
-    off = _off_replicates(evidence, pointwise) if off is None else off
-    return None if off is None else Found(grade(off, *limits), off)
-
-
-def _off_total(evidence: Evidence, pointwise: np.ndarray) -> float | None:
-    """Nats per datum between the sum over the data and the total stored with the function, where they differ at all."""
     total = evidence.draws(FUNCTION, "log_likelihood")
-    if total is None or total.shape != pointwise.shape[:2] or not np.isfinite(total).all():
-        return None
-    off = float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
-    return off if off > 0.1 else None
-
-
-def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> float | None:
-    """Median nats per datum between the predictive density and how often replicates come near the outcome."""
-    outcomes = replicates(evidence, whole=True)
+    if total is not None and total.shape == pointwise.shape[:2] and np.isfinite(total).all():
+        off = float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
+        if off > limits[0]:
+            return Found(grade(off, *limits), off)
     if outcomes is None or len(outcomes[1]) != pointwise.shape[2] or outcomes[1].shape[1] > _MOST_OUTPUTS:
         return None
     rows = spread(pointwise.shape[2], _MOST_ROWS)
@@ -243,33 +196,38 @@ def _off_replicates(evidence: Evidence, pointwise: np.ndarray) -> float | None:
     flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
     lppd = logsumexp(flat, axis=0) - np.log(len(flat))
     whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
-    seen, error = _frequency(draws, y) if whole else _density(draws, y)
-    use = np.isfinite(seen) & (np.maximum(np.abs(seen), np.abs(lppd)) > (_CERTAIN if whole else 0.0))
+    seen, error, far = _frequency(draws, y) if whole else _density(draws, y)
+    use = np.isfinite(seen) & (np.maximum(np.abs(seen), np.abs(lppd)) > (_CERTAIN_NATS if whole else 0.0))
     if use.sum() < _FEWEST_ROWS:
         return None
+    # far from nearly all replicates their density is known from above
+    size = np.where(far, np.maximum(lppd - seen, 0.0), np.abs(lppd - seen))[use]
     # the median size of normal errors, and three standard errors of that median above it
-    chance = (_MEDIAN_SIZE + 3.0 * _MEDIAN_ERROR / np.sqrt(use.sum())) * float(np.median(error[use]))
-    size = float(np.median(np.abs(lppd - seen)[use]))
-    return float(np.sqrt(max(size**2 - chance**2, 0.0)))
+    chance = (_MEDIAN_SIZE + 3.0 * _MEDIAN_ERROR / np.sqrt(use.sum())) * error
+    off = float(np.sqrt(max(float(np.median(size)) ** 2 - chance**2, 0.0)))
+    ordered = not whole and float(seen[use].std()) > 4.0 * error
+    strange = ordered and stats.spearmanr(lppd[use], seen[use]).statistic < 2.0 / np.sqrt(use.sum())
+    return Found("fail" if strange else grade(off, *limits), off)
 
 
-def _frequency(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log share of draws (draw, point, output) that are y (point, output), NaN where few, and its error (point,)."""
+def _frequency(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
+    """Log share of draws (draw, point, output) that are y (point, output), NaN where few, its error, and no outcome."""
     count = (draws == y).all(axis=2).sum(axis=0).astype(np.float64)
-    with np.errstate(divide="ignore"):
-        seen = np.where(count >= _LEAST_SEEN, np.log(count / len(draws)), np.nan)
-    return seen, np.sqrt(np.maximum(1.0 / np.maximum(count, 1.0) - 1.0 / len(draws), 0.0))
+    enough = count >= _LEAST_SEEN
+    seen = np.where(enough, np.log(np.maximum(count, 1.0) / len(draws)), np.nan)
+    errors = np.sqrt(np.maximum(1.0 / np.maximum(count, 1.0) - 1.0 / len(draws), 0.0))
+    return seen, float(np.median(errors[enough])) if enough.any() else 1.0, np.zeros(len(y), dtype=bool)
 
 
-def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log density of draws (draw, point, output) at y (point, output) by the k-th nearest, and its error (point,).
+def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
+    """Log density of draws (draw, point, output) at y (point, output) by the k-th nearest, its error, and who is far.
 
-    NaN where y lies outside of nearly all draws, or where several are exactly there.
+    NaN where several draws are exactly there.
     """
     outputs = y.shape[1]
-    k = max(_LEAST_SEEN, int(_NEIGHBOURS * np.sqrt(len(draws)))) if outputs == 1 else _LEAST_SEEN
+    k = max(_LEAST_SEEN, int(2.0 * np.sqrt(len(draws)))) if outputs == 1 else _LEAST_SEEN
     if len(draws) <= 2 * k:
-        return np.full(len(y), np.nan), np.ones(len(y))
+        return np.full(len(y), np.nan), 1.0, np.zeros(len(y), dtype=bool)
     sd = draws.std(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         reach = np.partition(np.linalg.norm((draws - y) / sd, axis=2), k - 1, axis=0)[k - 1]
@@ -277,8 +235,7 @@ def _density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         seen = np.log((k - 1) / len(draws)) - ball - np.log(sd).sum(axis=1)
     ties = (draws == y).all(axis=2).sum(axis=0)
     beyond = np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)).min(axis=1)
-    seen = np.where((reach > 0.0) & (ties <= 1) & (beyond >= k), seen, np.nan)
-    return seen, np.full(len(y), 1.0 / np.sqrt(k))
+    return np.where((reach > 0.0) & (ties <= 1), seen, np.nan), 1.0 / np.sqrt(k), beyond < k
 
 
 #: shares, counts, steps in sd and nats per datum: this library's convention; what it is known by in each docstring
@@ -288,8 +245,7 @@ AUDIT = (
     Row("clumped_draws", "draws", clumped_draws, (100.0,), "https://papers.nips.cc/paper/2577", of_chains),
     Row("rounded_draws", "draws", rounded_draws, (0.2, 0.5), "arithmetic", of_draws),
     Row("held_weights", "draws", held_weights, (), "arithmetic", of_chains),
-    Row("log_likelihood_rows", "draws", log_likelihood_rows, (), "arithmetic"),
-    Row("log_likelihood_scale", "draws", log_likelihood_scale, (0.1, 0.3), "arithmetic", of_draws),
+    Row("log_likelihood", "draws", log_likelihood, (0.1, 0.3), "arithmetic", of_draws),
 )
 
 

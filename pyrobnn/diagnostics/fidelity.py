@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.convergence import RHAT_LIMITS, convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import of_each_class, regression_points
 from pyrobnn.diagnostics.scores import units
-from pyrobnn.diagnostics.verdict import Found, grade, worse
+from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
 _MAX_COLUMNS = 512
 _MAX_POINTS = 200
@@ -110,50 +110,52 @@ def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.nda
     return {kind: each for kind, each in known.items() if each.size}
 
 
+def grade_by_kind(
+    shift: np.ndarray, ratio: np.ndarray, evidence: Evidence, at: str, limits: tuple[float, ...]
+) -> Status:
+    """The grade of sizes of shifts (sd) and of ratios of sds, at most 1, (point, output) at each kind of point.
+
+    In the median, and at nine in ten points: of these with twice the limits of the shift, and half those of the ratio.
+    """
+    near, far, alike, unlike = limits[:4]
+    shifts, ratios = (by_kind(each, evidence, at).values() for each in (shift, ratio))
+    return worse(
+        *(grade(float(np.median(each)), near, far) for each in shifts),
+        *(grade(float(np.quantile(each, MOST)), 2.0 * near, 2.0 * far) for each in shifts),
+        *(grade(float(np.median(each)), alike, unlike, higher=True) for each in ratios),
+        *(grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2, higher=True) for each in ratios),
+    )
+
+
 def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) -> Found:
     """How far the function and its classes are from the reference's, and whether it is as uncertain.
 
-    In the median of each kind of point; nine in ten points have twice the limits of the distance, and half those of
-    the sd. A class that differs counts as 0.05 of total variation for every 5 % of points.
+    A class that differs counts as 0.05 of total variation for every 5 % of points.
     """
     found = _fidelity(evidence, reference)
     if found.per_point is None and found.total_variation is None:
         return Found("info", None, "not_comparable")
     if not _can_judge(reference):
         return Found("info", None, "reference_undecided")
-    remedy, function = evidence.remedy, _of_function(evidence, found, limits)
+    remedy = evidence.remedy
     if evidence.claim == "exact" and not evidence.is_iid:
         remedy = "One of the two has missed a part: run both for longer, from new starts."
+    function = classes = None
+    if found.per_point is not None:
+        distance, ratio = (found.per_point[name].values for name in ("wasserstein", "sd_ratio"))
+        gap = np.log(np.maximum(ratio, 1e-12))
+        status = grade_by_kind(distance, np.exp(-np.abs(gap)), evidence, found.at, limits)
+        median = max(float(np.median(each)) for each in by_kind(distance, evidence, found.at).values())
+        gaps = (float(np.median(each)) for each in by_kind(gap, evidence, found.at).values())
+        numbers = {"at": found.at, "distance": median, "ratio": float(np.exp(max(gaps, key=abs)))}
+        function = Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
     if found.total_variation is not None and found.agreement is not None:
         status = grade(max(found.total_variation, 1.0 - found.agreement), *limits[4:])
-        if function is None or (function.status == "pass" and status != "pass"):
-            numbers = {"agreement": found.agreement, "remedy": remedy}
-            return Found(status, found.total_variation, "reference_classes", numbers, limits[4])
-    if function is None:
-        return Found("info", None, "not_comparable")
-    return Found(function.status, function.value, "", {**function.numbers, "remedy": remedy}, limits[0])
-
-
-def _of_function(evidence: Evidence, found: Fidelity, limits: tuple[float, ...]) -> Found | None:
-    if found.per_point is None:
-        return None
-    distances = by_kind(found.per_point["wasserstein"].values, evidence, found.at)
-    ratio = found.per_point["sd_ratio"].values
-    ratios = by_kind(np.minimum(ratio, 1.0 / np.maximum(ratio, 1e-12)), evidence, found.at)
-    near, far, alike, unlike = limits[:4]
-    status = worse(
-        *(grade(float(np.median(each)), near, far) for each in distances.values()),
-        *(grade(float(np.quantile(each, MOST)), 2.0 * near, 2.0 * far) for each in distances.values()),
-        *(grade(float(np.median(each)), alike, unlike, higher=True) for each in ratios.values()),
-        *(
-            grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2, higher=True)
-            for each in ratios.values()
-        ),
-    )
-    median = max(float(np.median(each)) for each in distances.values())
-    kind = min(ratios, key=lambda name: float(np.median(ratios[name])))
-    usual = float(np.median(by_kind(ratio, evidence, found.at)[kind]))
-    return Found(status, median, "", {"at": found.at, "distance": median, "ratio": usual})
+        numbers = {"agreement": found.agreement, "remedy": remedy}
+        classes = Found(status, found.total_variation, "reference_classes", numbers, limits[4])
+    if function is None or (classes is not None and function.status == "pass" != classes.status):
+        return classes or Found("info", None, "not_comparable")
+    return function
 
 
 def _same_points(evidence: Evidence, reference: Evidence) -> bool:

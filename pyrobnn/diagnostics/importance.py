@@ -168,7 +168,7 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     said = {**numbers, "khat": float(found.k), "remedy": evidence.remedy}
     if few != "pass" and status == "pass":
         return Found(few, count, "few_draws", said, limits[4])
-    return Found(status, numbers["ratio"], "" if status == "pass" else "importance_far", said, limits[2])
+    return Found(status, numbers["ratio"], "", said, limits[2])
 
 
 def _corrected(

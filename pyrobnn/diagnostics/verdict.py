@@ -79,14 +79,14 @@ class Check:
 
     @property
     def fault(self) -> str:
-        """What is wrong in a few words for whoever has not read the check; what was looked at, where nothing is."""
+        """What is wrong in a few words, for whoever has not read the check; of one that did not pass."""
         return plain(words.fault(self.code))
 
     @property
     def evidence(self) -> str:
         """One sentence saying what was seen."""
         shown_numbers = {"value": self.value, "limit": self.limit, **self.numbers}
-        return plain(words.evidence(self.code, shown_numbers))
+        return plain(words.evidence(self.code, self.name, shown_numbers))
 
     @property
     def action(self) -> str:

@@ -299,7 +299,7 @@ FAULTS = {
     "net: one chain with noise as all": NetFault(jittered, checks=("copied_chains", *VIRIAL)),
     "net: a unit is cut off": NetFault(without_unit, checks=("held_weights",), beside=FAR),
     "net: output times 1.5": NetFault(stretched, checks=MOVES, beside=FAR),
-    "net: log-likelihood times three": NetFault(tree=times_three, checks=("log_likelihood_scale",)),
+    "net: log-likelihood times three": NetFault(tree=times_three, checks=("log_likelihood",)),
     "net: one chain's function 1 sd away": NetFault(chain_away, checks=RHAT),
     "net: a tenth of the functions of the other sign": NetFault(other_sign, checks=(*VIRIAL, *MOVES)),
     "net: every weight sorted": NetFault(in_order, checks=RHAT),

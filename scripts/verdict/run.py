@@ -637,8 +637,7 @@ HEALTHY = {
 }
 VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
 SHAPE = ("density_moves",)
-CALIBRATION, ROWS = ("pit", "loo_pit"), ("log_likelihood_rows",)
-SCALE = ("log_likelihood_scale",)
+CALIBRATION, LIKELIHOOD = ("pit", "loo_pit"), ("log_likelihood",)
 SICK = {
     "sd x 0.5": Fault(spread(0.5), checks=VIRIAL),
     "sd x 2": Fault(spread(2.0), checks=VIRIAL),
@@ -673,8 +672,8 @@ SICK = {
     "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("importance", "virial")),
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
     "test rows are training rows, rounded": Fault(data=test_is_nearly_train, checks=("held_out_rows",)),
-    "log-likelihood of other rows": Fault(tree=other_rows, checks=ROWS),
-    "log-likelihood of the other sign": Fault(tree=other_sign, checks=ROWS),
+    "log-likelihood of other rows": Fault(tree=other_rows, checks=LIKELIHOOD),
+    "log-likelihood of the other sign": Fault(tree=other_sign, checks=LIKELIHOOD),
     "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
     "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
     "noise twice the model's": Fault(
@@ -685,9 +684,9 @@ SICK = {
         data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
     ),
     "draws rounded to one sd": Fault(rounded, checks=("rounded_draws",)),
-    "log-likelihood times three": Fault(tree=times(3.0), checks=SCALE),
-    "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=SCALE),
-    "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=SCALE),
+    "log-likelihood times three": Fault(tree=times(3.0), checks=LIKELIHOOD),
+    "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=LIKELIHOOD),
+    "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=LIKELIHOOD),
     "chains sorted": Fault(in_order, checks=RHAT),
     "weights shuffled apart": Fault(apart, collinear, checks=("virial", "score")),
     "one chain with little noise as all": Fault(jittered(0.1), checks=("copied_chains",)),
@@ -734,8 +733,8 @@ SICK = {
     "predictions in other units": Fault(tree=predicted(lambda values: 1.5 * values + 0.5), checks=("pit",)),
     "predictions with twice the spread": Fault(tree=wide_outcomes, checks=("pit",)),
     "replicates without spread": Fault(tree=replicates_of_means, checks=("loo_pit",)),
-    "log-likelihood without its constant": Fault(tree=without_constant, checks=SCALE),
-    "observed targets permuted": Fault(tree=observed_permuted, checks=ROWS),
+    "log-likelihood without its constant": Fault(tree=without_constant, checks=LIKELIHOOD),
+    "observed targets permuted": Fault(tree=observed_permuted, checks=LIKELIHOOD),
     "errors that carry over to the next row": Fault(data=renoised(dependent), checks=("row_order",)),
     "errors that drift": Fault(data=renoised(drifting), checks=("row_order",)),
     "errors of groups of rows": Fault(data=renoised(grouped), checks=("row_order",)),

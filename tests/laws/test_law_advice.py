@@ -57,8 +57,12 @@ def test_words_decide_nothing(monkeypatch):
     runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
     before = [decisions(trees) for trees in runs]
     said = str(diagnose(sick))
-    others = dict.fromkeys(wording.WORDS, ("Intervals are too narrow", "R-hat is biased.", "Run NUTS."))
-    monkeypatch.setattr(wording, "WORDS", others)
+    for name, other in (
+        ("FAULTS", "intervals are too narrow"),
+        ("SEEN", "R-hat is biased."),
+        ("ACTIONS", "Run NUTS."),
+    ):
+        monkeypatch.setattr(wording, name, dict.fromkeys(getattr(wording, name), other))
     assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
 
 
