@@ -19,13 +19,11 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.langevin.equilibrium import judge
 from pyrobnn.inference.langevin.start import LinearFit, find_modes
-from pyrobnn.inference.langevin.walk import full_log_joint, lay_out, run_chains
+from pyrobnn.inference.langevin.walk import full_log_joint, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
-
-Schedule = Literal["constant", "polynomial", "cyclical"]
 
 #: z (chain, dim) → gradient of the log joint (chain, dim) and its value (chain,)
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -33,22 +31,16 @@ Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class _StochasticGradientMCMC(Method):
-    """What the two samplers share: the run, the schedule, the preconditioner."""
+    """What the two samplers share: the run and the preconditioner."""
 
     num_chains: int = 4
     num_warmup: int = 2000
     step_size: float | None = None
-    schedule: Schedule = "constant"
-    decay: float = 0.55
-    decay_steps: int = 100
-    num_cycles: int = 4
-    exploration: float = 0.5
     thinning: int = 10
     batch_size: int | None = None
     temperature: float = 1.0
     preconditioner: Literal["rmsprop"] | None = None
     init_steps: int = 1000
-    init_lr: float = 0.01
     compile: bool = True
 
     kind: ClassVar[Kind] = "chains"
@@ -61,19 +53,15 @@ class _StochasticGradientMCMC(Method):
     share: ClassVar[float]
 
     def __post_init__(self) -> None:
-        for name in ("num_chains", "decay_steps", "num_cycles", "thinning"):
-            check_count(name, getattr(self, name))
+        check_count("num_chains", self.num_chains)
+        check_count("thinning", self.thinning)
         check_count("num_warmup", self.num_warmup, minimum=0)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
         check_count("init_steps", self.init_steps, minimum=0)
-        check_number("init_lr", self.init_lr, above=0)
         if self.step_size is not None:
             check_number("step_size", self.step_size, above=0)
         check_number("temperature", self.temperature, above=0)
-        check_number("decay", self.decay, above=0, maximum=1)
-        check_number("exploration", self.exploration, minimum=0, below=1)
-        check_choice("schedule", self.schedule, ("constant", "polynomial", "cyclical"))
         if self.preconditioner is not None:
             check_choice("preconditioner", self.preconditioner, ("rmsprop",))
             if self.num_warmup == 0:
@@ -85,7 +73,6 @@ class _StochasticGradientMCMC(Method):
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density.subsampled(), type(self).__name__)
-        plan = lay_out(self, run.num_draws, problem.num_rows)
         with seeded(run.seed, problem.device):
             begun = time.perf_counter()
             line = LinearFit.of(problem)
@@ -94,9 +81,8 @@ class _StochasticGradientMCMC(Method):
             else:
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
-            chains = run_chains(self, problem, z, plan, run.callbacks, run.progress, run.seed)
-            record, found = judge(self, problem, chains, line)
-        notes: list[Finding] = list(found)
+            chains = run_chains(self, problem, z, run)
+            record, notes = judge(self, problem, chains, line)
         lp, stopped = chains.lp, chains.stopped
         try:
             if stopped != "interrupt" and problem.loader is None:
@@ -154,21 +140,15 @@ class SGLD(_StochasticGradientMCMC):
     Args:
         num_chains: chains, run together in one compiled step, each with its own batches.
         num_warmup: steps before the first draw.
-        step_size: :math:`\varepsilon N`, the (initial) step size; None chooses it in warm-up from the curvature and the
-            gradient noise that the chains meet (:mod:`pyrobnn.inference.langevin.step`); ``meta`` has it.
-        schedule: ``"constant"``; ``"polynomial"``, with
-            :math:`\varepsilon (1 + t / \texttt{decay\_steps})^{-\texttt{decay}}` at step t, warm-up included;
-            ``"cyclical"``, after warm-up ``num_cycles`` cosine cycles, each an ``exploration`` share without noise
-            and then draws.
-        decay, decay_steps: of the polynomial schedule.
-        num_cycles, exploration: of the cyclical schedule.
+        step_size: :math:`\varepsilon N`; None chooses it in warm-up from the curvature and the gradient noise that the
+            chains meet (:mod:`pyrobnn.inference.langevin.step`); ``meta`` has it.
         thinning: steps between draws.
         batch_size: data per step; None for all.
         temperature: T; any value but 1 samples a tempered posterior, and ``meta`` says so.
         preconditioner: ``"rmsprop"`` divides by the root mean square gradient of every weight (pooled over chains,
             geometric mean 1). It is frozen after warm-up, so that the correction Γ of the paper is exactly zero.
-        init_steps, init_lr: Adam's, from nets initialised anew to where the chains of a BNN start, if ``fit`` is given
-            no ``init``; with 0 steps they start at draws from the prior.
+        init_steps: Adam's, from nets initialised anew to where the chains of a BNN start, if ``fit`` is given no
+            ``init``; with 0 steps they start at draws from the prior.
         compile: False runs eagerly, with the same draws.
 
     Raises:
@@ -176,7 +156,7 @@ class SGLD(_StochasticGradientMCMC):
 
     Returns, by ``fit``: draws (num_chains, num_draws, …), ``thinning`` steps apart; sample_stats ``lp`` (log joint on
     all data in unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
-    ``step_size`` of the constant schedule and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
+    ``step_size`` and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
     chains start at draws of ``init`` (MAP, SVI, …), all alike at a trained net, or at modes found by ``init_steps`` of
     Adam (a plain program: at draws from the prior). Batches of a DataLoader are shared by all chains.
 
@@ -190,7 +170,6 @@ class SGLD(_StochasticGradientMCMC):
     References:
         Bayesian Learning via Stochastic Gradient Langevin Dynamics (Welling & Teh, 2011).
         `Preconditioned SGLD (Li et al., 2016) <https://arxiv.org/abs/1512.07666>`_.
-        `Cyclical Stochastic Gradient MCMC (Zhang et al., 2020) <https://arxiv.org/abs/1902.03932>`_.
 
     Example:
         >>> SGLD(num_chains=2, step_size=0.02).step_size

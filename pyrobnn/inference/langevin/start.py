@@ -114,7 +114,7 @@ def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> T
     free = torch.arange(num_steps + 1, device=start.device) >= switch
     result = minimize(
         losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
-        Training(num_steps, lr=config.init_lr, lr_schedule=factor, compile=config.compile),
+        Training(num_steps, lr=0.01, lr_schedule=factor, compile=config.compile),
         name=f"the start of {type(config).__name__}",
     )  # fmt: skip
     if result.stopped == "interrupt":  # before the first draw

@@ -1,12 +1,12 @@
-"""Stochastic-gradient chains: their plan, batches and compiled step, and the loop with its choice of a step size."""
+"""Stochastic-gradient chains: their batches and compiled step, and the loop with its choice of a step size."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,14 @@ from torch import Tensor
 from pyrobnn.compile import compiled
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
-from pyrobnn.inference.fitting.problem import Callback, Problem, snapshot
+from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.ranks import Ranks, ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.langevin.step import State, StepSize, chooser_for
 from pyrobnn.posterior import Posterior
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.method import FitRun
 
 #: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP
 RMSPROP = 0.99
@@ -26,45 +29,6 @@ RMSPROP = 0.99
 Slope = Callable[..., tuple[Tensor, Tensor]]
 #: steps between two looks at whether every chain is still finite
 CHECK_EVERY = 50
-
-
-class Plan(NamedTuple):
-    """Per step: ε, how much the preconditioner forgets, temperature; and the steps after which a draw is kept."""
-
-    controls: Tensor
-    keep: Tensor
-
-
-def lay_out(config: Any, num_draws: int, num_data: int) -> Plan:
-    """The plan of a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC` for so many draws per chain of so many data."""
-    warmup, thinning = config.num_warmup, config.thinning
-    temperatures = [config.temperature] * warmup
-    if config.schedule == "cyclical":
-        per_cycle = math.ceil(num_draws / config.num_cycles)
-        sampling = per_cycle * thinning
-        length = math.ceil(sampling / (1.0 - config.exploration))
-        position = torch.arange(config.num_cycles * length, dtype=torch.float64) % length
-        shape = 0.5 * (torch.cos(math.pi * position / length) + 1.0)
-        sizes = torch.cat([torch.ones(warmup, dtype=torch.float64), shape])
-        temperatures += ([0.0] * (length - sampling) + [config.temperature] * sampling) * config.num_cycles
-        ends = torch.arange(1, per_cycle + 1) * thinning + length - sampling - 1
-        keep = (ends + length * torch.arange(config.num_cycles)[:, None]).reshape(-1)[:num_draws] + warmup
-    else:
-        total = warmup + num_draws * thinning
-        t = torch.arange(total, dtype=torch.float64)
-        power = config.decay if config.schedule == "polynomial" else 0.0
-        sizes = (1.0 + t / config.decay_steps) ** -power
-        temperatures += [config.temperature] * (total - warmup)
-        keep = warmup + thinning * torch.arange(1, num_draws + 1) - 1
-    num_steps = int(keep[-1]) + 1
-    forget = torch.zeros(len(sizes), dtype=torch.float64)
-    if config.preconditioner is not None:
-        forget[:warmup] = 1.0 - RMSPROP
-        forget[0] = 1.0
-    # without a step size the first column holds the schedule alone, and ε is chosen as the chains go
-    size = 1.0 if config.step_size is None else config.step_size / num_data
-    controls = torch.stack([size * sizes, forget, torch.tensor(temperatures, dtype=torch.float64)], 1)
-    return Plan(controls[:num_steps], keep)
 
 
 class ChainStep:
@@ -119,18 +83,17 @@ class Run:
     loss: Tensor
 
     def __init__(self, z: Tensor):
-        self.kinetic = torch.zeros_like(z)
         self.losses: list[Tensor] = []
         self.step_size = self.seconds = self.compile_seconds = 0.0
         self.step, self.stopped = 0, "error"
-        self.forget()
+        self.forget(z)
 
-    def forget(self) -> None:
+    def forget(self, z: Tensor) -> None:
         """Start anew: the chains were sent back."""
         self.kept: list[Tensor] = []  # draws so far, (chain, dim) each
         self._lp: list[Tensor] = []
         self._sizes: list[Tensor] = []
-        self.kinetic = torch.zeros_like(self.kinetic)
+        self.kinetic = torch.zeros_like(z)
 
     def keep(self, z: Tensor, lp: Tensor, size: Tensor, kinetic: Tensor) -> None:
         self.kinetic += kinetic
@@ -243,53 +206,53 @@ def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
     return torch.cat(parts).reshape(z.shape[:2])
 
 
-def run_chains(
-    config: Any,
-    problem: Problem,
-    z: Tensor,
-    plan: Plan,
-    callbacks: Sequence[Callback],
-    progress: bool,
-    seed: int = 0,
-) -> Run:
-    """Run the chains of ``config`` from ``z`` (chain, dim) through the steps of ``plan``."""
+def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
+    """Run the chains of ``config`` from ``z`` (chain, dim): warm-up, then a draw every ``thinning`` steps."""
+    num_steps = config.num_warmup + config.thinning * asked.num_draws
     # at rest in their places, with momenta of the right temperature
     v = math.sqrt(config.temperature) * torch.randn_like(z)
     state, run = State(0, z, v, torch.zeros_like(z[0])), Run(z)
     watch = Watch(
-        len(plan.controls), type(config).__name__, callbacks, progress,
-        starting=COMPILING if config.compile else "", finished="num_draws", worth_keeping=run.usable,
-    )  # fmt: skip
+        num_steps,
+        type(config).__name__,
+        asked.callbacks,
+        asked.progress,
+        starting=COMPILING if config.compile else "",
+        finished="num_draws",
+        worth_keeping=run.usable,
+    )
     started = time.perf_counter()
     with watch:
-        _walk(config, problem, state, plan, watch, run, seed)
+        _walk(config, problem, state, num_steps, watch, run, asked.seed)
     run.stopped = watch.stopped
     run.finish(time.perf_counter() - started)
     return run
 
 
-def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch, run: Run, seed: int) -> None:
-    """Take the steps of the plan and keep what it says."""
+def _walk(
+    config: Any, problem: Problem, state: State, num_steps: int, watch: Watch, run: Run, seed: int
+) -> None:
+    """Take the steps and keep every ``thinning``-th after the warm-up."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
-    control = plan.controls[0].to(state.z).clone()  # written at every step
-    step = ChainStep(config, problem, control)
+    control = state.z.new_zeros(
+        3
+    )  # ε, how much the preconditioner forgets, temperature: written at every step
+    step, warmup = ChainStep(config, problem, control), config.num_warmup
     chooser = chooser_for(config, problem) if config.step_size is None else None
-    keep, num_steps = set(plan.keep.tolist()), len(plan.controls)
     report_every = max(1, num_steps // 100)
     while state.step < num_steps:
         run.step = k = state.step
         if chooser is not None and k in chooser.looks:
             if not bool(torch.isfinite(state.z).all()) and (back := chooser.restart()) is not None:
                 state = back
-                run.forget()
+                run.forget(state.z)
                 continue
             seen = config.preconditioner is not None and bool(state.second.any())
             metric = metric_of(state.second) if seen else torch.ones_like(state.second)
             chooser.look(state, metric, batches, functools.partial(batch_log_joint, problem))
-        control.copy_(plan.controls[k])
-        if chooser is not None:
-            control[0] *= chooser.value
-        run.step_size = float(plan.controls[0, 0]) * (1.0 if chooser is None else chooser.value)
+        run.step_size = config.step_size / problem.num_rows if chooser is None else chooser.value
+        forget = (1.0 - RMSPROP if k else 1.0) if k < warmup and config.preconditioner is not None else 0.0
+        control.copy_(torch.tensor([run.step_size, forget, config.temperature], dtype=torch.float64))
         z, v, second, lp = step(next(batches), state.z, state.v, state.second)
         run.compile_seconds = step.seconds
         state = State(k + 1, z, v, second)
@@ -297,9 +260,9 @@ def _walk(config: Any, problem: Problem, state: State, plan: Plan, watch: Watch,
         if k % CHECK_EVERY == 0 or last:
             if (back := _checked(problem, chooser, state, lp, control)) is not None:
                 state = back
-                run.forget()
+                run.forget(state.z)
                 continue
-        if k in keep:
+        if state.step > warmup and (state.step - warmup) % config.thinning == 0:
             run.keep(z, lp, control[0], v.square() / config.temperature)
         if k % report_every == 0 or last:
             run.losses.append(-lp.mean() / problem.num_rows)
