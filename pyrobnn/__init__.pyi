@@ -29,11 +29,12 @@ from .inference import SVI as SVI
 from .inference import SWA as SWA
 from .inference import SWAG as SWAG
 from .inference import DeepEnsemble as DeepEnsemble
+from .inference import Guide as Guide
 from .inference import Laplace as Laplace
 from .inference import LaplaceMixture as LaplaceMixture
 from .inference import MCDropout as MCDropout
+from .inference import Optimizer as Optimizer
 from .inference import distributed as distributed
-from .inference import guides as guides
 from .inference.preflight import preflight as preflight
 from .model import BNN as BNN
 from .posterior.datatree import to_datatree as to_datatree

@@ -48,7 +48,6 @@ __all__ = [
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
-    "plateau": "stopped early: the loss no longer falls",
     "callback": "stopped early by a callback",
     "until_ess": "stopped early: enough effective draws",
     "converged": "stopped early: converged",

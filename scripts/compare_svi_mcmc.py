@@ -52,7 +52,7 @@ methods:
   mle: {}
 knobs:
   svi-full-rank: {method: svi, guide: full_rank}
-  svi-weights: {method: svi, local_reparameterization: false}
+  svi-weights: {method: svi, estimator: weights}
   svi-kl-warmup: {method: svi, kl_weight: {class_path: Linear, init_args: {warmup: 0.1, full: 0.5}}}
   svi-batches: {method: svi, batch_size: 64}
   svi-wide-start: {method: svi, init_scale: 0.5}

@@ -36,8 +36,8 @@ METHODS = {
     "Laplace-kron": pb.Laplace(structure="kron", num_steps=50, compile=False),
     "Laplace-draws": pb.Laplace(predictive="draws", num_steps=50, compile=False),
     "LaplaceMixture": pb.LaplaceMixture(num_modes=2, num_steps=20, compile=False),
-    "SWA": pb.SWA(num_steps=20, init_steps=20, compile=False),
-    "SWAG": pb.SWAG(rank=3, num_steps=20, init_steps=20, compile=False),
+    "SWA": pb.SWA(num_steps=20, compile=False),
+    "SWAG": pb.SWAG(rank=3, num_steps=20, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
     "SMC": pb.SMC(num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),
 }

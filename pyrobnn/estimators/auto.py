@@ -54,7 +54,7 @@ def choose(
             size += ", a prior of weights that depend on each other"
         if num_data <= MAX_NUTS_ROWS:
             return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
-        svi = SVI(local_reparameterization=True, batch_size=batch, num_steps=10_000, compile=compile)
+        svi = SVI(estimator="local_reparameterization", batch_size=batch, num_steps=10_000, compile=compile)
         return svi, f"{size}: mean-field SVI, whose variances are too small where weights correlate"
     # the Gram matrix of the rows stands for that of the weights where it is the smaller
     full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS

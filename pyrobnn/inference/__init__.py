@@ -20,15 +20,16 @@ What all begin and end with is in ``fitting``; what a method is says ``method``.
 
 from __future__ import annotations
 
-from pyrobnn.inference import distributed, guides
+from pyrobnn.inference import distributed
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.laplace_mixture import LaplaceMixture
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.nuts import NUTS
+from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.point_methods import MAP, MLE, DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.inference.smc import SMC
-from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.swag import SWA, SWAG
 
 __all__ = [
@@ -42,9 +43,10 @@ __all__ = [
     "SWA",
     "SWAG",
     "DeepEnsemble",
+    "Guide",
     "Laplace",
     "LaplaceMixture",
     "MCDropout",
+    "Optimizer",
     "distributed",
-    "guides",
 ]

@@ -100,7 +100,7 @@ def fit_on_ranks(
     computes the gradient on its part of the rows of each batch, and steps along the mean of all ranks. Every step
     waits for the slowest rank and moves the gradient, 4 bytes a weight, twice: it gains where a batch takes
     milliseconds. What comes before and after the steps (the choice of a step size, the ELBO of the end) every rank
-    does by itself. With ``local_reparameterization`` (SVI's default) or ``flipout`` the noise of a row is
+    does by itself. With local reparameterization (SVI's default) or flipout the noise of a row is
     another than in one process.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,15 +22,15 @@ from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nets.batch_norm import training_norms
 from pyrobnn.inference.nets.dropout_masks import (
+    NUM_PROBES,
     Mask,
     drop_inputs,
     inserted_masks,
     layer_masks,
     masked_weights,
 )
-from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.training import OptimizerFactory, Training
-from pyrobnn.inference.optim.unfinished import falling
+from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -58,10 +58,8 @@ class MCDropout(Method):
         learn_p: learn the p of every mask from there (concrete dropout); the entropy of the masks then enters the loss.
         num_steps: updates of the optimiser; 0 takes the weights of ``init`` as they are.
         lr: its peak learning rate.
-        optimizer: ``"adam"`` or a function of the parameter list that returns a torch optimizer.
-        lr_schedule: as in :class:`pyrobnn.MAP`.
+        optimizer: as in :class:`pyrobnn.MAP`.
         batch_size: data per step; None for all.
-        clip_norm: rescale gradients to at most this norm.
         compile: compile the update; False gives the same numbers slower.
 
     Raises:
@@ -88,10 +86,8 @@ class MCDropout(Method):
     learn_p: bool = False
     num_steps: int = 2000
     lr: float = 0.01
-    optimizer: str | OptimizerFactory = "adam"
-    lr_schedule: str | Callable[..., Any] | None = "cosine"
+    optimizer: str | OptimizerFactory | Optimizer = "adam"
     batch_size: int | None = None
-    clip_norm: float | None = None
     compile: bool = True
 
     kind: ClassVar[Kind] = "independent"
@@ -102,101 +98,19 @@ class MCDropout(Method):
         if self.p is not None:
             check_number("p", self.p, above=0, below=1)
         check_count("num_steps", self.num_steps, minimum=0)
-        Training.of(self, num_steps=max(self.num_steps, 1))  # its checks
-        if self.learn_p and self.num_steps == 0:
+        if self.num_steps:
+            Training.of(self, "cosine")  # its checks
+        elif self.learn_p:
             raise ValueError("learn_p=True needs training: pass num_steps above 0")
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        """The problem of a net that can be trained with dropout.
+
+        Raises:
+            TypeError, Refused: no BNN; batch-norm layers in training mode.
+            ValueError: no steps, and no weights to take.
+        """
         model, x, y = run.given
-        self._check(model, run.init)
-        problem = prepare(
-            model,
-            x,
-            y,
-            points="free",
-            device=device,
-            stream=True,
-            deterministic=False,
-            num_draws=run.num_draws,
-        )
-        return problem, run
-
-    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        seed, num_draws = run.seed, run.num_draws
-        start = start_values(problem.model, run.init)
-        net, probes = problem.bnn, problem.x[:8]
-        masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
-        density = _training_density(net, masks, problem, self.learn_p)
-        with seeded(seed, problem.device):
-            theta, result = density.initial(start, seed), None
-            if self.num_steps:
-                loss = _Loss(density, net, masks, problem.num_rows, self.learn_p)
-
-                def present(theta: Tensor) -> Posterior:
-                    values = density.constrain(theta)
-                    with seeded(seed, problem.device):
-                        draws = _masked_draws(
-                            problem, values, masks, self._rates(masks, values), _SNAPSHOT_DRAWS
-                        )
-                    return snapshot(problem, self, draws, seed=seed)
-
-                result = self._train(loss, theta, problem, run, present)
-                theta = result.params
-            values = density.constrain(theta)
-            rates = self._rates(masks, values)
-            draws = _masked_draws(problem, values, masks, rates, num_draws)
-        meta: dict[str, Any] = {"dropout_p": _by_layer(masks, rates), "warnings": [CAVEAT]}
-        if result is None:
-            return make_posterior(
-                problem, self, draws, seed=seed, timings={"compile": 0.0, "fit": 0.0}, meta=meta
-            )
-        return make_posterior(
-            problem,
-            self,
-            draws,
-            seed=seed,
-            timings=result.timings,
-            history={"loss": result.losses},
-            meta=meta
-            | {"num_steps": result.num_steps, "stopped": result.stopped}
-            | falling(result, result.losses, problem.num_rows, density.dim),
-            notes=result.notes(self),
-            interrupted=result.interrupted,
-        )
-
-    def _rates(self, masks: Sequence[Mask], values: Mapping[str, Tensor]) -> list[float]:
-        """p of each mask, given or learned."""
-        if self.learn_p:
-            return [float(_rate(values[name])) for name in _logits(masks)]
-        return [mask.p for mask in masks]
-
-    def _train(
-        self,
-        loss: _Loss,
-        theta: Tensor,
-        problem: Problem,
-        run: FitRun,
-        present: Callable[[Tensor], Posterior],
-    ) -> Result:
-        return minimize(
-            loss,
-            theta,
-            problem.batches(self.batch_size),
-            Training.of(self),
-            callbacks=run.callbacks,
-            snapshot=present,
-            progress=run.progress,
-            name="MCDropout",
-        )
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the optimiser's, the masks in every step, and the masked weights."""
-        resident, phases = sizes.optimisation()
-        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
-        return Need(resident | drawn, {"a step": 2 * phases["a step"]})
-
-    def _check(self, model: Any, init: Any) -> None:
-        """Refuse what cannot be trained with dropout."""
         if not isinstance(model, BNN):
             raise (Refused if callable(model) else TypeError)(
                 f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}: "
@@ -207,62 +121,101 @@ class MCDropout(Method):
                 f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
                 "call .eval() on them before building the BNN"
             )
-        if self.num_steps == 0 and init is None:
+        if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
+        options: dict[str, Any] = {
+            "points": "free",
+            "stream": True,
+            "deterministic": False,
+            "num_draws": run.num_draws,
+        }
+        return prepare(model, x, y, device=device, **options), run
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        net, probes = problem.bnn, problem.x[:NUM_PROBES]
+        masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
+        density = _training_density(net, masks, problem, self.learn_p)
+        own = {site.name for site in problem.density.sites}
+
+        def rates(values: Mapping[str, Tensor]) -> list[float]:
+            return [float(_rate(values[name])) if self.learn_p else m.p for m, name in _logits(masks)]
+
+        def drawn(values: dict[str, Tensor], num_draws: int) -> dict[str, Tensor]:
+            """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
+            masked = masked_weights(values, masks, rates(values), num_draws)
+            rest = {name: value.expand(num_draws, *value.shape) for name, value in values.items()}
+            return {name: value[None] for name, value in (rest | masked).items() if name in own}
+
+        def present(theta: Tensor) -> Posterior:
+            with seeded(run.seed, problem.device):
+                draws = drawn(density.constrain(theta), _SNAPSHOT_DRAWS)
+            return snapshot(problem, self, draws, seed=run.seed)
+
+        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+            log_prior, log_likelihood = density.log_parts(theta, *batch)
+            total = log_prior + log_likelihood
+            if self.learn_p:
+                total = total + _concrete_terms(density.constrain(theta), masks, net)
+            return -total / problem.num_rows
+
+        told: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
+        with seeded(run.seed, problem.device):
+            theta = density.initial(start_values(problem.model, run.init), run.seed)
+            if self.num_steps:
+                result = minimize(
+                    loss,
+                    theta,
+                    problem.batches(self.batch_size),
+                    Training.of(self, "cosine"),
+                    callbacks=run.callbacks,
+                    snapshot=present,
+                    progress=run.progress,
+                    name="MCDropout",
+                )
+                theta, told = result.params, result.account(self, problem.num_rows, density.dim)
+            values = density.constrain(theta)
+            draws = drawn(values, run.num_draws)
+        keep: dict[str, float] = {}  # several masks may act on one layer
+        for mask, rate in zip(masks, rates(values)):
+            keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - rate)
+        by_layer = {layer: 1.0 - kept for layer, kept in keep.items()}
+        told["meta"] |= {"dropout_p": by_layer, "warnings": [CAVEAT]}
+        return make_posterior(problem, self, draws, seed=run.seed, **told)
+
+    def memory(self, model: BNN, sizes: Sizes) -> Need:
+        """Bytes that ``fit`` will take: the optimiser's, the masks in every step, and the masked weights."""
+        resident, phases = sizes.optimisation()
+        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
+        return Need(resident | drawn, {"a step": 2 * phases["a step"]})
 
 
-def _masked_draws(
-    problem: Problem, values: dict[str, Tensor], masks: Sequence[Mask], rates: Sequence[float], num_draws: int
-) -> dict[str, Tensor]:
-    """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
-    own = {site.name for site in problem.density.sites}
-    draws = {name: value.expand(1, num_draws, *value.shape) for name, value in values.items() if name in own}
-    masked = masked_weights(values, masks, rates, num_draws)
-    return draws | {name: value[None] for name, value in masked.items()}
-
-
-class _Loss:
-    """Minus the log joint per datum, with dropout; with learned p the evidence lower bound of concrete dropout."""
-
-    def __init__(self, density: Density, model: BNN, masks: Sequence[Mask], num_data: int, learn_p: bool):
-        self.density, self.model, self.masks = density, model, masks
-        self.num_data, self.learn_p = num_data, learn_p
-
-    def __call__(self, theta: Tensor, *batch: Tensor) -> Tensor:
-        log_prior, log_likelihood = self.density.log_parts(theta, *batch)
-        total = log_prior + log_likelihood
-        if self.learn_p:
-            total = total + self._correction(self.density.constrain(theta))
-        return -total / self.num_data
-
-    def _correction(self, values: dict[str, Tensor]) -> Tensor:
-        r"""Σ over masks of their entropy, and :math:`E_q[\log p(W)] - \log p(M)` of the masked weights."""
-        total = torch.zeros((), dtype=torch.float64, device=self.density.device)
-        keep: dict[str, Tensor] = {}
-        for mask, name in zip(self.masks, _logits(self.masks)):
-            p = _rate(values[name])
-            total = total + mask.units * (torch.special.entr(p) + torch.special.entr(1 - p)).double()
-            keep[mask.site] = keep.get(mask.site, 1.0) * (1 - p)
-        for site, kept in keep.items():
-            if site not in self.model.priors:
-                continue
-            prior, weight = self.model.priors[site], values[site]
-            with without_validation():
-                scaled, zero = prior.log_prob(weight / kept), prior.log_prob(torch.zeros_like(weight))
-                total = total + kept * scaled + (1 - kept) * zero - prior.log_prob(weight)
-        return total
+def _concrete_terms(values: Mapping[str, Tensor], masks: Sequence[Mask], model: BNN) -> Tensor:
+    r"""Σ over masks of their entropy, and :math:`E_q[\log p(W)] - \log p(M)` of the masked weights."""
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(values.values())).device)
+    keep: dict[str, Tensor] = {}
+    for mask, name in _logits(masks):
+        p = _rate(values[name])
+        total = total + mask.units * (torch.special.entr(p) + torch.special.entr(1 - p)).double()
+        keep[mask.site] = keep.get(mask.site, 1.0) * (1 - p)
+    for site, kept in keep.items():
+        if site not in model.priors:
+            continue
+        prior, weight = model.priors[site], values[site]
+        with without_validation():
+            scaled, zero = prior.log_prob(weight / kept), prior.log_prob(torch.zeros_like(weight))
+            total = total + kept * scaled + (1 - kept) * zero - prior.log_prob(weight)
+    return total
 
 
 def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem, learn_p: bool) -> Density:
     """The density of the program whose net drops units; the logits of learned p are point parameters of it."""
     trainer = copy.copy(model)
     trainer.net = copy.deepcopy(model.net).eval()
-    for mask, name in zip(masks, _logits(masks)):
+    names = [name.rpartition(".")[2] for _, name in _logits(masks)]
+    for mask, name in zip(masks, names):
         if learn_p:
-            layer = trainer.net.get_submodule(mask.layer)
             logit = torch.full((), math.log(mask.p / (1 - mask.p)), dtype=model.dtype, device=problem.device)
-            layer.register_parameter(name.rpartition(".")[2], nn.Parameter(logit))
-    names = [name.rpartition(".")[2] for name in _logits(masks)]
+            trainer.net.get_submodule(mask.layer).register_parameter(name, nn.Parameter(logit))
 
     def keep(layer: nn.Module, number: int, x: Tensor, units: int) -> Tensor:
         u = torch.rand(len(x), units, dtype=model.dtype, device=x.device)
@@ -279,17 +232,9 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem, learn
     return Density(program, (problem.x, problem.y), points="free")
 
 
-def _logits(masks: Sequence[Mask]) -> list[str]:
-    """Site of the logit of every mask's p."""
-    return [f"{mask.site.removesuffix('weight')}dropout_logit_{number}" for number, mask in enumerate(masks)]
-
-
-def _by_layer(masks: Sequence[Mask], rates: Sequence[float]) -> dict[str, float]:
-    """Probability that an input of the layer is dropped, by layer name (several masks may act on one)."""
-    keep: dict[str, float] = {}
-    for mask, rate in zip(masks, rates):
-        keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - rate)
-    return {layer: 1.0 - kept for layer, kept in keep.items()}
+def _logits(masks: Sequence[Mask]) -> list[tuple[Mask, str]]:
+    """Every mask with the site of the logit of its p."""
+    return [(m, f"{m.site.removesuffix('weight')}dropout_logit_{number}") for number, m in enumerate(masks)]
 
 
 def _rate(logit: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_choice, check_count
+from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.initial import start_values
@@ -21,8 +21,8 @@ from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.training import OptimizerFactory, Training
-from pyrobnn.inference.optim.unfinished import falling, unfinished
+from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
+from pyrobnn.inference.optim.unfinished import unfinished
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
@@ -39,17 +39,14 @@ class _Trained(Method):
 
     num_steps: int = 2000
     lr: float = 1e-2
-    optimizer: str | OptimizerFactory = "adam"
-    lr_schedule: str | Callable[..., Any] | None = "cosine"
+    optimizer: str | OptimizerFactory | Optimizer = "adam"
     batch_size: int | None = None
-    clip_norm: float | None = None
-    patience: int | None = None
     compile: bool = True
 
     claim: ClassVar[Claim] = "none"
 
     def __post_init__(self) -> None:
-        Training.of(self)  # its checks
+        Training.of(self, "cosine")  # its checks
 
     def _search(self, problem: Problem, start: Tensor, target: Target, run: FitRun) -> Result:
         """Maximise ``target`` from ``start``: one point (dim,), or several together (members, dim).
@@ -77,7 +74,7 @@ class _Trained(Method):
             loss if start.dim() == 1 else losses,
             start,
             problem.batches(self.batch_size) if in_parts or problem.loader is not None else None,
-            Training.of(self),
+            Training.of(self, "cosine"),
             callbacks=run.callbacks,
             snapshot=lambda theta: self._posterior(problem, theta, run.seed),
             progress=run.progress,
@@ -90,21 +87,12 @@ class _Trained(Method):
         """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
         meta: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
         draws = problem.density.constrain(theta.reshape(1, -1, problem.density.dim))
-        if result is None:
-            return make_posterior(problem, self, draws, seed=seed, timings={}, meta=meta)
-        meta |= {"num_steps": result.num_steps, "stopped": result.stopped}
-        meta |= falling(result, result.losses, problem.num_rows, problem.density.dim)
-        return make_posterior(
-            problem,
-            self,
-            draws,
-            seed=seed,
-            timings=result.timings,
-            history={"loss": result.losses if result.losses.dim() == 1 else result.losses.mean(1)},
-            meta=meta | more.get("meta", {}),
-            notes=[*result.notes(self), *more.get("notes", ())],
-            interrupted=result.interrupted,
-        )
+        told: dict[str, Any] = {"timings": {}}
+        if result is not None:
+            told = result.account(self, problem.num_rows, problem.density.dim)
+            meta |= told.pop("meta") | more.get("meta", {})
+            told["notes"] += more.get("notes", [])
+        return make_posterior(problem, self, draws, seed=seed, meta=meta, **told)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's."""
@@ -168,12 +156,10 @@ class MAP(_Trained):
     Args:
         num_steps: updates of the optimiser.
         lr: its peak learning rate.
-        optimizer: ``"adam"`` or a function of the parameter list that returns a torch optimizer.
-        lr_schedule: None, ``"cosine"``, ``"hold_cosine"``, ``"one_cycle"``, a function step → factor, or a torch
-            ``LRScheduler`` class.
+        optimizer: ``"adam"``, a function of the parameter list that returns a torch optimizer, or an
+            :class:`pyrobnn.Optimizer`, which also has the schedule of the rate (by default a
+            cosine), a bound on the gradient norm and averaging.
         batch_size: mini-batches of this size; None uses all data at once.
-        clip_norm: rescale gradients to at most this norm.
-        patience: stop when the mean loss of this many steps no longer falls.
         polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (only where a batch holds all of it).
         compile: compile the update; False gives the same numbers slower.
 
@@ -244,7 +230,6 @@ class DeepEnsemble(_Trained):
 
     Args:
         num_members: number of nets M.
-        objective: ``"map"`` keeps the prior (regularised members), ``"mle"`` drops it.
 
     The other arguments are those of :class:`pyrobnn.MAP`.
 
@@ -271,7 +256,6 @@ class DeepEnsemble(_Trained):
     """
 
     num_members: int = 5
-    objective: Literal["map", "mle"] = "map"
 
     kind: ClassVar[Kind] = "independent"
     uses: ClassVar[tuple[str, ...]] = ()
@@ -279,7 +263,6 @@ class DeepEnsemble(_Trained):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("num_members", self.num_members)
-        check_choice("objective", self.objective, ("map", "mle"))
 
     @property
     def default_draws(self) -> int:  # type: ignore[override]  # of the instance, not of the class
@@ -294,8 +277,7 @@ class DeepEnsemble(_Trained):
         check_batched(problem.density.subsampled(), "DeepEnsemble")
         start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, run.seed)])
         with seeded(run.seed, problem.device):
-            target = _log_joint if self.objective == "map" else _log_likelihood
-            result = self._search(problem, start, target, run)
+            result = self._search(problem, start, _log_joint, run)
         return self._posterior(problem, result.params, run.seed, result)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
@@ -13,7 +13,7 @@ from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, Training
+from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.vi.elbo import draws_per_block
 from pyrobnn.inference.vi.guide_fit import fit_guide
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
@@ -21,6 +21,42 @@ from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
+ESTIMATORS = ("auto", "weights", "local_reparameterization", "flipout")
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A family of guides with its options: ``pb.SVI(guide=Guide("low_rank", rank=3))``.
+
+    Args:
+        family: as ``guide`` of :class:`pyrobnn.SVI`.
+        rank: columns of the low-rank factor.
+        max_scale: cap on the standard deviations (mean-field only).
+        init_loc: start at the ``"net"``'s own weights, or at a draw from the ``"prior"``; ``fit(init=)`` overrides it.
+        mean_field_start: ``"low_rank"``, ``"full_rank"`` and ``"flow"`` begin where mean-field ends after this share
+            of ``num_steps``, taken before their own: at 1 the fit has twice the steps. The better by the ELBO of that
+            start and the end is returned, and a warning says where it is the start. 0 and Pyro's own guides: no start.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+    """
+
+    family: str | Callable[..., Any] = "mean_field"
+    rank: int = 10
+    max_scale: float | None = None
+    init_loc: Literal["net", "prior"] = "net"
+    mean_field_start: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.family):
+            check_choice("guide", self.family, GUIDES)
+        check_count("rank", self.rank)
+        check_choice("init_loc", self.init_loc, ("net", "prior"))
+        check_number("mean_field_start", self.mean_field_start, minimum=0, maximum=1)
+        if self.max_scale is not None and self.family != "mean_field":
+            raise ValueError(
+                f"'max_scale' needs independent normal weights: use 'mean_field', got {self.family!r}"
+            )
 
 
 @register("svi", standard=True, quick={"num_steps": 2000, "num_draws": 500})
@@ -35,37 +71,28 @@ class SVI(Method):
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
-            couplings), or any Pyro AutoGuide class or function of the program that returns one.
-        num_steps: gradient steps, after those of ``mean_field_start``.
+            couplings), any Pyro AutoGuide class or function of the program that returns one, or a
+            :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where
+            mean-field ends, after as many steps again.
+        num_steps: gradient steps.
         lr: peak learning rate of Adam.
-        optimizer: ``"adam"`` or a factory ``[tensor] -> torch.optim.Optimizer``.
-        lr_schedule: None (constant), ``"cosine"``, ``"hold_cosine"`` (constant for half of the steps, then a cosine),
-            ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class; ``"auto"`` is constant for
-            mean-field, whose iterates are averaged, and ``"hold_cosine"`` for the others.
-        clip_norm: bound on the gradient norm.
+        optimizer: ``"adam"``, a factory ``[tensor] -> torch.optim.Optimizer``, or an
+            :class:`pyrobnn.Optimizer`, which also has the schedule of the rate, a bound on the
+            gradient norm, and averaging. By default the rate of mean-field is constant and the last half of its
+            iterates is averaged, which removes gradient noise; the others have ``"hold_cosine"`` and no average.
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
-        local_reparameterization: draw the outputs of linear and convolution layers instead of their weights
-            (mean-field only; lower gradient variance, and often the better optimum). ``"auto"`` where that leaves the
-            ELBO as it is: each linear layer sees one vector of each datum, once; else (convolutions, sequences,
-            shared weights, plain programs) not. ``meta["estimator"]`` says which it was.
-        flipout: random signs per datum (mean-field only); excludes ``local_reparameterization``.
+        estimator: where the noise of mean-field is drawn: ``"weights"``; ``"local_reparameterization"``, the outputs of
+            linear and convolution layers instead (lower gradient variance, and often the better optimum);
+            ``"flipout"``, random signs per datum. ``"auto"`` is local reparameterization where that leaves the ELBO as
+            it is: each linear layer sees one vector of each datum, once; else (convolutions, sequences, shared weights,
+            plain programs) the weights. ``meta["estimator"]`` says which it was.
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
             gradient noise vanishes as q approaches the posterior.
         kl_weight: a number or a schedule of :mod:`pyrobnn.inference.vi.kl_schedules`. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
-        init_loc: start at the ``"net"``'s own weights, or at a draw from the ``"prior"``; ``fit(init=)`` overrides it.
         init_scale: initial standard deviations in unconstrained space.
-        max_scale: cap on the standard deviations (mean-field only).
-        rank: columns of the low-rank factor.
-        mean_field_start: ``"low_rank"``, ``"full_rank"`` and ``"flow"`` begin where mean-field ends after this share
-            of ``num_steps``, taken before their own: at 1 the fit has twice the steps. The better by the ELBO of that
-            start and the end is returned, and a warning says where it is the start. 0 and Pyro's own guides: no start.
-        average: largest share of the last steps whose iterates are averaged into the result, which removes gradient
-            noise; the average begins anew while the loss still falls. None takes half where the learning rate is
-            constant and none where it decays.
-        log_every: steps between callbacks.
         compile: trace and compile the step.
 
     Raises:
@@ -92,25 +119,16 @@ class SVI(Method):
         (torch.Size([1, 100, 1, 1]), 2)
     """
 
-    guide: str | Callable[..., Any] = "mean_field"
+    guide: str | Guide | Callable[..., Any] = "mean_field"
     num_steps: int = 10_000
     lr: float = 0.01
-    optimizer: str | OptimizerFactory = "adam"
-    lr_schedule: Schedule = "auto"
-    clip_norm: float | None = None
+    optimizer: str | OptimizerFactory | Optimizer = "adam"
     batch_size: int | None = None
     num_particles: int = 1
-    local_reparameterization: bool | Literal["auto"] = "auto"
-    flipout: bool = False
+    estimator: Literal["auto", "weights", "local_reparameterization", "flipout"] = "auto"
     kl: Literal["auto", "closed_form", "monte_carlo"] = "auto"
     kl_weight: float | KLSchedule = 1.0
-    init_loc: str = "net"
     init_scale: float = 0.05
-    max_scale: float | None = None
-    rank: int = 10
-    mean_field_start: float = 1.0
-    average: float | None = None
-    log_every: int = 100
     compile: bool = True
 
     kind: ClassVar[Kind] = "independent"
@@ -122,62 +140,41 @@ class SVI(Method):
     )
 
     def __post_init__(self) -> None:
-        Training.of(self, lr_schedule=self.schedule, average=self.averaged)  # its checks
-        if not callable(self.guide):
-            check_choice("guide", self.guide, GUIDES)
-        if self.guide != "mean_field":  # no guide is advised itself, or a poorer one
-            richer = GUIDES[GUIDES.index(self.guide) + 1 :] if self.guide in GUIDES else ()
+        self.training  # noqa: B018  # its checks
+        family, options = self.options.family, self.options
+        if family != "mean_field":  # no guide is advised itself, or a poorer one
+            richer = GUIDES[GUIDES.index(family) + 1 :] if family in GUIDES else ()
             advised = f"use a richer guide ({', '.join(richer)}), or run NUTS" if richer else "run NUTS"
             object.__setattr__(
                 self, "remedy", f"The approximation misses the posterior: {advised} and compare."
             )
         check_count("num_particles", self.num_particles)
-        check_count("rank", self.rank)
-        check_number("mean_field_start", self.mean_field_start, minimum=0, maximum=1)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
-        check_choice("init_loc", self.init_loc, ("net", "prior"))
+        check_choice("estimator", self.estimator, ESTIMATORS)
         check_number("init_scale", self.init_scale, above=0)
         if not isinstance(self.kl_weight, KLSchedule):
             check_number("kl_weight", self.kl_weight, minimum=0)
-        if self.max_scale is not None:
-            check_number("max_scale", self.max_scale, above=self.init_scale)
-        if not isinstance(self.local_reparameterization, bool):
-            check_choice("local_reparameterization", self.local_reparameterization, ("auto",))
-        local = self.local_reparameterization is True
-        if local and self.flipout:
+        if options.max_scale is not None:
+            check_number("max_scale", options.max_scale, above=self.init_scale)
+        if self.estimator in ESTIMATORS[2:] and family != "mean_field":
             raise ValueError(
-                "'local_reparameterization' and 'flipout' are two estimators of one gradient: choose one"
+                f"{self.estimator!r} needs independent normal weights: use guide='mean_field', got {family!r}"
             )
-        mean_field_only = {
-            "local_reparameterization": local,
-            "flipout": self.flipout,
-            "max_scale": self.max_scale is not None,
-        }
-        for name, chosen in mean_field_only.items():
-            if chosen and self.guide != "mean_field":
-                raise ValueError(
-                    f"{name!r} needs independent normal weights: use guide='mean_field', got {self.guide!r}"
-                )
 
     @property
-    def schedule(self) -> Schedule:
-        """``lr_schedule``, or the guide's default."""
-        if self.lr_schedule != "auto":
-            return self.lr_schedule
+    def options(self) -> Guide:
+        """The guide with its options."""
+        return self.guide if isinstance(self.guide, Guide) else Guide(self.guide)
+
+    @property
+    def training(self) -> Training:
+        """How the guide is fitted."""
         # correlated guides follow a gradient whose noise vanishes; the noise of mean-field has to be averaged
-        return None if self.guide == "mean_field" else "hold_cosine"
-
-    @property
-    def has_mean_field(self) -> bool:
-        """Whether the guide is one of ours with mean-field inside: the first parameters are means and scales."""
-        return self.guide in GUIDES[1:]
-
-    @property
-    def averaged(self) -> float:
-        """``average``, or the schedule's default."""
-        if self.average is not None:
-            return self.average
-        return 0.5 if self.schedule is None else 0.0
+        found = Training.of(self, None if self.options.family == "mean_field" else "hold_cosine")
+        if found.optimizer.average is not None:
+            return found
+        average = 0.5 if found.optimizer.schedule is None else 0.0
+        return replace(found, optimizer=replace(found.optimizer, average=average))
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         check_batch_size(problem, self.batch_size)
@@ -190,8 +187,9 @@ class SVI(Method):
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the guide's parameters in the optimiser, a step, the ELBO at the end."""
-        factors = {"mean_field": 2, "low_rank": 2 + self.rank, "full_rank": 1 + sizes.weights}
-        factor = factors.get(self.guide, 4) if isinstance(self.guide, str) else 4
+        family = self.options.family
+        factors = {"mean_field": 2, "low_rank": 2 + self.options.rank, "full_rank": 1 + sizes.weights}
+        factor = factors.get(family, 4) if isinstance(family, str) else 4
         guide = factor * sizes.flat
         resident = {"optimiser (5 copies)": 5 * guide, "draws": 2 * sizes.num_draws * sizes.flat}
         # run eagerly, every operation of the update and of the KL has a result of its own

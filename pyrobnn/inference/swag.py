@@ -7,12 +7,12 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
@@ -26,8 +26,7 @@ from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_nor
 from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, TOLERATED_RISE, constant_rate
-from pyrobnn.inference.optim.training import OptimizerFactory, Training
-from pyrobnn.inference.optim.unfinished import falling
+from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
@@ -35,6 +34,8 @@ from pyrobnn.wording.findings import Finding
 
 #: draws of the Gaussian while it forms
 _SNAPSHOT_DRAWS = 50
+#: of SGD (Maddox et al., 2019)
+_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,32 +44,29 @@ class _Averaged(Method):
 
     num_steps: int = 2000
     lr: float | None = None
-    lr_schedule: Literal["constant", "cyclical"] = "constant"
-    momentum: float = 0.9
-    optimizer: OptimizerFactory | None = None
+    optimizer: OptimizerFactory | Optimizer | None = None
     batch_size: int | None = None
     collect_every: int | None = None
     burn_in: float = 0.25
-    init_steps: int = 2000
-    init_lr: float = 0.01
     compile: bool = True
 
     claim: ClassVar[Claim] = "none"
-    #: the number of last deviations kept
-    columns: ClassVar[int] = 0
+    shares_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        lr, optimizer = self.lr or 1.0, self.optimizer or "adam"
-        Training.of(self, lr=lr, optimizer=optimizer, lr_schedule=None)  # its checks
-        if self.lr is not None:
-            check_number("lr", self.lr, above=0)
-        check_number("init_lr", self.init_lr, above=0)
-        check_count("init_steps", self.init_steps, minimum=0)
-        check_number("momentum", self.momentum, minimum=0, below=1)
+        Training(self.num_steps, 1.0 if self.lr is None else self.lr, self.optimizer or "adam")  # its checks
+        if self.optimizer is not None and isinstance(Optimizer.of(self.optimizer, None).kind, str):
+            raise ValueError("'optimizer' must be None for SGD, or make a torch optimizer of its own rate")
         check_number("burn_in", self.burn_in, minimum=0, below=1)
-        check_choice("lr_schedule", self.lr_schedule, ("constant", "cyclical"))
-        if self.collect_every is not None:
-            check_count("collect_every", self.collect_every)
+        for option in ("batch_size", "collect_every"):
+            if getattr(self, option) is not None:
+                check_count(option, getattr(self, option))
+        SWAGMoments(1, *self._rank_and_scale)  # its checks
+
+    @property
+    def _rank_and_scale(self) -> tuple[int, float]:
+        """The number of last deviations kept, and what multiplies the standard deviations."""
+        return 0, 1.0
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net whose batch-norm layers may use the statistics of a batch.
@@ -93,20 +91,21 @@ class _Averaged(Method):
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
                 "call .eval() on them before building the BNN"
             )
-        pure, num_draws = with_batch_statistics(model), run.num_draws
-        problem = prepare(
-            pure, x, y, points="free", device=device, stream=True, deterministic=False, num_draws=num_draws
-        )
+        pure = with_batch_statistics(model)
+        options: dict[str, Any] = {
+            "points": "free",
+            "stream": True,
+            "deterministic": False,
+            "num_draws": run.num_draws,
+        }
+        problem = prepare(pure, x, y, device=device, **options)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
-
-    def _moments(self, dim: int, device: torch.device) -> SWAGMoments:
-        return SWAGMoments(dim, diagonal=True, device=device)
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the optimiser's, the moments of the iterates, the Gaussian through them."""
         wide = 8 * sizes.weights
         every = self.collect_every or max(1, sizes.num_data // sizes.batch)
-        rank = min(self.columns, max(2, int(self.num_steps * (1 - self.burn_in)) // every))
+        rank = min(self._rank_and_scale[0], max(2, int(self.num_steps * (1 - self.burn_in)) // every))
         search, phases = sizes.optimisation()
         resident = search | {"moments": (3 + rank) * wide, "draws": 2 * sizes.num_draws * sizes.flat}
         gaussian = (2 * rank + 2 * sizes.num_draws + 4) * wide + sizes.one_pass(sizes.num_draws)
@@ -125,23 +124,20 @@ class SWA(_Averaged):
         lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`; None for the one whose wandering is
             closest to the posterior (:func:`pyrobnn.inference.optim.sgd_rate.constant_rate`), recorded in
             ``meta["lr"]``.
-        lr_schedule: ``"constant"``, or ``"cyclical"``: within each ``collect_every`` steps it falls linearly from
-            ``lr`` to a hundredth of it, and the iterate is taken at the end.
-        momentum: of SGD.
-        optimizer: None for SGD, or a function of the parameter list that returns a torch optimizer (then ``lr`` and
-            ``momentum`` are its own).
+        optimizer: None for SGD of momentum 0.9 at a constant rate; or a function of the parameter list that returns a
+            torch optimizer, whose ``lr`` is its own, or an :class:`pyrobnn.Optimizer` of one
+            with a schedule (a cyclical one takes the iterates at the end of each cycle).
         batch_size: data per step, drawn independently (a reshuffled epoch cancels the noise of its gradients); None for
             32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
         burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
-        init_steps, init_lr: Adam's, to the mode, where ``fit`` is given no ``init``.
         compile: False runs eagerly, with the same numbers up to rounding.
 
     Raises:
         TypeError, ValueError: naming the option.
 
-    Returns, by ``fit``: a posterior of one draw; ``meta`` has num_collected and the lr. The rest is as of
-    :class:`SWAG`.
+    Returns, by ``fit``: a posterior of one draw; ``meta`` has num_collected and the lr. Where ``fit`` is given no
+    ``init``, Adam goes to the mode first, in as many steps. The rest is as of :class:`SWAG`.
 
     Caveat: a point has no epistemic uncertainty.
 
@@ -149,20 +145,18 @@ class SWA(_Averaged):
     <https://arxiv.org/abs/1803.05407>`_.
 
     Example:
-        >>> SWA(num_steps=1000, lr=0.05).momentum
-        0.9
+        >>> SWA(num_steps=1000, lr=0.05).burn_in
+        0.25
     """
 
     kind: ClassVar[Kind] = "point"
-    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 1
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         sgd = _SGD(self, problem, run)
         with seeded(run.seed, problem.device):
-            result, points = sgd.train()
-            draws = sgd.layout(points).constrain(sgd.moments.mean.to(problem.density.dtype))
-            return sgd.posterior({name: value[None, None] for name, value in draws.items()}, result, points)
+            result = sgd.train()
+            return sgd.posterior({name: value[None, None] for name, value in sgd.mean()[0].items()}, result)
 
 
 @register("swag", full={"num_draws": 1000}, quick={"num_draws": 500})
@@ -178,8 +172,7 @@ class SWAG(_Averaged):
     training, and every draw gets its own, from one pass through the data.
 
     Args:
-        rank: K, the number of last deviations kept.
-        diagonal: :math:`s^2 \Sigma_{diag}` alone.
+        rank: K, the number of last deviations kept; 0 for :math:`s^2 \Sigma_{diag}` alone.
         scale: s, multiplies the standard deviations of the draws.
 
     The other arguments are those of :class:`SWA`.
@@ -208,226 +201,182 @@ class SWAG(_Averaged):
     """
 
     rank: int = 20
-    diagonal: bool = False
     scale: float = 1.0
 
     kind: ClassVar[Kind] = "independent"
-    shares_rows: ClassVar[bool] = True
     has_density: ClassVar[bool] = True
     default_draws: ClassVar[int] = 100
     remedy: ClassVar[str] = (
         "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._moments(1)  # its checks
-
     @property
-    def columns(self) -> int:  # type: ignore[override]  # of the instance, not of the class
-        """The number of last deviations kept."""
-        return 0 if self.diagonal else self.rank
-
-    def _moments(self, dim: int, device: torch.device | None = None) -> SWAGMoments:
-        return SWAGMoments(dim, self.rank, diagonal=self.diagonal, scale=self.scale, device=device)
+    def _rank_and_scale(self) -> tuple[int, float]:
+        return self.rank, self.scale
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         sgd = _SGD(self, problem, run)
         with seeded(run.seed, problem.device):
-            result, points = sgd.train()
-            approximation = FlatApproximation(sgd.layout(points), *sgd.moments.family())
+            result = sgd.train()
+            approximation = sgd.gaussian()
             draws = {name: value[None] for name, value in approximation.sample(run.num_draws).items()}
             if floored := sgd.moments.num_floored():
                 problem.note(Finding("unmoved_weights", {"count": floored}))
             meta = {"num_floored": floored}
-            if not self.diagonal:
+            if self.rank:
                 meta["rank"] = sgd.moments.deviations.shape[1]
-            return sgd.posterior(draws, result, points, meta=meta, approximation=approximation)
+            return sgd.posterior(draws, result, meta, approximation)
 
 
 class _SGD:
     """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG."""
 
     def __init__(self, method: _Averaged, problem: Problem, run: FitRun):
-        self.method, self.problem, self.run, self.seed = method, problem, run, run.seed
-        self.latent_dim = sum(site.size for site in problem.density.sites if site.kind == "latent")
-        self.batch_size, self.epoch = self._batching()
-        self.every = method.collect_every or self.epoch
+        self.method, self.problem, self.run = method, problem, run
+        check_batch_size(problem, method.batch_size)
+        if (stream := problem.stream) is not None:
+            self.batch_size, epoch = None, stream.num_batches
+        else:
+            self.batch_size = method.batch_size or max(1, min(32, problem.num_rows // 4))
+            epoch = max(1, problem.num_rows // self.batch_size)
+        self.every = method.collect_every or epoch
         self.first = round(method.burn_in * method.num_steps)
-        planned = self.num_planned()
+        planned = method.num_steps // self.every - self.first // self.every
         if planned < 2:
             raise Refused(
                 f"num_steps={method.num_steps} with burn_in={method.burn_in:g} and one iterate every {self.every} "
                 f"steps takes {planned} iterates, but at least 2 are needed: raise num_steps or lower collect_every"
             )
-        self.moments = method._moments(self.latent_dim, problem.device)
-        if self.epoch == 1 and problem.loader is None:
+        density = problem.density
+        latent = sum(site.size for site in density.sites if site.kind == "latent")
+        self.moments = SWAGMoments(density.dim, *method._rank_and_scale, latent=latent, device=problem.device)
+        if epoch == 1 and problem.loader is None:
             problem.note(Finding("no_mini_batches"))
-        if planned < method.columns:
-            problem.note(Finding("few_iterates", {"planned": planned, "rank": method.columns}))
+        if planned < self.moments.rank:
+            problem.note(Finding("few_iterates", {"planned": planned, "rank": self.moments.rank}))
 
-    def _batching(self) -> tuple[int | None, int]:
-        """Batch size and steps per epoch."""
-        check_batch_size(self.problem, self.method.batch_size)
-        if (stream := self.problem.stream) is not None:
-            return None, stream.num_batches
-        num_data = self.problem.num_rows
-        size = self.method.batch_size or max(1, min(32, num_data // 4))
-        return size, max(1, num_data // size)
-
-    def num_planned(self) -> int:
-        """Iterates that will be taken."""
-        return self.method.num_steps // self.every - self.first // self.every
-
-    def train(self) -> tuple[Result, dict[str, Tensor]]:
-        """Run SGD; returns its record and the values of the point parameters."""
-        method, density, moments = self.method, self.problem.density, self.moments
+    def train(self) -> Result:
+        """Run SGD; returns its record."""
+        method, problem, moments = self.method, self.problem, self.moments
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -density.log_joint(theta, *batch) / self.problem.num_rows
+            return -problem.density.log_joint(theta, *batch) / problem.num_rows
 
-        batches = independent_batches(self.problem, self.batch_size)
-        theta, seconds = self._warm_up(loss, batches)
-        points = SWAGMoments(density.dim - self.latent_dim, diagonal=True, device=self.problem.device)
+        batches = independent_batches(problem, self.batch_size)
+        theta, seconds = self._start(loss, batches)
 
         def collect(step: int, metrics: Mapping[str, Any]) -> None:
             if step > self.first and step % self.every == 0:
-                iterate = metrics["snapshot"]()
-                moments.update(iterate[: self.latent_dim])
-                points.update(iterate[self.latent_dim :])
+                moments.update(metrics["snapshot"]())
 
-        def retold(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        def with_posterior(metrics: Mapping[str, Any]) -> dict[str, Any]:
             iterate = metrics["snapshot"]
-            present = functools.partial(self._snapshot, iterate, points)
-            return {**metrics, "iterate": iterate, "snapshot": present}
+            return {**metrics, "iterate": iterate, "snapshot": functools.partial(self._snapshot, iterate)}
 
         if method.optimizer is not None:
-            self.lr = method.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
+            optimizer = Optimizer.of(method.optimizer, None)
+            make: Any = optimizer.kind
+            self.lr = make([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
         else:
             self.lr = method.lr or constant_rate(
-                loss, theta, batches, num_data=self.problem.num_rows, momentum=method.momentum
+                loss, theta, batches, num_data=problem.num_rows, momentum=_MOMENTUM
             )
-        sgd = functools.partial(torch.optim.SGD, lr=self.lr, momentum=method.momentum)
+            optimizer = Optimizer(functools.partial(torch.optim.SGD, lr=self.lr, momentum=_MOMENTUM), None)
         result = minimize(
             loss,
             theta,
             batches,
-            Training(
-                method.num_steps,
-                lr=self.lr,
-                optimizer=method.optimizer or sgd,
-                lr_schedule=self._falling if method.lr_schedule == "cyclical" else None,
-                log_every=self.every,
-                compile=method.compile,
+            Training(method.num_steps, self.lr, optimizer, method.compile, self.every),
+            callbacks=(
+                collect,
+                *(MappedCallback(callback, with_posterior) for callback in self.run.callbacks),
             ),
-            callbacks=(collect, *(MappedCallback(callback, retold) for callback in self.run.callbacks)),
             snapshot=lambda theta: theta,
             progress=self.run.progress,
             name=type(method).__name__,
         )
         result.timings["fit"] += seconds
-        self._check_moments(result)
-        fixed = torch.cat([moments.mean, points.mean]).to(density.dtype)
-        self._warn_if_worse(loss, theta, fixed, batches)
-        values = density.constrain(fixed)
-        return result, {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+        if result.interrupted and moments.count < 2:
+            raise KeyboardInterrupt(
+                f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2"
+            )
+        if not bool(torch.isfinite(moments.mean).all()):
+            raise FloatingPointError(
+                f"an iterate of {type(method).__name__} is not finite by step {result.num_steps} "
+                f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
+            )
+        # where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not
+        drawn = list(itertools.islice(batches, NUM_GRADIENTS))
+        mean = moments.mean.to(theta.dtype)
+        rise = sum(float(loss(mean, *batch) - loss(theta, *batch)) for batch in drawn) / len(drawn)
+        if not rise <= TOLERATED_RISE:
+            problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
+        return result
 
-    def _snapshot(self, iterate: Callable[[], Tensor], points: SWAGMoments) -> Posterior:
-        """The mean of the iterates so far and draws of the Gaussian through them; before the first the present one."""
-        density, moments = self.problem.density, self.moments
-        flat = torch.cat([moments.mean, points.mean]).to(density.dtype) if moments.count else iterate()
-        values = density.constrain(flat)
-        held = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
-        draws = {name: value[None, None] for name, value in values.items() if name not in held}
-        approximation = None
-        if self.method.kind == "independent" and moments.count > 1:
-            approximation = FlatApproximation(self.layout(held), *moments.family())
-            with seeded(self.seed, self.problem.device):
-                draws = {name: value[None] for name, value in approximation.sample(_SNAPSHOT_DRAWS).items()}
-        found = snapshot(
-            self.problem, self.method, draws, seed=self.seed, point_values=held, approximation=approximation
-        )
-        statistics = refreshed_statistics(self.problem.bnn, found.draws, Inputs(self.problem))
-        return dataclasses.replace(found, draws=found.draws | statistics)
-
-    def _warm_up(
+    def _start(
         self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, float]:
         """Where SGD starts, and the seconds that it took to get there: the user's ``init``, or near a mode."""
-        method, start = self.method, start_values(self.problem.bnn, self.run.init)
-        theta = self.problem.density.initial(start, self.seed)
-        if self.run.init is not None or not method.init_steps:
+        method, run = self.method, self.run
+        theta = self.problem.density.initial(start_values(self.problem.bnn, run.init), run.seed)
+        if run.init is not None:
             return theta, 0.0
-        found = minimize(
-            loss, theta, batches,
-            Training(method.init_steps, lr=method.init_lr, lr_schedule="cosine", compile=method.compile),
-            progress=self.run.progress, name=f"the start of {type(method).__name__}",
-        )  # fmt: skip
+        training = Training(method.num_steps, optimizer=Optimizer(schedule="cosine"), compile=method.compile)
+        name = f"the start of {type(method).__name__}"
+        found = minimize(loss, theta, batches, training, progress=run.progress, name=name)
         if found.interrupted:
             raise KeyboardInterrupt(f"{found.notes(method)[0]}: it had not begun to take iterates")
         return found.params, sum(found.timings.values())
 
-    def _check_moments(self, result: Result) -> None:
-        """Stop a run whose iterates make no distribution."""
-        moments = self.moments
-        if result.interrupted and moments.count < 2:
-            raise KeyboardInterrupt(
-                f"{result.notes(self.method)[0]}: it had taken {moments.count} iterates of at least 2"
-            )
-        if not bool(torch.isfinite(moments.mean).all()):
-            raise FloatingPointError(
-                f"an iterate of {type(self.method).__name__} is not finite by step {result.num_steps} "
-                f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
-            )
+    def mean(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The mean of the iterates by site: of the latent sites, and of the point parameters."""
+        return self._by_kind(self.moments.mean.to(self.problem.density.dtype))
 
-    def _warn_if_worse(
-        self,
-        loss: Callable[..., Tensor],
-        start: Tensor,
-        mean: Tensor,
-        batches: Iterator[tuple[Tensor, Tensor]],
-    ) -> None:
-        """Where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not."""
-        drawn = list(itertools.islice(batches, NUM_GRADIENTS))
-        rise = sum(float(loss(mean, *batch) - loss(start, *batch)) for batch in drawn) / len(drawn)
-        if not rise <= TOLERATED_RISE:
-            self.problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
-
-    def layout(self, points: dict[str, Tensor]) -> Density:
-        """The density over the latent sites alone, point parameters held at ``points``."""
+    def gaussian(self) -> FlatApproximation:
+        """The Gaussian over the latent sites, point parameters held at their means."""
         density = self.problem.density
-        return Density(density.program, density.args, points="held", values=points)
+        layout = Density(density.program, density.args, points="held", values=self.mean()[1])
+        return FlatApproximation(layout, *self.moments.family())
 
     def posterior(
         self,
         draws: dict[str, Tensor],
         result: Result,
-        points: dict[str, Tensor],
-        *,
         meta: Mapping[str, Any] | None = None,
-        **rest: Any,
+        approximation: FlatApproximation | None = None,
     ) -> Posterior:
         """The posterior of ``draws``, with batch-norm statistics of their own."""
+        told = result.account(self.method, self.problem.num_rows, self.moments.latent)
+        told["meta"] |= {"num_collected": self.moments.count, **(meta or {}), "lr": self.lr}
         posterior = make_posterior(
             self.problem,
             self.method,
             draws,
-            seed=self.seed,
-            timings=result.timings,
-            point_values=points,
-            history={"loss": result.losses},
+            seed=self.run.seed,
+            point_values=self.mean()[1],
+            approximation=approximation,
             # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
             importance=self.problem.loader is None,
-            meta={"num_collected": self.moments.count, **(meta or {}), "lr": self.lr}
-            | {"num_steps": result.num_steps, "stopped": result.stopped}
-            | falling(result, result.losses, self.problem.num_rows, self.latent_dim),
-            notes=result.notes(self.method),
-            interrupted=result.interrupted,
-            **rest,
+            **told,
         )
+        return self._with_statistics(posterior)
+
+    def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
+        """The mean of the iterates so far and draws of the Gaussian through them; before the first the present one."""
+        values, points = self.mean() if self.moments.count else self._by_kind(iterate())
+        draws, approximation = {name: value[None, None] for name, value in values.items()}, None
+        if self.method.kind == "independent" and self.moments.count > 1:
+            approximation = self.gaussian()
+            with seeded(self.run.seed, self.problem.device):
+                draws = {name: value[None] for name, value in approximation.sample(_SNAPSHOT_DRAWS).items()}
+        told: dict[str, Any] = {"seed": self.run.seed, "point_values": points, "approximation": approximation}
+        return self._with_statistics(snapshot(self.problem, self.method, draws, **told))
+
+    def _by_kind(self, flat: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        values, sites = self.problem.density.constrain(flat), self.problem.density.sites
+        points = {site.name: values[site.name] for site in sites if site.kind == "point"}
+        return {name: value for name, value in values.items() if name not in points}, points
+
+    def _with_statistics(self, posterior: Posterior) -> Posterior:
         statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
         return dataclasses.replace(posterior, draws=posterior.draws | statistics)
-
-    def _falling(self, step: int) -> float:
-        """Cyclical factor: linearly from 1 to 0.01 within each period."""
-        return 1.0 - 0.99 * (step % self.every) / max(self.every - 1, 1)

@@ -144,7 +144,7 @@ DRAWS: Sentences = {
     ),
     "elbo_below_best": (
         "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} on the way: the fit has not "
-        "converged. Use a smaller lr, more steps, or lr_schedule='hold_cosine'"
+        "converged. Use a smaller lr, more steps, or the schedule 'hold_cosine'"
     ),
     "guide_below_mean_field": (
         "the {guide} guide ended below the ELBO of the mean-field fit at which it began ({mean_field:.1f}), which is "

@@ -165,7 +165,7 @@ def search(name: str, device: str, small: bool) -> dict[str, Any]:
         "map": pb.MAP(num_steps=steps, polish_steps=0, **batches),
         "svi": pb.SVI(num_steps=steps, **batches),
         "laplace": pb.Laplace(structure="kron", predictive="linearized", num_steps=steps, compile=not small),
-        "swag": pb.SWAG(num_steps=steps, init_steps=steps, **batches),
+        "swag": pb.SWAG(num_steps=steps, **batches),
         "sghmc": pb.SGHMC(num_chains=2, num_warmup=steps, init_steps=steps, **batches),
     }[name]
     found: list[Any] = []

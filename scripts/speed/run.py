@@ -308,9 +308,7 @@ def svi(seed: int) -> dict[str, float]:
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
-    methods = [
-        pb.SVI(num_steps=steps, log_every=100_000, local_reparameterization=False) for steps in (1000, 11_000)
-    ]
+    methods = [pb.SVI(num_steps=steps, estimator="weights") for steps in (1000, 11_000)]
     short, long = (
         lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed) for method in methods
     )

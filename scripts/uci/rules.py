@@ -257,8 +257,8 @@ def _rules() -> dict[str, Rule]:
         "validate_with": search,
     }
     # faster rates and wider starts end in optima that call the signal noise: their ELBO is hundreds of nats lower
-    svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01, local_reparameterization=False)
-    lrt = dataclasses.replace(svi, local_reparameterization=True)
+    svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01, estimator="weights")
+    lrt = dataclasses.replace(svi, estimator="local_reparameterization")
     # a draw from the prior can be so steep that the larger steps of SGHMC are unstable. NUTS does not start
     # at modes: where they interpolate the data, with next to no noise, it stays (yacht)
     modes = DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole)

@@ -19,7 +19,7 @@ from pyrobnn.inference.hmc.adaptation import (
     windows,
 )
 from pyrobnn.inference.optim.sgd_rate import constant_rate
-from pyrobnn.inference.optim.training import SCHEDULES, Training, learning_rate_factors
+from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, learning_rate_factors
 from pyrobnn.inference.vi.flow import CouplingFlow, FlowDistribution, _push
 
 CPU = torch.device("cpu")
@@ -199,8 +199,8 @@ def test_the_schedules_are_what_their_names_say():
     assert float(cycle[0]) == pytest.approx(0.04) and float(cycle[3]) == pytest.approx(1.0)
     assert learning_rate_factors(5, None).tolist() == [1.0] * 5
     assert learning_rate_factors(3, lambda step: 1 / (1 + step)).tolist() == pytest.approx([1, 1 / 2, 1 / 3])
-    with pytest.raises(ValueError, match="'lr_schedule' must be"):
-        Training(10, lr_schedule="linear")
+    with pytest.raises(ValueError, match="'schedule' must be"):
+        Optimizer(schedule="linear")
 
 
 def test_torch_agrees_with_the_cosine():

@@ -234,7 +234,7 @@ def test_batch_statistics_come_with_the_draws_and_not_with_a_guide():
             torch.nn.Linear(1, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 1)
         )
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian("learned"))
-    method = pb.SWAG(rank=3, num_steps=60, init_steps=60, batch_size=10, compile=False)
+    method = pb.SWAG(rank=3, num_steps=60, batch_size=10, compile=False)
     posterior = _short_fit(method, model, X, Y, num_draws=800)
     with pytest.raises(pb.Refused, match="training mode.*stacked"):
         posterior.guide(X)

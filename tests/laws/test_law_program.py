@@ -22,6 +22,7 @@ import pyrobnn as pb
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.families import MeanField
 
@@ -369,7 +370,7 @@ def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
     + [pytest.param(name, marks=pytest.mark.slow) for name in ("subsample", "factor", "mask_over_nan")],
 )
 def test_the_elbo_of_the_exact_posterior_is_the_evidence(name):
-    posterior = pb.SVI(num_steps=800, lr=0.05, lr_schedule="cosine", compile=False).fit(
+    posterior = pb.SVI(num_steps=800, lr=0.05, optimizer=Optimizer(schedule="cosine"), compile=False).fit(
         PROGRAMS[name][0], X, Y
     )
     mean, sd, log_evidence = exact(name)

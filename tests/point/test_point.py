@@ -11,6 +11,7 @@ from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, t
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.optim.training import Optimizer
 
 
 def test_map_is_ridge_regression():
@@ -92,7 +93,7 @@ def test_any_torch_optimizer_and_schedule():
     truth = diabetes_linear()
     sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     method = pb.MAP(
-        num_steps=800, optimizer=sgd, lr_schedule=None, clip_norm=10.0, polish_steps=0, compile=False
+        num_steps=800, optimizer=Optimizer(sgd, None, clip_norm=10.0), polish_steps=0, compile=False
     )
     posterior = method.fit(diabetes_model(), truth["x"], truth["y"])
     shift = joined(posterior.draws)[0, 0] - truth["mean"]

@@ -16,6 +16,8 @@ import pyrobnn as pb
 from pyrobnn.inference import distributed
 from pyrobnn.inference.fitting.ranks import Ranks
 from pyrobnn.inference.method import METHODS
+from pyrobnn.inference.optim.training import Optimizer
+from pyrobnn.inference.svi import Guide
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,13 +26,13 @@ SHORT = {"num_steps": 40, "compile": False}
 CHAINS = {"num_chains": 2, "num_warmup": 30, "init_steps": 20, "compile": False}
 CASES = {
     "MLE": pb.MLE(**SHORT),
-    "MAP": pb.MAP(polish_steps=0, batch_size=9, clip_norm=0.1, **SHORT),
-    "SVI": pb.SVI(batch_size=11, local_reparameterization=False, **SHORT),  # whose noise is each rank's own
+    "MAP": pb.MAP(polish_steps=0, batch_size=9, optimizer=Optimizer(clip_norm=0.1), **SHORT),
+    "SVI": pb.SVI(batch_size=11, estimator="weights", **SHORT),  # whose noise is each rank's own
     "SVI, all rows": pb.SVI(
-        guide="low_rank", mean_field_start=0.0, optimizer=lambda own: torch.optim.Adagrad(own), **SHORT
+        guide=Guide("low_rank", mean_field_start=0.0), optimizer=lambda own: torch.optim.Adagrad(own), **SHORT
     ),
-    "SWA": pb.SWA(init_steps=20, **SHORT),
-    "SWAG": pb.SWAG(init_steps=20, rank=2, **SHORT),
+    "SWA": pb.SWA(**SHORT),
+    "SWAG": pb.SWAG(rank=2, **SHORT),
     "SGLD": pb.SGLD(**CHAINS),
     "SGHMC": pb.SGHMC(batch_size=11, **CHAINS),
 }

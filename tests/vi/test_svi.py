@@ -26,7 +26,8 @@ import pyrobnn as pb
 from pyrobnn.compile import compiled, private
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.svi import SVI
+from pyrobnn.inference.optim.training import Optimizer
+from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.vi import kl_schedules
 from pyrobnn.inference.vi.elbo import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
@@ -57,9 +58,9 @@ def _moments(posterior):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("local", [False, True])
-def test_mean_field_is_the_known_optimum(exact, local):
-    posterior = _diabetes(local_reparameterization=local)
+@pytest.mark.parametrize("estimator", ["weights", "local_reparameterization"])
+def test_mean_field_is_the_known_optimum(exact, estimator):
+    posterior = _diabetes(estimator=estimator)
     loc, scale = _moments(posterior)
     order = _order(posterior)
     best = exact["precision"].diagonal().rsqrt()
@@ -104,7 +105,7 @@ def test_richer_guides_beat_mean_field(exact, options, slack):
 
 @pytest.mark.slow
 def test_mini_batches_reach_the_same_posterior(exact):
-    posterior = _diabetes(batch_size=64, local_reparameterization=True)
+    posterior = _diabetes(batch_size=64, estimator="local_reparameterization")
     loc, scale = _moments(posterior)
     assert abs(posterior.log_evidence - BEST_MEAN_FIELD_ELBO) < 0.15
     assert float((scale / exact["precision"].diagonal().rsqrt() - 1).abs().max()) < 0.08
@@ -112,7 +113,7 @@ def test_mini_batches_reach_the_same_posterior(exact):
 
 @pytest.mark.slow
 def test_log_q_p_and_the_elbo_belong_together(exact):
-    posterior = _diabetes(local_reparameterization=True)
+    posterior = _diabetes(estimator="local_reparameterization")
     stats = posterior.sample_stats
     assert stats["log_p"].shape == stats["log_q"].shape == (1, 4000)
     # ELBO = E_q[log p - log q]
@@ -257,7 +258,7 @@ def test_kl_weights_and_the_temperature(weight, temperature):
 @pytest.mark.slow
 def test_tempered_posterior_is_the_tempered_one(exact):
     # KL weight w: covariance (I + design' design / (w noise²))^-1; mean field has its precision's diagonal
-    posterior = SVI(kl_weight=0.1, local_reparameterization=True, num_steps=4000).fit(
+    posterior = SVI(kl_weight=0.1, estimator="local_reparameterization", num_steps=4000).fit(
         diabetes_model(), exact["x"], exact["y"], num_draws=10
     )
     eye = torch.eye(11, dtype=torch.float64)
@@ -268,7 +269,9 @@ def test_tempered_posterior_is_the_tempered_one(exact):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"local_reparameterization": True, "num_particles": 2}, {"guide": AutoNormal}], ids=str
+    "options",
+    [{}, {"estimator": "local_reparameterization", "num_particles": 2}, {"guide": AutoNormal}],
+    ids=str,
 )
 def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monkeypatch):
     """Neither for a generator's normals nor for a library's products: one call, and its memory can be the stack."""
@@ -337,13 +340,19 @@ def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
         assert codes(rising, value) == ["elbo_not_finite"]
     with pytest.warns(UserWarning, match="has not converged"):
         # a learning rate that jumps when the fit is nearly done
-        posterior = _fit(num_steps=600, lr=0.03, average=0.0, lr_schedule=lambda k: 1.0 if k < 590 else 50.0)
+        posterior = _fit(
+            num_steps=600,
+            lr=0.03,
+            optimizer=Optimizer("adam", lambda k: 1.0 if k < 590 else 50.0, average=0.0),
+        )
     assert [each["code"] for each in posterior.meta["findings"]] == ["elbo_below_best"]
 
 
 def test_scale_cap_holds_and_can_be_left_again():
     x, y = toy(3)  # three points: most scales want to grow to the prior's
-    free, capped = (_fit(data=(x, y), max_scale=cap, num_steps=150, lr=0.1) for cap in (None, 0.1))
+    free, capped = (
+        _fit(data=(x, y), guide=Guide(max_scale=cap), num_steps=150, lr=0.1) for cap in (None, 0.1)
+    )
     scales = [posterior.approximation.state()[1]["scale"] for posterior in (free, capped)]
     assert scales[0].max() > 0.3 and 0.09 < scales[1].max() <= 0.1
 
@@ -361,11 +370,11 @@ def test_callbacks_see_the_posterior_on_its_way():
         return step >= 40
 
     x, y = toy()
-    posterior = SVI(num_steps=100, log_every=20, compile=False).fit(toy_model(), x, y, callbacks=[callback])
+    posterior = SVI(num_steps=200, compile=False).fit(toy_model(), x, y, callbacks=[callback])
     assert [entry[0] for entry in seen] == [20, 40] and seen[0][1] == (1, 100, 8, 1)
     assert posterior.meta["stopped"] == "callback" and len(posterior.history["loss"]) == 40
-    silent = SVI(num_steps=40, compile=False, average=0.2).fit(toy_model(), x, y)
-    watched = SVI(num_steps=40, compile=False, average=0.2, log_every=20).fit(
+    silent = SVI(num_steps=40, compile=False, optimizer=Optimizer(average=0.2)).fit(toy_model(), x, y)
+    watched = SVI(num_steps=40, compile=False, optimizer=Optimizer(average=0.2)).fit(
         toy_model(), x, y, callbacks=[lambda step, metrics: bool(metrics["snapshot"]() is None)]
     )
     assert torch.equal(silent.draws["net.0.weight"], watched.draws["net.0.weight"])  # looking changes nothing
@@ -377,13 +386,16 @@ def test_starts_where_it_is_told():
     with seeded(7):
         for parameter in net.parameters():
             parameter.data.normal_()
-    posterior = SVI(num_steps=1, lr=1e-9, compile=False, average=0.0).fit(toy_model(), x, y, init=net)
+    still = SVI(num_steps=1, lr=1e-9, compile=False, optimizer=Optimizer(average=0.0))
+    posterior = still.fit(toy_model(), x, y, init=net)
     loc = posterior.approximation.layout.constrain(posterior.approximation.state()[1]["loc"])
     torch.testing.assert_close(loc["net.0.weight"], net[0].weight.detach())
-    again = SVI(num_steps=1, lr=1e-9, compile=False, average=0.0).fit(toy_model(), x, y, init=posterior)
+    again = still.fit(toy_model(), x, y, init=posterior)
     loc = again.approximation.layout.constrain(again.approximation.state()[1]["loc"])
     torch.testing.assert_close(loc["net.0.weight"], posterior.draws["net.0.weight"][0, 0])
-    prior = SVI(num_steps=1, lr=1e-9, compile=False, init_loc="prior", average=0.0).fit(toy_model(), x, y)
+    prior = SVI(
+        num_steps=1, lr=1e-9, compile=False, guide=Guide(init_loc="prior"), optimizer=Optimizer(average=0.0)
+    ).fit(toy_model(), x, y)
     loc = prior.approximation.state()[1]["loc"]
     assert 0.5 < float(loc.std()) < 1.6  # standard normal prior
 
@@ -403,7 +415,7 @@ def test_scale_mixture_prior_has_no_closed_form_and_fits():
 def test_save_and_load_rebuild_the_approximation(tmp_path):
     for guide in ("low_rank", "flow"):
         model = toy_model()
-        posterior = _fit(guide=guide, num_steps=5, model=model, mean_field_start=0.0)
+        posterior = _fit(guide=Guide(guide, mean_field_start=0.0), num_steps=5, model=model)
         loaded = pb.Posterior.load(posterior.save(tmp_path / f"{guide}.nc"), model)
         torch.testing.assert_close(loaded.log_q(), posterior.log_q())
 
@@ -419,13 +431,9 @@ def test_save_and_load_rebuild_the_approximation(tmp_path):
         ({"kl": "exact"}, "'kl'"),
         ({"kl_weight": -1.0}, "kl_weight"),
         ({"init_scale": 0.0}, "init_scale"),
-        ({"max_scale": 0.01}, "max_scale"),
-        ({"rank": 0}, "rank"),
-        ({"average": 1.5}, "average"),
-        ({"init_loc": "zero"}, "init_loc"),
-        ({"local_reparameterization": True, "flipout": True}, "choose one"),
-        ({"flipout": True, "guide": "low_rank"}, "mean_field"),
-        ({"max_scale": 1.0, "guide": "flow"}, "mean_field"),
+        ({"guide": Guide(max_scale=0.01)}, "max_scale"),
+        ({"estimator": "local"}, "estimator"),
+        ({"estimator": "flipout", "guide": "low_rank"}, "mean_field"),
     ],
 )
 def test_bad_options(option, message):

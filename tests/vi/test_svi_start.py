@@ -14,12 +14,14 @@ from models import normal_prior, toy, toy_model
 from sklearn.datasets import load_iris
 
 import pyrobnn as pb
+from pyrobnn.inference.optim.training import Optimizer
+from pyrobnn.inference.svi import Guide
 
 RICHER = ("low_rank", "full_rank", "flow")
 
 
 def _fit(guide="full_rank", **options):
-    options = {"num_steps": 12, "log_every": 2, "compile": False} | options
+    options = {"num_steps": 20, "compile": False} | options
     fit = {name: options.pop(name) for name in ("callbacks", "progress") if name in options}
     return pb.SVI(guide=guide, **options).fit(toy_model(), *toy(), num_draws=20, **fit)
 
@@ -31,14 +33,14 @@ def test_it_begins_at_the_very_end_of_mean_field(guide):
     def look(step, metrics):
         seen[step] = metrics["snapshot"]().approximation
 
-    posterior = _fit(guide, log_every=6, callbacks=[look])
+    posterior = _fit(guide, callbacks=[look])
     plain = _fit("mean_field")
-    assert posterior.meta["mean_field_steps"] == 12 and posterior.meta["num_steps"] == 24
-    assert sorted(seen) == [6, 12, 18, 24]
-    (_, state), (name, reached) = plain.approximation.state(), seen[12].state()
+    assert posterior.meta["mean_field_steps"] == 20 and posterior.meta["num_steps"] == 40
+    assert sorted(seen) == list(range(2, 41, 2))
+    (_, state), (name, reached) = plain.approximation.state(), seen[20].state()
     assert name == "normal" and torch.equal(reached["loc"], state["loc"])
-    assert torch.equal(posterior.history["elbo"][:12], plain.history["elbo"])
-    (name, state), begun = seen[18].state(), state["loc"]
+    assert torch.equal(posterior.history["elbo"][:20], plain.history["elbo"])
+    (name, state), begun = seen[26].state(), state["loc"]
     assert name == guide and 0 < float((state["loc"] - begun).abs().max()) < 0.07  # six steps of the rate
 
 
@@ -47,7 +49,7 @@ def test_stopped_before_the_guide_begins_it_is_mean_field():
     assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (4, 4)
     assert posterior.meta["stopped"] == "callback" and posterior.meta["settings"]["guide"] == "full_rank"
     assert posterior.approximation.state()[0] == "normal" and math.isfinite(posterior.log_evidence)
-    meta = _fit(mean_field_start=0.0, callbacks=[lambda step, metrics: True]).meta
+    meta = _fit(Guide("full_rank", mean_field_start=0.0), callbacks=[lambda step, metrics: True]).meta
     assert (meta["mean_field_steps"], meta["num_steps"]) == (0, 2)
 
 
@@ -56,7 +58,12 @@ def test_a_guide_that_ends_below_its_start_gives_way_and_says_so():
         return 1.0 if step < 55 else 30.0
 
     with pytest.warns(UserWarning, match="the full_rank guide ended below .* mean-field"):
-        posterior = _fit(num_steps=60, lr=0.03, lr_schedule=spoil, average=0.0, mean_field_start=0.9)
+        posterior = _fit(
+            Guide("full_rank", mean_field_start=0.9),
+            num_steps=60,
+            lr=0.03,
+            optimizer=Optimizer("adam", spoil, average=0.0),
+        )
     assert posterior.approximation.state()[0] == "normal"
     assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (54, 114)
     assert posterior.log_evidence > float(posterior.history["elbo"][-1])
@@ -77,11 +84,11 @@ def test_an_interrupt_and_the_end_are_told_of_both_parts():
         def end(self):
             ends.append(at)
 
-    for at in (4, 18):
-        with pytest.warns(UserWarning, match=f"interrupted by Ctrl-C after {at} of 24 steps"):
+    for at in (4, 26):
+        with pytest.warns(UserWarning, match=f"interrupted by Ctrl-C after {at} of 40 steps"):
             posterior = _fit(callbacks=[Press()])
         assert posterior.meta["interrupted"] and posterior.meta["num_steps"] == at
-    assert ends == [4, 18]
+    assert ends == [4, 26]
 
 
 def _line():

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.optim.descent import polish
 from pyrobnn.inference.optim.minimize import minimize
-from pyrobnn.inference.optim.training import Training
+from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
 
@@ -114,7 +114,7 @@ def _by_adam(config: Any, problem: Problem, start: Tensor, weights: Tensor) -> T
     free = torch.arange(num_steps + 1, device=start.device) >= switch
     result = minimize(
         losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
-        Training(num_steps, lr=0.01, lr_schedule=factor, compile=config.compile),
+        Training(num_steps, 0.01, Optimizer(schedule=factor), config.compile),
         name=f"the start of {type(config).__name__}",
     )  # fmt: skip
     if result.stopped == "interrupt":  # before the first draw

@@ -1,11 +1,11 @@
-"""How a search by gradient steps is run: optimiser, rate and its schedule, steps, batches, when to stop."""
+"""How a search by gradient steps is run: its number of steps, its rate, and what makes a step of a gradient."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,27 +17,67 @@ from pyrobnn.core.checks import check_count, check_number
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
 SCHEDULES = ("cosine", "hold_cosine", "one_cycle")
+#: steps between two looks of the host at the losses, of a run of ten times as many or more
+_LOOK_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What makes a step of a gradient: ``pb.MAP(optimizer=Optimizer(schedule=None, clip_norm=1.0))``.
+
+    Args:
+        kind: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
+            learning rate counts.
+        schedule: None (constant), ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half),
+            ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of
+            one; ``"auto"`` is the method's own.
+        clip_norm: rescale gradients to at most this norm.
+        average: return the mean of the last ``average * num_steps`` iterates (0: the last one); it begins again after a
+            quarter, a half and three quarters of them where the loss was still falling. None is the method's own.
+
+    Raises:
+        TypeError, ValueError: naming the option.
+    """
+
+    kind: str | OptimizerFactory = "adam"
+    schedule: Schedule = "auto"
+    clip_norm: float | None = None
+    average: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "adam" and not callable(self.kind):
+            raise ValueError(
+                "'optimizer' must be 'adam', a function of the parameter list that returns a torch optimizer, or an "
+                f"Optimizer of one, got {self.kind!r}"
+            )
+        if not (self.schedule is None or callable(self.schedule) or self.schedule in ("auto", *SCHEDULES)):
+            raise ValueError(
+                "'schedule' must be None, 'cosine', 'hold_cosine', 'one_cycle', a function step -> factor or a torch "
+                f"LRScheduler, got {self.schedule!r}"
+            )
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm, above=0)
+        if self.average is not None:
+            check_number("average", self.average, minimum=0, maximum=1)
+
+    @classmethod
+    def of(cls, given: Any, schedule: Schedule) -> Optimizer:
+        """An option ``optimizer`` of a method whose own schedule is ``schedule``."""
+        own = given if isinstance(given, Optimizer) else cls(given)
+        return replace(own, schedule=schedule) if own.schedule == "auto" else own
 
 
 @dataclass(frozen=True)
 class Training:
-    """The options of a search by gradient steps, checked: what every trained method has of them.
+    """A search by gradient steps, checked.
 
     Args:
         num_steps: largest number of updates.
         lr: peak learning rate.
-        optimizer: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
-            learning rate counts.
-        lr_schedule: None, ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half), ``"one_cycle"``,
-            a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of one.
-        batch_size: data per step; None for all.
-        clip_norm: rescale gradients to at most this norm.
-        patience, min_delta: stop when the mean loss of the last ``patience`` steps is not lower by ``min_delta`` than
-            that of the ``patience`` steps before them (checked every ``log_every`` steps).
-        average: return the mean of the last ``average * num_steps`` iterates (0: the last one); it begins again after a
-            quarter, a half and three quarters of them where the loss was still falling.
-        log_every: how often the host looks at the losses, calls back and checks that they are finite.
+        optimizer: an :class:`Optimizer`, or its ``kind``.
         compile: trace and compile; False runs eagerly, with the same numbers up to rounding.
+        look_every: how often the host looks at the losses, calls back and checks that they are finite; 0 for every 100
+            steps, or ten times in a short run.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -45,45 +85,23 @@ class Training:
 
     num_steps: int
     lr: float = 1e-2
-    optimizer: str | OptimizerFactory = "adam"
-    lr_schedule: Schedule = None
-    batch_size: int | None = None
-    clip_norm: float | None = None
-    patience: int | None = None
-    min_delta: float = 0.0
-    average: float = 0.0
-    log_every: int = 100
+    optimizer: Any = "adam"
     compile: bool = True
+    look_every: int = 0
 
     def __post_init__(self) -> None:
         check_count("num_steps", self.num_steps)
-        check_count("log_every", self.log_every)
         check_number("lr", self.lr, above=0)
-        check_number("min_delta", self.min_delta, minimum=0)
-        check_number("average", self.average, minimum=0, maximum=1)
-        if self.clip_norm is not None:
-            check_number("clip_norm", self.clip_norm, above=0)
-        for option in ("batch_size", "patience"):
-            if getattr(self, option) is not None:
-                check_count(option, getattr(self, option))
-        if self.optimizer != "adam" and not callable(self.optimizer):
-            raise ValueError(
-                "'optimizer' must be 'adam' or a function of the parameter list that returns a torch optimizer, "
-                f"got {self.optimizer!r}"
-            )
-        schedule = self.lr_schedule
-        if not (schedule is None or callable(schedule) or schedule in SCHEDULES):
-            raise ValueError(
-                "'lr_schedule' must be None, 'cosine', 'hold_cosine', 'one_cycle', a function step -> factor or a "
-                f"torch LRScheduler, got {schedule!r}"
-            )
+        object.__setattr__(self, "optimizer", Optimizer.of(self.optimizer, None))
+        if not self.look_every:
+            object.__setattr__(self, "look_every", max(1, min(_LOOK_EVERY, self.num_steps // 10)))
 
     @classmethod
-    def of(cls, method: Any, **others: Any) -> Training:
-        """What the options of a method say of it, with ``others`` in their place."""
-        names = (field.name for field in fields(cls))
-        found = {name: getattr(method, name) for name in names if hasattr(method, name)}
-        return cls(**found | others)
+    def of(cls, method: Any, schedule: Schedule) -> Training:
+        """What the options of a method say of it, ``schedule`` being the method's own."""
+        if method.batch_size is not None:
+            check_count("batch_size", method.batch_size)
+        return cls(method.num_steps, method.lr, Optimizer.of(method.optimizer, schedule), method.compile)
 
 
 def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:

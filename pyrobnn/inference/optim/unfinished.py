@@ -42,9 +42,9 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
 
 
 def falling(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
-    """`unfinished` of a run by its losses; nothing of one that a callback or a plateau ended, which was asked for."""
+    """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
     fall = still_falling(result, losses, scale)
-    if fall is None or result.stopped in ("callback", "plateau"):
+    if fall is None or result.stopped == "callback":
         return {}
     return unfinished(fall, num_params, "fall_left")
 

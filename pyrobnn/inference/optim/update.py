@@ -10,31 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyrobnn.compile import Compiled, compiled
 from pyrobnn.inference.fitting.ranks import Ranks
-from pyrobnn.inference.optim.training import OptimizerFactory, Schedule, is_scheduler
+from pyrobnn.inference.optim.training import Training, is_scheduler, learning_rate_factors
 
 #: of Adam
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-
-
 #: rows of what is looked up and written at every step: while an update is compiled it is run, on copies, several times
 LEAST_ROWS = 4
 
-
-class Recorder:
-    """Losses and tracked scalars of every step (num_steps, 1 + tracked, \\*members), float64, on the device."""
-
-    def __init__(self, start: Tensor, num_steps: int, tracked: Sequence[str]):
-        self.names = tuple(tracked)
-        shape = (max(num_steps, LEAST_ROWS), 1 + len(self.names), *start.shape[:-1])
-        self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
-        self.grad_norm = torch.zeros(start.shape[:-1], dtype=start.dtype, device=start.device)
-
-    def read(self, stop: int, begin: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = self.rows[begin:stop].cpu()
-        return rows[:, 0], {name: rows[:, i + 1] for i, name in enumerate(self.names)}
+#: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)
+Gradient = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def clipped(slope: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor]:
@@ -46,38 +34,35 @@ def clipped(slope: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor]:
 
 
 class Step(abc.ABC):
-    """One update; compiled anew for every batch shape."""
+    """One update, compiled anew for every batch shape, and its record.
 
-    def __init__(
-        self,
-        gradient: Callable[..., tuple[Tensor, Tensor, Tensor]],
-        start: Tensor,
-        table: Tensor,
-        recorder: Recorder,
-        optimizer: str | OptimizerFactory,
-        lr: float,
-        lr_schedule: Schedule,
-        compile: bool,
-        name: str,
-    ):
-        self.gradient, self.table, self.recorder = gradient, table, recorder
+    Attributes: ``rows`` (num_steps, 1 + tracked, \\*members), loss and tracked scalars of every step, float64;
+        ``grad_norm`` (\\*members,) of the last gradient; ``table`` (num_steps, 4), float64: lr / (1 - b1^t),
+        1 / (1 - b2^t), weight in the running mean, factor of the rate.
+    """
+
+    def __init__(self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str):
+        self.gradient, self.training, self.name = gradient, training, name
         self.theta = start.detach().clone()
         self.mean = torch.zeros_like(self.theta)
         self.step = torch.zeros((), dtype=torch.int64, device=start.device)
-        self.compile, self.name, self.lr = compile, name, lr
+        members, num_steps = start.shape[:-1], training.num_steps
+        shape = (max(num_steps, LEAST_ROWS), 1 + num_tracked, *members)
+        self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
+        self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
+        window = round((training.optimizer.average or 0.0) * num_steps)
+        self.average_from = num_steps - window
+        checks = {self.average_from + window * k // 4 for k in (1, 2, 3)}
+        self.averaging_checks = checks if window >= 80 else set()
+        t = torch.arange(1, num_steps + 1, dtype=torch.float64)
+        factor = learning_rate_factors(num_steps, training.optimizer.schedule)
+        begin = self.average_from
+        weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
+        table = torch.stack([training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1)
+        self.table = pad(table, (0, 0, 0, max(0, LEAST_ROWS - num_steps))).to(start.device)
         self.compile_seconds = 0.0
         self._kernels: dict[tuple, Compiled] = {}
         self._latest: tuple[tuple, Compiled] | None = None
-        averaged = table[:, 2].nonzero().flatten().tolist()
-        self.average_from, window = (averaged[0] if averaged else 0), len(averaged)
-        self.averaging_checks = (
-            {self.average_from + window * k // 4 for k in (1, 2, 3)} if window >= 80 else set()
-        )
-        self.prepare(optimizer, lr, lr_schedule)
-
-    @abc.abstractmethod
-    def prepare(self, optimizer: str | OptimizerFactory, lr: float, lr_schedule: Schedule) -> None:
-        """Set up what the update keeps between steps."""
 
     @abc.abstractmethod
     def __call__(self, batch: Sequence[Tensor]) -> None:
@@ -89,14 +74,15 @@ class Step(abc.ABC):
             return self._latest[1]
         if key not in self._kernels:
             begun = time.perf_counter()
-            self._kernels[key] = compiled(fn, *args, *batch, enabled=self.compile, name=self.name)
+            enabled = self.training.compile
+            self._kernels[key] = compiled(fn, *args, *batch, enabled=enabled, name=self.name)
             self.compile_seconds += time.perf_counter() - begun
         self._latest = key, self._kernels[key]
         return self._latest[1]
 
     def rate(self) -> float:
         """The learning rate of the latest step."""
-        return self.lr * float(self.table[max(int(self.step) - 1, 0), 3])
+        return self.training.lr * float(self.table[max(int(self.step) - 1, 0), 3])
 
     def restart_average_if_falling(self) -> None:
         """Begin the mean of the iterates again, where the loss fell by three standard errors since it was begun.
@@ -105,7 +91,7 @@ class Step(abc.ABC):
         https://arxiv.org/abs/2009.00666).
         """
         step = int(self.step)
-        losses = self.recorder.rows[self.average_from : step, 0].reshape(step - self.average_from, -1)
+        losses = self.rows[self.average_from : step, 0].reshape(step - self.average_from, -1)
         before, after = losses.tensor_split(2)
         error = (before.var(0) / len(before) + after.var(0) / len(after)).sqrt()
         if bool((before.mean(0) - after.mean(0) > 3 * error).any()):
@@ -122,10 +108,11 @@ class Step(abc.ABC):
 class AdamStep(Step):
     """Adam, its moments and its schedule inside the compiled graph; the state is written in place."""
 
-    def prepare(self, optimizer: str | OptimizerFactory, lr: float, lr_schedule: Schedule) -> None:
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         zeros = torch.zeros_like(self.theta)
         moving = (self.theta, zeros, zeros.clone(), self.mean, self.step)
-        self.state = (*moving, self.recorder.rows, self.recorder.grad_norm, self.table)
+        self.state = (*moving, self.rows, self.grad_norm, self.table)
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
@@ -160,33 +147,34 @@ class AdamStep(Step):
 class TorchStep(Step):
     """Any torch optimiser: the compiled part is loss and gradient."""
 
-    def prepare(self, optimizer: str | OptimizerFactory, lr: float, lr_schedule: Schedule) -> None:
-        factory = functools.partial(torch.optim.Adam, lr=lr) if isinstance(optimizer, str) else optimizer
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        kind, schedule = self.training.optimizer.kind, self.training.optimizer.schedule
+        factory = functools.partial(torch.optim.Adam, lr=self.training.lr) if isinstance(kind, str) else kind
         self.optimizer = factory([self.theta])
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
             )
-        self.done = 0
-        if lr_schedule is None:
-            self.scheduler: Any = None
-        elif callable(lr_schedule) and is_scheduler(lr_schedule):
-            self.scheduler = lr_schedule(self.optimizer)
-        else:
+        self.scheduler: Any = None
+        if callable(schedule) and is_scheduler(schedule):
+            self.scheduler = schedule(self.optimizer)
+        elif schedule is not None:
             factors = self.table[:, 3].tolist() + [0.0]
             self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
+        self.done = 0
 
     def rate(self) -> float:
         """The learning rate of the optimiser's first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def slope(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient, rows of the record and norm of the gradient on a batch."""
+        """What the gradient function gives on a batch."""
         return self.kernel(self.gradient, (self.theta,), batch)(self.theta, *batch)
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        self.theta.grad, self.recorder.rows[self.done], norm = self.slope(batch)
-        self.recorder.grad_norm.copy_(norm)
+        self.theta.grad, self.rows[self.done], norm = self.slope(batch)
+        self.grad_norm.copy_(norm)
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -199,8 +187,8 @@ class TorchStep(Step):
 class SharedStep(TorchStep):
     """As :class:`TorchStep`, on ranks that share the rows of a batch: its last two tensors, inputs and targets."""
 
-    def __init__(self, ranks: Ranks, clip_norm: float | None, *args: Any):
-        self.ranks, self.clip_norm = ranks, clip_norm
+    def __init__(self, ranks: Ranks, *args: Any):
+        self.ranks = ranks
         super().__init__(*args)
 
     def slope(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,5 +196,5 @@ class SharedStep(TorchStep):
         own = (*batch[:-2], *map(self.ranks.part, batch[-2:]))
         found = super().slope(own)[:2]
         slope, rows = self.ranks.mean(found, len(own[-1]), len(batch[-1]))
-        slope, norm = clipped(slope, self.clip_norm)
+        slope, norm = clipped(slope, self.training.optimizer.clip_norm)
         return slope, rows, norm

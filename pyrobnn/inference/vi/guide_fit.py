@@ -23,7 +23,6 @@ from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
@@ -47,23 +46,24 @@ def build_elbo(
 ) -> tuple[Elbo, Tensor]:
     """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
     density = problem.density
-    if config.init_loc == "prior" and init is None:
+    options = config.options
+    if options.init_loc == "prior" and init is None:
         start = density.sample_prior(1, seed)[0]
     else:
         start = density.initial(start_values(problem.model, init), seed)
     num_latent = sum(site.size for site in density.sites if site.kind == "latent")
     loc, points = start[:num_latent].detach(), start[num_latent:].detach()
     family: Family
-    if callable(config.guide):
-        family = GuideFamily(config.guide, density, loc, config.init_scale, seed)
-    elif config.guide == "full_rank":
+    if callable(options.family):
+        family = GuideFamily(options.family, density, loc, config.init_scale, seed)
+    elif options.family == "full_rank":
         family = FullRank(loc, config.init_scale)
-    elif config.guide == "low_rank":
-        family = LowRank(loc, config.init_scale, config.rank, seed)
-    elif config.guide == "flow":
+    elif options.family == "low_rank":
+        family = LowRank(loc, config.init_scale, options.rank, seed)
+    elif options.family == "flow":
         family = CouplingFlow(loc, config.init_scale, seed)
     else:
-        family = MeanField(loc, config.init_scale, config.max_scale)
+        family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
     whole = _num_batches(problem, config.batch_size) == 1 and ranks() is None
     if config.compile and whole:
@@ -74,30 +74,31 @@ def build_elbo(
 
 def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None:
     """How the noise of the weights is drawn; by itself, local reparameterization where it leaves the ELBO unbiased."""
-    if config.flipout:
-        return "flipout"
-    local = config.local_reparameterization
-    if local == "auto":
-        density, local = problem.density, problem.is_bnn and config.guide == "mean_field"
-        if local:
-            values = density.constrain(start)
-            latent = [values[site.name] for site in density.sites if site.kind == "latent"]
-            with torch.no_grad(), WeightUses(latent) as uses:
-                density.trace(values)
-            x = density.args[0]
-            local = uses.once_per_row(len(x)) and not rows_together(problem.bnn, x)
-    return "local_reparameterization" if local else None
+    if config.estimator != "auto":
+        return None if config.estimator == "weights" else config.estimator
+    if not problem.is_bnn or config.options.family != "mean_field":
+        return None
+    density = problem.density
+    values = density.constrain(start)
+    latent = [values[site.name] for site in density.sites if site.kind == "latent"]
+    with torch.no_grad(), WeightUses(latent) as uses:
+        density.trace(values)
+    x = density.args[0]
+    exact = uses.once_per_row(len(x)) and not rows_together(problem.bnn, x)
+    return "local_reparameterization" if exact else None
 
 
 def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended."""
     callbacks, num_draws = run.callbacks, run.num_draws
     fitted = GuideFit(config, problem, run.init, run.seed)
-    num_steps = round(config.mean_field_start * config.num_steps) if config.has_mean_field else 0
+    # of our own guides the first parameters are means and scales
+    contains = isinstance(config.options.family, str) and config.options.family != "mean_field"
+    num_steps = round(config.options.mean_field_start * config.num_steps) if contains else 0
     if not num_steps:
         result = fitted.train(callbacks, run.progress)
         return fitted.posterior(result.params, num_draws, result)
-    first = replace(config, guide="mean_field", num_steps=num_steps)
+    first = replace(config, guide=replace(config.options, family="mean_field"), num_steps=num_steps)
     plain = GuideFit(first, problem, run.init, run.seed, owner=config)
     try:
         told = [OffsetCallback(callback, 0) for callback in callbacks]
@@ -176,7 +177,7 @@ class GuideFit:
             self._objective,
             self.start,
             self._batches(),
-            Training.of(config, lr_schedule=config.schedule, average=config.averaged),
+            config.training,
             tracked=TRACKED,
             callbacks=callbacks,
             snapshot=self._snapshot,
@@ -240,7 +241,9 @@ class GuideFit:
             result = _joined(self.before[1], result)
         if best.theta is not end.theta:
             found = [
-                Finding("guide_below_mean_field", {"guide": self.config.guide, "mean_field": best.value})
+                Finding(
+                    "guide_below_mean_field", {"guide": self.config.options.family, "mean_field": best.value}
+                )
             ]
         meta: dict[str, Any] = {
             "num_steps": result.num_steps, "stopped": result.stopped, "estimator": self.elbo.estimator or "weights",
