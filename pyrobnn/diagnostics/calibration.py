@@ -14,7 +14,13 @@ from pyrobnn import metrics
 from pyrobnn.core.groups import HELD_OUT, POSTERIOR, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
-from pyrobnn.diagnostics.points import FEWEST_DRAWS, has_classes, predictive_draws, replicates
+from pyrobnn.diagnostics.points import (
+    FEWEST_DRAWS,
+    class_replicates,
+    has_classes,
+    predictive_draws,
+    replicates,
+)
 from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error
 from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
 
@@ -190,16 +196,16 @@ def uniform(
 
 
 def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether held-out classes are as frequent as predicted, and as often right as their confidence says.
+    """Whether classes are as frequent as predicted, and held-out ones as often right as their confidence says.
 
     Confidence is held against what a perfectly calibrated forecast would score on as many data.
     """
     probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
     if probs is None or y is None or len(y) < FEWEST_HELD_OUT:
-        return None
+        return _trained_shares(evidence, limits[1:])
     p_class, labels = class_tensors(probs, y)
-    shares = _shares(evidence, p_class.numpy(), labels.numpy(), limits[1:])
-    if shares is not None and shares.status == "fail":
+    shares = _shares(p_class.numpy(), labels.numpy(), _error_of_shares(evidence), "held-out", limits[1:])
+    if shares.status == "fail":
         return shares
     confidence, correct = p_class.max(dim=1).values.numpy(), (p_class.argmax(dim=1) == labels).numpy()
     ece, _ = expected_calibration_error(confidence, correct)
@@ -207,33 +213,50 @@ def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | 
     null = np.array([expected_calibration_error(confidence, row)[0] for row in simulated])
     limit = float(np.quantile(null, 0.99))
     status: Status = "pass" if ece <= limit else "fail" if ece > limit + limits[0] else "warn"
+    if status == "pass" and shares.status != "pass":
+        return shares
     gap = float(confidence.mean() - correct.mean())
     code = "" if status == "pass" else "overconfident" if gap > 0 else "underconfident"
-    if status == "pass" and shares is not None:
-        return shares
     return Found(status, ece, code, {"gap": gap, "count": len(y)}, limit)
 
 
+def _trained_shares(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the classes of the training data are as frequent as in their replicates, where no rows are held out."""
+    outcomes = class_replicates(evidence)
+    if outcomes is None or len(outcomes[1]) < MIN_DATA:
+        return None
+    draws, labels = outcomes
+    every = np.arange(1 + max(int(draws.max()), int(labels.max())))
+    of_draw = np.stack([(draws == label).mean(axis=1) for label in every], axis=1)
+    probs = np.stack([(draws == label).mean(axis=0) for label in every], axis=1)
+    return _shares(probs, labels, of_draw.var(axis=0), "training", limits)
+
+
+def _error_of_shares(evidence: Evidence) -> np.ndarray | float:
+    """Variance (class,) of predicted shares of the held-out data: all predictions share one function."""
+    f = evidence.draws(PREDICTIONS, "f")
+    probs = evidence.values(PREDICTIONS, "probs")
+    if (
+        f is None
+        or probs is None
+        or f.ndim != 4
+        or f.shape[3] not in (1, probs.reshape(len(probs), -1).shape[1])
+    ):
+        return 0.0
+    each = softmax(f, axis=-1) if f.shape[3] > 1 else np.concatenate([1.0 - expit(f), expit(f)], axis=-1)
+    return each.mean(axis=2).var(axis=(0, 1))
+
+
 def _shares(
-    evidence: Evidence, probs: np.ndarray, labels: np.ndarray, limits: tuple[float, ...]
-) -> Found | None:
-    """The class whose share of the held-out data is farthest from the one predicted, where that is no chance."""
+    probs: np.ndarray, labels: np.ndarray, error: np.ndarray | float, where: str, limits: tuple[float, ...]
+) -> Found:
+    """The class whose share of the data is farthest from the one predicted, beyond chance and the error of that."""
     said = probs.mean(axis=0)
     seen = np.bincount(labels, minlength=probs.shape[1])[: probs.shape[1]] / len(labels)
-    # the error of the labels, and that of the predictions, which share one function
-    variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels)
-    f = evidence.draws(PREDICTIONS, "f")
-    if f is not None and f.ndim == 4 and f.shape[3] in (1, probs.shape[1]):
-        each = softmax(f, axis=-1) if f.shape[3] > 1 else np.concatenate([1.0 - expit(f), expit(f)], axis=-1)
-        variance = variance + each.mean(axis=2).var(axis=(0, 1))
+    variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels) + error
     p = 2.0 * stats.norm.sf(np.abs(seen - said) / np.sqrt(np.maximum(variance, 1e-12))) * len(said)
     worst = int(np.argmax(np.where(p < RATES[0], 1.0, 0.0) + np.abs(seen - said)))
-    gap = float(abs(seen - said)[worst])
-    status = grade_tested(float(p[worst]), gap, RATES, limits)
-    if status == "pass":
-        return None
-    numbers = {
-        "which": worst, "seen": float(seen[worst]), "said": float(said[worst]), "count": len(labels),
-        "where": "held-out", "p": float(min(1.0, p[worst])),
-    }  # fmt: skip
-    return Found(status, gap, "class_shares", numbers, limits[0])
+    gap, least = float(abs(seen - said)[worst]), float(min(1.0, p[worst]))
+    numbers = {"which": worst, "seen": float(seen[worst]), "said": float(said[worst]), "count": len(labels)}
+    status = grade_tested(least, gap, RATES, limits)
+    return Found(status, gap, "class_shares", numbers | {"where": where, "p": least}, limits[0])

@@ -20,7 +20,7 @@ from pyrobnn.diagnostics.calibration import (
 )
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA
-from pyrobnn.diagnostics.points import class_points, feature_names, has_classes, replicates
+from pyrobnn.diagnostics.points import class_points, class_replicates, feature_names, has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, grade_tested
 
 _MAX_FEATURES, _MAX_CLASSES = 20, 20
@@ -189,9 +189,9 @@ def regions_of(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarra
 def _of_classes(evidence: Evidence) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """The same of labels: a randomised PIT for each class, and of two classes for one."""
     sets = []
-    outcomes, points = replicates(evidence, whole=True), class_points(evidence)
-    if outcomes is not None and outcomes[1].shape[1] == 1:
-        draws, labels = (part[..., 0].astype(int) for part in outcomes)
+    outcomes, points = class_replicates(evidence), class_points(evidence)
+    if outcomes is not None:
+        draws, labels = outcomes
         every = range(1 + int(max(draws.max(), labels.max())))
         shares = np.stack([(draws == label).mean(axis=0) for label in every], 1)
         sets.append((shares, labels, evidence.values(CONSTANT_DATA, "x")))

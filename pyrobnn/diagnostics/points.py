@@ -87,6 +87,14 @@ def replicates(
     return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
 
 
+def class_replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Training replicates (draw, obs) and labels (obs,) of one label a row; None where there are none."""
+    found = replicates(evidence, whole=True) if has_classes(evidence) else None
+    if found is None or found[1].shape[1] != 1 or found[1].min() < 0:
+        return None
+    return found[0][..., 0].astype(int), found[1][:, 0].astype(int)
+
+
 def _observed(
     evidence: Evidence, group: str = POSTERIOR_PREDICTIVE
 ) -> tuple[xr.DataArray, xr.DataArray] | None:

@@ -22,7 +22,7 @@ from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
-from pyrobnn.posterior.moves import moved_functions
+from pyrobnn.posterior.invariance import moved_functions, stein_statistics
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.posterior.program_groups import (
     Coords,
@@ -34,7 +34,6 @@ from pyrobnn.posterior.program_groups import (
     relabelled,
     to_numpy,
 )
-from pyrobnn.posterior.stein import stein_statistics
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000

@@ -15,7 +15,7 @@ from pyrobnn.core.groups import MOVED
 from pyrobnn.diagnostics import Evidence, diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.diagnostics.judge import made
-from pyrobnn.posterior import Posterior, moves
+from pyrobnn.posterior import Posterior, invariance
 
 
 def find(verdict, name):
@@ -182,7 +182,7 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     short[MOVED] = short[MOVED].to_dataset().assign(after=before + 0.02 * before.std() * np.cos(1e6 * before))
     found = find(diagnose(short), "function_moves")
     assert found.status == "info" and found.numbers["stayed"] > 0.9
-    monkeypatch.setattr(moves, "_MAX_WORK", 1e3)
+    monkeypatch.setattr(invariance, "_MAX_WORK", 1e3)
     dear = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
 
