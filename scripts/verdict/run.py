@@ -2,7 +2,7 @@
 
     python scripts/verdict/run.py --healthy 60 --sick 6
     python scripts/verdict/run.py --net-healthy 4 --net-sick 1
-    python scripts/readme_tables.py
+    python scripts/page.py
 
 Every case is a linear net with data from its own prior (1 to 20 inputs, 40 to 200 data, any noise), whose posterior is
 known: its draws are exact, and so is every fault put into them. Each case has data of its own. Nets with hidden units
@@ -31,7 +31,7 @@ import pyrobnn as pb
 from pyrobnn.posterior import Posterior
 
 HELD_OUT = 100
-RATES = Path(__file__).parent.parent / "pyrobnn" / "diagnostics" / "rates.json"
+RATES = Path(__file__).parents[2] / "pyrobnn" / "diagnostics" / "rates.json"
 LENGTHS = {"4x200": (4, 200), "4x1000": (4, 1000)}
 
 
