@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import xarray as xr
@@ -15,9 +15,17 @@ from pyrobnn.core.checks import check_choice
 from pyrobnn.core.groups import FUNCTION, POSTERIOR
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.plots.style import FITS, INK, empty_panel, interval_row, name_rows, panels, style
-from pyrobnn.posterior import Posterior
 
-Source = Posterior | xr.DataTree | Evidence
+
+class Drawn(Protocol):
+    """What is read of a :class:`pyrobnn.Posterior`."""
+
+    draws: Any
+    meta: Mapping[str, Any]
+    approximation: Any
+
+
+Source = Drawn | xr.DataTree | Evidence
 Matrix = Literal["correlation", "covariance", "precision"]
 #: weights whose matrix can be seen, and names that fit beside it
 MAX_WEIGHTS, MAX_NAMES = 1000, 12
@@ -65,7 +73,8 @@ def covariance(
         named = posteriors
     else:
         one: Any = posteriors
-        named = {str(one.meta["method"]) if isinstance(one, Posterior) else next(iter(gather(one))): one}
+        is_tree = isinstance(one, xr.DataTree | Evidence)
+        named = {next(iter(gather(one))) if is_tree else str(one.meta["method"]): one}
     with style():
         figure, axes = panels(max(1, len(named)), size=(3.6, 3.3), max_columns=2)
         for (label, source), (ax,) in zip(named.items(), axes, strict=False):
@@ -79,18 +88,18 @@ def covariance(
 
 
 def _picture(label: str, source: Source, sites: list[str] | None) -> _Picture | None:
-    if isinstance(source, Posterior):
-        approximation: Any = source.approximation
+    if isinstance(source, xr.DataTree | Evidence):
+        evidence = next(iter(gather({label: source}).values()))
+        stored = {name: evidence.draws(POSTERIOR, name) for name in evidence.names(POSTERIOR)}
+        values = {name: draws for name, draws in stored.items() if draws is not None}
+    else:
+        approximation = source.approximation
         if hasattr(approximation, "covariance"):
             spans = {s.name: (s.start, s.stop) for s in approximation.layout.sites if s.kind == "latent"}
             chosen = _chosen(label, {name: stop - start for name, (start, stop) in spans.items()}, sites)
             index = np.concatenate([np.arange(*spans[name]) for name in chosen])
             return _Picture(approximation.covariance(index).cpu().numpy(), chosen, "of the approximation")
         values = {name: draws.detach().cpu().double().numpy() for name, draws in source.draws.items()}
-    else:
-        evidence = next(iter(gather({label: source}).values()))
-        stored = {name: evidence.draws(POSTERIOR, name) for name in evidence.names(POSTERIOR)}
-        values = {name: draws for name, draws in stored.items() if draws is not None}
     flat = {name: v.reshape(v.shape[0] * v.shape[1], math.prod(v.shape[2:])) for name, v in values.items()}
     chosen = _chosen(label, {name: v.shape[1] for name, v in flat.items()}, sites)
     draws = np.concatenate([flat[name] for name in chosen], 1) if chosen else np.zeros((0, 0))
