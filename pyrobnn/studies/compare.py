@@ -19,13 +19,13 @@ from pyrobnn.core.checks import Refused, check_count, check_device
 from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
+from pyrobnn.inference.ahead import Ahead, cores
 from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.method import Method, check_use
 from pyrobnn.inference.preflight import preflight
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
-from pyrobnn.studies.ahead import Ahead, cores
 from pyrobnn.studies.study import Study
 
 #: estimates of memory are right within a factor of about 1.5
@@ -84,7 +84,9 @@ def run_study(
         if compiling > 1 and on_cpu and cores() > 1:
             # the longest first: the others are compiled while it runs
             waiting = dict(sorted(waiting.items(), key=lambda item: item[1][0].kind != "chains"))
-            ahead = stack.enter_context(Ahead(study, dict(list(waiting.items())[1:]), seed))
+            ahead = stack.enter_context(
+                Ahead(study.model, study.train.x, study.train.y, dict(list(waiting.items())[1:]), seed)
+            )
         for name, (method, arguments) in waiting.items():
             announce(
                 f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"

@@ -21,35 +21,36 @@ from typing import Any
 import torch
 
 from pyrobnn.compile import OnlyCompiled, only_compiling
-from pyrobnn.studies.study import Study
 
 _JOBS = "jobs.pickle"
 
 
 class Ahead:
-    """Context in which the fits of a study find their steps compiled.
+    """Context in which the fits of several methods find their steps compiled.
 
     Nothing depends on it: a step that the other process has not compiled is compiled here.
 
     Args:
-        study: data and model.
+        model, x, y: as the fits will get them.
         methods: name → configuration and arguments of ``fit``, in the order in which they will be asked for; those
             that compile nothing are left to their fits.
         seed: as the fits will get it.
     """
 
-    def __init__(self, study: Study, methods: Mapping[str, tuple[Any, dict[str, Any]]], seed: int) -> None:
+    def __init__(
+        self, model: Any, x: Any, y: Any, methods: Mapping[str, tuple[Any, dict[str, Any]]], seed: int
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pyrobnn-ahead-")
         self._path = Path(self._folder.name)
-        data = {"x": study.train.x, "y": study.train.y, "seed": seed}
+        data = {"x": x, "y": y, "seed": seed}
         compiling = {name: each for name, each in methods.items() if getattr(each[0], "compile", False)}
-        jobs = (torch.get_num_threads(), study.model, data, compiling)
+        jobs = (torch.get_num_threads(), model, data, compiling)
         (self._path / _JOBS).write_bytes(pickle.dumps(jobs))
         self._names = set(compiling)
         # modules are looked for where this process does: not in the folder it happens to be started in
         places = os.pathsep.join(place for place in sys.path if place)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pyrobnn.studies.ahead", str(self._path)],
+            [sys.executable, "-P", "-m", "pyrobnn.inference.ahead", str(self._path)],
             env={**os.environ, "PYTHONPATH": places},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

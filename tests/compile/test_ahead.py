@@ -14,7 +14,8 @@ from test_contract import X, Y
 import pyrobnn as pb
 from pyrobnn.compile import OnlyCompiled, only_compiling
 from pyrobnn.core.checks import Refused
-from pyrobnn.studies import ahead, compare
+from pyrobnn.inference import ahead
+from pyrobnn.studies import compare
 from pyrobnn.studies.study import make_study
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def test_of_two_processes_each_method_is_compiled_by_one(study, compilations, mo
     broken = types.SimpleNamespace(compile=True)
     methods = {"broken": (broken, {}), "map": (pb.MAP(), {}), "svi": (pb.SVI(), {"num_draws": 3})}
     methods["mle"] = (pb.MLE(num_steps=2, compile=False), {})
-    with ahead.Ahead(study, methods, seed=0) as others:
+    with ahead.Ahead(study.model, X, Y, methods, seed=0) as others:
         others.wait("svi")  # this process is there first
         ahead.main(others._path)
         assert len(compilations) == 1  # of MAP: the broken one is left to its fit
@@ -70,7 +71,7 @@ def test_a_run_takes_the_chains_first_and_has_the_others_compiled(case, order, s
     begun, waited, asked = [], [], []
 
     class Ahead(_Idle):
-        def __init__(self, study, methods, seed):
+        def __init__(self, model, x, y, methods, seed):
             asked.extend(methods)
 
         def __enter__(self):
@@ -98,14 +99,14 @@ SCRIPT = """
 import sys, time, torch
 from pathlib import Path
 import pyrobnn as pb
-from pyrobnn.studies.ahead import Ahead
+from pyrobnn.inference.ahead import Ahead
 from pyrobnn.studies.study import make_study
 from torch._dynamo.utils import counters
 
 x = torch.linspace(-1, 1, 30)[:, None]
 study = make_study(pb.data.Dataset(x, x.sin(), "toy", "regression"), hidden=[3])
 method = pb.MAP(num_steps=20, polish_steps=0)
-with Ahead(study, {"map": (method, {})}, seed=0) as others:
+with Ahead(study.model, x, study.train.y, {"map": (method, {})}, seed=0) as others:
     while not (others._path / "map").exists():
         time.sleep(0.05)
     others.wait("map")
