@@ -40,7 +40,7 @@ _SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "stream_to
 #: a name that can stand in an option, in a file and in the name of a file
 _LABEL = re.compile(r"[^\W\d_][\w-]*")
 #: what a file does not say: it is of one call; and what the numbers do not rest on
-_OF_ONE_CALL = ("help", "config", "print_config", "methods", "resume", "checkpoint")
+_OF_ONE_CALL = ("help", "config", "print_config", "methods", "resume")
 _NOT_KEPT = ("out", "no_progress")
 _HELP = {"-h", "--help"}
 _PRINT_CONFIG = "--print_config"  # jsonargparse has one of its own, of another layout
@@ -250,8 +250,6 @@ def _study_parser(command: str) -> ArgumentParser:
     parser.add_argument(
         "--out", type=str, default="results" if several else "model.nc", help="where to write"
     )
-    if not several:
-        parser.add_argument("--checkpoint", type=str, help="of NUTS: the file to go on from [OUT.checkpoint]")
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():

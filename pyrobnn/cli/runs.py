@@ -13,7 +13,6 @@ from pyrobnn import data
 from pyrobnn.cli.options import OPTIONS, Config, read
 from pyrobnn.cli.terminal import INTERRUPTED, check_file, say, warnings_said
 from pyrobnn.core.checks import Refused, check_device
-from pyrobnn.inference.method import check_use
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -69,9 +68,7 @@ def fit(argv: Sequence[str], command: str) -> int:
     if out.suffix != ".nc":
         raise ValueError(f"--out {str(out)!r} must be a file FILE.nc: use {str(out.with_suffix('.nc'))!r}")
     check_file(out, "model.nc")
-    ((label, (method, _)),) = config.methods.items()
-    if asked.checkpoint is not None:
-        check_use(method, "checkpoint")
+    (label,) = config.methods
     trees, left_out, stopped = _run(config, {label: out.stem}, out.parent, command)
     for tree in trees.values():
         from pyrobnn.diagnostics import diagnose
@@ -82,7 +79,7 @@ def fit(argv: Sequence[str], command: str) -> int:
     for reason in left_out.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
-        kept = Path(asked.checkpoint or out.with_suffix(".checkpoint"))
+        kept = out.with_suffix(".checkpoint")
         goes_on = "with --resume goes on" if kept.exists() else "starts anew: no checkpoint was written yet"
         say(f"stopped; the same command {goes_on}", sys.stderr)
         return INTERRUPTED
@@ -112,7 +109,6 @@ def _run(
             for label, name in labels.items()
         },
         resume=asked.resume,
-        checkpoint=Path(asked.checkpoint) if asked.get("checkpoint") else None,
     )
     try:
         for name, found in runs:

@@ -108,6 +108,7 @@ def check_writable(folder: str | Path) -> None:
 
     Raises:
         ValueError: it cannot be made, is a file, or cannot be written to.
+        OSError: the system lets no file be large enough.
     """
     folder = Path(folder)
     probe = folder / f".{os.getpid()}.part"
@@ -118,6 +119,9 @@ def check_writable(folder: str | Path) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            limit = "the limit on the size of files (ulimit -f) is below 64 kB, less than any posterior takes: raise it"
+            raise OSError(errno.EFBIG, limit) from error
         reason = error.strerror or type(error).__name__
         raise ValueError(f"cannot write to the folder {str(folder)!r} ({reason}): choose another") from error
 

@@ -22,7 +22,7 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.ahead import Ahead, cores
 from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
-from pyrobnn.inference.method import Method, check_use
+from pyrobnn.inference.method import Method
 from pyrobnn.inference.preflight import preflight
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
@@ -44,7 +44,6 @@ def run_study(
     announce: Callable[[str], None] = lambda text: None,
     attributes: Mapping[str, Mapping[str, str]] | None = None,
     resume: bool = False,
-    checkpoint: Path | None = None,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -62,7 +61,6 @@ def run_study(
         announce: is told what happens.
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
-        checkpoint: the file to write in place of ``out/<name>.checkpoint``; gone on from where it exists.
 
     Raises:
         ValueError: a bad seed, or a folder that cannot be written to; before any fit.
@@ -92,7 +90,7 @@ def run_study(
                 f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
             )
             try:
-                kept = _checkpoint(method, out / f"{name}.checkpoint", resume, checkpoint)
+                kept = _checkpoint(method, out / f"{name}.checkpoint", resume)
                 check_memory(method, study, arguments, device)
                 if ahead is not None:
                     ahead.wait(name)
@@ -128,12 +126,8 @@ def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:
     return tree if same and whole else None
 
 
-def _checkpoint(method: Method, path: Path, resume: bool, given: Path | None) -> dict[str, Path]:
+def _checkpoint(method: Method, path: Path, resume: bool) -> dict[str, Path]:
     """The argument of ``fit`` with which a method that can be gone on with is; an old file is no start of a new run."""
-    if given is not None:
-        check_use(method, "checkpoint")
-        check_writable(given.parent)
-        return {"checkpoint": given}
     # Pyro's own sampler writes none
     if "checkpoint" not in method.uses or getattr(method, "engine", "") == "pyro":
         return {}

@@ -197,8 +197,7 @@ def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "_fitted", stopped)
-    options = ["fit", *FAST, "--method", "nuts", "--out", str(tmp_path / "n.nc")]
-    assert cli.main([*options, "--checkpoint", str(tmp_path / "kept")]) == 130
+    assert cli.main(["fit", *FAST, "--method", "nuts", "--out", str(tmp_path / "n.nc")]) == 130
     said = "with --resume goes on" if written else "starts anew: no checkpoint was written yet"
     assert f"the same command {said}" in capsys.readouterr().err
 
@@ -265,7 +264,6 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
     [
         ([], "name the data"),
         (["gap", "--out", "model"], "must be a file FILE.nc: use 'model.nc'"),
-        (["gap", "--method", "svi", "--checkpoint", "a"], "'checkpoint' is an option of NUTS"),
         (["nowhere"], "unknown data 'nowhere'"),
     ],
 )
