@@ -14,7 +14,7 @@ from pyrobnn.core.checks import as_tensor, check_cast, check_finite
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.density.fused import WrittenOut
-from pyrobnn.density.point import given, point
+from pyrobnn.density.handlers import given, point
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors

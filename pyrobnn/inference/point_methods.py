@@ -12,8 +12,8 @@ from torch import Tensor
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
+from pyrobnn.inference.fitting.batches import padded_density
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.fitting.ranks import ranks

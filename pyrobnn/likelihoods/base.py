@@ -16,7 +16,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
-from pyrobnn.density.point import point
+from pyrobnn.density.handlers import point
 from pyrobnn.priors import move
 
 SITE = "likelihood."

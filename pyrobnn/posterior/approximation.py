@@ -15,7 +15,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.density.point import state_in_store
+from pyrobnn.density.handlers import state_in_store
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 if TYPE_CHECKING:

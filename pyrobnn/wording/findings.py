@@ -96,9 +96,10 @@ def _search_unfinished(
         return (
             f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {more}"
         )
-    seen = f"ten more steps on all data gain {gain:.3g} nats"
     if gain is None:
         seen = f"its loss fell by {fall:.3g} nats over the last fifth"
+    else:
+        seen = f"ten more steps on all data gain {gain:.3g} nats"
     return f"the search was stopped far from its optimum: {seen} (negligible: up to {limit:.3g}); {more}"
 
 

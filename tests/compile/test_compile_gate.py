@@ -29,7 +29,7 @@ from pyrobnn.compile import agreement, compiled, inductor, materialize, private
 from pyrobnn.compile.agreement import disagreement
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import batched_gradient
-from pyrobnn.density.point import point
+from pyrobnn.density.handlers import point
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyrobnn"

@@ -16,7 +16,7 @@ from helpers import seeded
 import pyrobnn as pb
 from pyrobnn.compile import compiled
 from pyrobnn.compile.inductor import traced
-from pyrobnn.inference.fitting.padding import bucket, padded_density
+from pyrobnn.inference.fitting.batches import bucket, padded_density
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.starts import gradient_of
 

@@ -16,7 +16,7 @@ from torch.distributions import transforms
 
 from pyrobnn.compile.trees import mapped
 from pyrobnn.core.checks import Refused, check_finite
-from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.core.seeding import seeded
 from pyrobnn.density import derived
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import why_not_batched
@@ -137,15 +137,16 @@ def what_program_says(
     held = Density(density.program, density.args, points="held", values=fixed)
     chains, num = next(iter(draws.values())).shape[:2]
     sizes, values, notes = held.derived.deterministic, {}, []
+    names = ", ".join(map(repr, sizes))
     size = chains * num * sum(sizes.values()) * held.dtype.itemsize
     if size > _MAX_DERIVED:
-        notes.append(Finding("deterministic_too_large", {"names": [*sizes], "gib": size / 2**30}))
+        notes.append(Finding("deterministic_too_large", {"names": names, "gib": size / 2**30}))
     else:
         try:
             values = derived.deterministic(held, draws)
         except (RuntimeError, ValueError, IndexError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            notes.append(Finding("deterministic_failed", {"names": [*sizes], "reason": reason}))
+            notes.append(Finding("deterministic_failed", {"names": names, "reason": reason}))
     for name, value in values.items():
         # what is not finite in every draw is so by the data; in some draws, it is by the parameters
         bad = ~torch.isfinite(value).reshape(chains * num, -1)
@@ -180,19 +181,13 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
 
 @torch.no_grad()
 def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
-    device = model.device
+    devices = [torch.device("cpu"), model.device]
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    with kept(device):
-        before = _states(device)
+    with seeded(0, *devices):
         torch.func.functional_call(net, buffers, (x[:_FEW],))
-        return not all(map(torch.equal, before, _states(device)))
-
-
-def _states(device: torch.device) -> list[Tensor]:
-    found = [torch.get_rng_state()]
-    if device.type != "cpu":
-        found.append(torch.get_device_module(device).get_rng_state(device))
-    return found
+        after = [float(torch.rand((), device=device)) for device in devices]
+    with seeded(0, *devices):
+        return after != [float(torch.rand((), device=device)) for device in devices]
 
 
 @torch.no_grad()

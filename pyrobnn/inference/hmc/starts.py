@@ -15,9 +15,9 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import Gradient, batched_gradient
 from pyrobnn.density.handlers import RADIUS
+from pyrobnn.inference.fitting.batches import padded_density
 from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.initial import start_chains
-from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.posterior import Posterior

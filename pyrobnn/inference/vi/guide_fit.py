@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.density.density import Density
-from pyrobnn.inference.fitting.batches import permuted_rows
+from pyrobnn.inference.fitting.batches import padded_density, permuted_rows
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.padding import padded_density
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.inference.fitting.ranks import ranks
