@@ -115,3 +115,10 @@ def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
     found = warned(warnings=["the noise is too small.", "b"])
     assert found.value == 2.0 and "the noise is too small" in found.evidence
     assert warned(warnings=[]) is None
+
+
+@pytest.mark.parametrize("seen", [{"steps": 9}, {"fall": 3.0, "limit": 0.1}, {"gain": 2.0, "limit": 0.1}])
+def test_an_unfinished_search_is_told_whatever_shows_it(seen):
+    """A fall without a gain ended every short fit by a TypeError."""
+    shown = next(iter(seen.values()))
+    assert f"{shown:.3g}" in str(Finding("search_unfinished", seen))
