@@ -1,14 +1,20 @@
-"""Which figures a report shows, in which order, each with a sentence on how to read it."""
+"""The figures of a report, each with a sentence on how to read it, as SVG whose colours follow the page."""
 
 from __future__ import annotations
 
+import io
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from pyrobnn import plots
 from pyrobnn.core.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
@@ -18,13 +24,12 @@ from pyrobnn.diagnostics.points import class_points, output_names, regression_po
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.data_checks import expected, num_inputs
-from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, PALETTE
+from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, RULE
 from pyrobnn.plots.uncertainty import decomposed
-from pyrobnn.report.svg import inline_panels, inline_svg
 
 Trees = Mapping[str, Evidence]
 SECTIONS = {
-    "predictions": "What it predicts",
+    "predictions": "Predictions",
     "calibration": "Is the uncertainty honest?",
     "draws": "How the draws were made",
 }
@@ -76,7 +81,7 @@ class Spec:
     Args:
         section: key of `SECTIONS`. title: heading. how: one sentence on how to read it.
         draw: figures of some trees; of one output where ``outputs``. has: whether a tree can be drawn.
-        alt: what a reader who cannot see it is told.
+        alt: text alternative.
         split: one SVG per panel, of ``stack`` axes each; else the whole figure is one.
         outputs: a figure for each output. each: a row of figures for each tree. lines: a legend of one line per tree.
     """
@@ -95,23 +100,18 @@ class Spec:
     key: Key = field(default=())
 
     def blocks(self, trees: Trees) -> list[Block]:
-        """Its blocks of those trees that it can be drawn of; one that makes it raise is left out, and named."""
+        """Its blocks of the trees that it can be drawn of; a tree that makes it raise is named in one of its own."""
         try:
             have = {label: tree for label, tree in trees.items() if self.has(tree)}
             return self._drawn(have) if have else []
         except Exception as error:
             why = f"{', '.join(trees)} cannot be drawn{' together' if len(trees) > 1 else ''}: {said(error)}."
-        failed = [Block(f"{self.title}: not drawn", "", (), notes=(why,))]
-        if len(trees) == 1:
-            return failed
-        alone = {label: self.blocks({label: tree}) for label, tree in trees.items()}
-        rest = {label: tree for label, tree in trees.items() if all(block.svgs for block in alone[label])}
-        if len(rest) == len(trees):
-            return failed
-        return [
-            *self.blocks(rest),
-            *(block for label in alone if label not in rest for block in alone[label]),
-        ]
+        alone = {k: self.blocks({k: tree}) for k, tree in trees.items()} if len(trees) > 1 else {}
+        bad = [label for label, blocks in alone.items() if not all(block.svgs for block in blocks)]
+        if not bad:
+            return [Block(f"{self.title}: not drawn", "", (), notes=(why,))]
+        rest = self.blocks({label: tree for label, tree in trees.items() if label not in bad})
+        return rest + [block for label in bad for block in alone[label]]
 
     def _drawn(self, trees: Trees) -> list[Block]:
         found = []
@@ -158,7 +158,7 @@ def line_key(trees: Trees) -> Key:
 
 
 def build_sections(trees: Trees) -> list[Section]:
-    """Every section that these trees have something for; a figure that no tree can fill is left out."""
+    """The sections with a figure of at least one of the trees."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         found: dict[str, list[Block]] = {anchor: [] for anchor in SECTIONS}
@@ -234,7 +234,7 @@ SPECS = (
     Spec(
         "predictions",
         "Prior and posterior",
-        "Grey: 50 and 90 % of what the prior expects of the function at the probes (or of the outcome at the data); "
+        "Grey: 50 and 90 % of the prior of the function at the probes (or of the outcome at the data); "
         "blue: of the posterior; dashed: the range of the data. A prior far beyond the data, or inside them, is the "
         "wrong one. Of classes, the probability of the likeliest: a prior near 1 is sure before it has seen data.",
         (plots.prior_and_posterior,),
@@ -246,7 +246,7 @@ SPECS = (
         "predictions",
         "Residuals against each input",
         "Mean of (observed − predicted) / predicted sd in bins, one line per method; it should stay in the grey "
-        "range. A slope or a bend is what the mean function misses. Of many inputs, the twelve with the largest "
+        "range. A slope or a bend is missing from the mean function. Of many inputs, the twelve with the largest "
         "differences.",
         (plots.residuals,),
         num_inputs,
@@ -306,8 +306,8 @@ SPECS = (
     Spec(
         "calibration",
         "Error against uncertainty",
-        "Errors should grow along the dashed diagonal; a flat line says that the predicted sd knows nothing about "
-        "where the errors are.",
+        "Errors should grow along the dashed diagonal; a flat line: the predicted sd does not show where the "
+        "errors are.",
         (plots.error_vs_uncertainty,),
         _has_draws,
         "absolute error against predicted standard deviation",
@@ -360,3 +360,110 @@ SPECS = (
         split=False,
     ),
 )
+
+
+POINTS_PER_INCH = 72
+PIXELS_PER_INCH = 96
+MARGIN_INCHES = 0.04
+
+# name of the CSS variable → colour that matplotlib writes; page.css gives each a light and a dark value
+VARIABLES = {
+    "--fig-ink": INK,
+    "--fig-muted": MUTED,
+    "--fig-rule": RULE,
+    "--fig-paper": "#ffffff",
+    **{f"--fig-{index}": colour for index, colour in enumerate(PALETTE)},
+}
+
+
+def inline_svg(figure: Figure, *, alt: str, prefix: str) -> str:
+    """The whole figure as one ``<svg>`` element with a text alternative; `prefix` is unique within the page."""
+    body, (width, height) = _drawn(figure)
+    return _element(_themed(body, prefix), (0.0, 0.0, width, height), alt)
+
+
+def inline_panels(figure: Figure, *, alts: list[str], prefix: str) -> list[str]:
+    """Each panel of a figure as an ``<svg>`` of its own, all of one size, so that a phone can stack them.
+
+    The page has the legends of the figure, which is of no use afterwards. Its axes come panel by panel, the same
+    number in each; `alts` has a text alternative per panel, and `prefix` is unique within the page.
+    """
+    axes = list(figure.axes)
+    for legend in list(figure.legends):
+        legend.remove()
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    stack = len(axes) // len(alts)
+    panels = [axes[stack * i : stack * (i + 1)] for i in range(len(alts))]
+    for index, ax in enumerate(axes):
+        ax.set_gid(f"panel{index}")
+    frames = np.array([_frame(panel, tight=False) for panel in panels])
+    outer = np.array([_frame(panel, tight=True) for panel in panels])
+    # the same margins for every panel: equal sizes, aligned axes
+    margins = np.concatenate([(outer - frames)[:, :2].min(0), (outer - frames)[:, 2:].max(0)])
+    boxes = POINTS_PER_INCH * ((frames + margins) / figure.dpi + MARGIN_INCHES * np.array([-1, -1, 1, 1]))
+    # drawn once, then cut: markers and clip paths that panels share stay with the first, which the page always holds
+    body, (_, height) = _drawn(figure)
+    groups = dict(
+        re.findall(r'^  (<g id="(?:panel\d+)">)$(.*?)^  </g>$', body, flags=re.DOTALL | re.MULTILINE)
+    )
+    cut = [f"{head}{rest}</g>" for head, rest in groups.items()]
+    clips = body[body.rindex("<defs>") :]
+    found = []
+    for index, ((left, bottom, right, top), alt) in enumerate(zip(boxes, alts, strict=True)):
+        inside = "".join(cut[stack * index : stack * (index + 1)]) + (clips if index == 0 else "")
+        view = (left, height - top, right - left, top - bottom)
+        found.append(_element(_themed(inside, prefix), view, alt))
+    return found
+
+
+def _frame(panel: list[Axes], *, tight: bool) -> np.ndarray:
+    """Union of the axes' boxes, left bottom right top in pixels, with labels (tight) or without."""
+    boxes = [ax.get_tightbbox() if tight else ax.get_window_extent() for ax in panel]
+    return np.array(Bbox.union([box for box in boxes if box is not None]).extents)
+
+
+def _drawn(figure: Figure) -> tuple[str, tuple[float, float]]:
+    """The inside of matplotlib's ``<svg>``, and its width and height in points."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    body = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
+    _, _, width, height = map(float, svg.partition('viewBox="')[2].partition('"')[0].split())
+    return body, (width, height)
+
+
+def _themed(body: str, prefix: str) -> str:
+    """Colours as CSS variables, the page's font, ids of this figure alone, no more digits than needed."""
+    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', body)
+    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", body)
+    body = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', body).replace("xlink:href=", "href=")
+    for name, colour in VARIABLES.items():
+        body = re.sub(colour, f"var({name})", body, flags=re.IGNORECASE)
+    body = re.sub(r"(font: [^'\";]*)'[^;\"]*", r"\1var(--sans)", body)
+    body = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", body)
+    # a tenth of a point is finer than any screen, and halves the size of the page
+    body = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_rounded(found[2])}"', body)
+    return re.sub(r"\n\s*", "\n", body).strip()
+
+
+def _element(body: str, view: tuple[float, float, float, float], alt: str) -> str:
+    box = " ".join(f"{number:.1f}" for number in view)
+    words = escape(alt, quote=True)
+    width = view[2] * PIXELS_PER_INCH / POINTS_PER_INCH
+    return (
+        f'<svg role="img" aria-label="{words}" viewBox="{box}" style="max-width: {width:.0f}px">'
+        f"<title>{words}</title>{body}</svg>"
+    )
+
+
+def _rounded(path: str) -> str:
+    return re.sub(r"\d+\.\d\d+", lambda number: f"{float(number.group()):.1f}", path).replace("\n", "")

@@ -17,13 +17,12 @@ from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.check_table import said_rates
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.scores import LEVELS
-from pyrobnn.report.facts import config, facts
 from pyrobnn.report.figures import build_sections, output_labels
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels, of_output
-from pyrobnn.report.sentences import conclude, headline, recommended, significant, with_error
+from pyrobnn.report.sentences import conclude, config, facts, headline, recommended, significant, with_error
 from pyrobnn.wording import typeset
 
-# what the page merges into one column; summary.json keeps the keys apart
+# columns of the page that merge several keys of summary.json
 MERGED = {
     "coverage": tuple(f"coverage_{100 * level:.0f}" for level in LEVELS),
     "seconds": ("compile_seconds", "fit_seconds", "predict_seconds"),
@@ -35,7 +34,7 @@ SHOWN = tuple(
     for column in COLUMNS
     if column.key not in (*MERGED["coverage"][1:], *MERGED["seconds"][1:])
 )
-#: attributes that a saved run is rebuilt from; what they say stands in the others
+#: attributes that a saved run is rebuilt from
 REBUILDS = ("format", "format_version", "meta", "family", "study", "config")
 DECIMALS = {"ess": 0, "rhat": 3, "khat": 2, "r2": 2}
 #: column → what stands below the table that has it
@@ -58,7 +57,7 @@ def write_report(
     """Write one HTML page that says which method to trust, on what evidence, and what to do next.
 
     The page refers to nothing outside itself, reads on a phone, in print, light and dark, and escapes every
-    string that comes from the trees. It needs no group but ``posterior``: what a tree lacks is left out.
+    string that comes from the trees. It needs no group but ``posterior``.
 
     Args:
         trees: label → DataTree (or its `Evidence`); the labels name the methods throughout the page. Or their
@@ -76,8 +75,8 @@ def write_report(
         ValueError: if there is no tree, or ``verdicts`` lacks a label.
 
     Caveat:
-        The recommendation orders methods by verdict, then by held-out log density; close calls are said to
-        be close, but it cannot know what a wrong prediction costs you.
+        The recommendation orders methods by verdict, then by held-out log density, and names close calls; it
+        knows nothing of the cost of a wrong prediction.
 
     Example:
         >>> import numpy as np, tempfile, xarray as xr
@@ -196,7 +195,7 @@ def _subtitle(trees: Mapping[str, Evidence]) -> str:
 
 
 def _deciding(verdict: Verdict) -> str:
-    """What decided a verdict, in a sentence or two."""
+    """The deciding evidence of a verdict, in a sentence or two."""
     deciding = [*verdict.failed, *verdict.warned][:2]
     if deciding:
         return " ".join(check.evidence.rstrip(".") + "." for check in deciding)
@@ -204,7 +203,7 @@ def _deciding(verdict: Verdict) -> str:
 
 
 def _tables(results: Results) -> list[dict[str, object]]:
-    """The comparison, and that of each output where there are several: what has a unit is shown in its own."""
+    """The comparison, and that of each output, in its own unit, where there are several."""
     found = []
     names = output_labels(results.trees)
     for output, name in [(None, ""), *(enumerate(names) if len(names) > 1 else ())]:
@@ -228,7 +227,7 @@ def _has(row: Row, column: Column) -> bool:
 
 
 def cell(row: Row, column: Column) -> tuple[str, str]:
-    """What a cell of the table shows, and the standard error behind it."""
+    """Text of a cell of the table, and the standard error behind it."""
     keys = MERGED.get(column.key, (column.key,))
     texts = [
         "not finite" if key in row.not_finite else format_number(row.values.get(key), key) or "–"

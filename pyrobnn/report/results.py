@@ -1,4 +1,4 @@
-"""What a report shows, computed once: the table of numbers, the baselines, the rankings, the recommendation."""
+"""The numbers of a report, each computed once: comparison table, baselines, rankings by log predictive density."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import arviz_stats
 import numpy as np
+import pandas as pd
 import xarray as xr
+from arviz_stats.utils import ELPDData
 
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
-from pyrobnn.diagnostics.importance import importance
+from pyrobnn.diagnostics.importance import good_k, importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
+from pyrobnn.diagnostics.leave_one_out import UNRELIABLE, elpd_data, loo, refit_points
 from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.report.baselines import baselines
-from pyrobnn.report.ranking import Ranking, rankings
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def of_output(row: Row, output: int) -> Row:
 
 
 def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
-    """The numbers of one tree; what raises is left out and said, so that no tree loses the others' row."""
+    """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
     errors: dict[str, float] = {}
     points: dict[str, np.ndarray] = {}
 
@@ -133,7 +136,7 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
         "scores": scores,
         "R²": lambda: _explained(evidence),
         "uncertainties": lambda: _uncertainties(evidence),
-        "gap": lambda: _gap(evidence),
+        "gap": lambda: _found("gap_ratio", getattr(widest_gap(evidence), "ratio", None)),
         "convergence": lambda: _convergence(evidence),
         "k-hat": lambda: _khat(evidence),
         "distance": lambda: {} if reference is None else _distance(evidence, reference),
@@ -172,15 +175,13 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     return {"r2": float(gone.mean()), **each}
 
 
-def _gap(evidence: Evidence) -> dict[str, float]:
-    gap = widest_gap(evidence)
-    return {} if gap is None or gap.ratio is None else {"gap_ratio": gap.ratio}
+def _found(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: value}
 
 
 def _distance(evidence: Evidence, reference: Evidence) -> dict[str, float]:
-    distance = predictive_distance(evidence, reference)
     name = "predictive_distance" + ("" if num_outputs(evidence) == 1 else "_standardized")
-    return {} if distance is None else {name: distance}
+    return _found(name, predictive_distance(evidence, reference))
 
 
 def _seconds(evidence: Evidence) -> dict[str, float]:
@@ -247,9 +248,127 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
     return close
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """One method in a ranking.
+
+    Args:
+        label: of the run. elpd, se: sum of log predictive densities over the data, and its standard error.
+        below: by how much it is below the best. below_se: standard error of that paired difference.
+        weight: of the stacked mixture; None where it could not be found.
+    """
+
+    label: str
+    elpd: float
+    se: float
+    below: float
+    below_se: float
+    weight: float | None
+
+    @property
+    def close(self) -> bool:
+        """Whether it is within two standard errors of the best."""
+        return self.below <= 2.0 * self.below_se
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A ranking on one set of data, best first.
+
+    Args:
+        title: what was predicted. num_data: how many points.
+        rows: the methods. refused: why the others are not ranked, in sentences.
+    """
+
+    title: str
+    num_data: int
+    rows: tuple[Ranked, ...]
+    refused: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain dicts and numbers: label → elpd, se, below, below_se, weight."""
+        rows = {row.label: {k: v for k, v in vars(row).items() if k != "label"} for row in self.rows}
+        return {"num_data": self.num_data, "methods": rows, "refused": list(self.refused)}
+
+
+def rankings(trees: Mapping[str, Evidence], floor: Mapping[str, Evidence]) -> dict[str, Ranking]:
+    """The rankings that the trees allow: ``held_out``, with the baselines `floor`, and ``leave_one_out``.
+
+    Only methods of one data set are ranked, and at least two; by leave-one-out only those with reliable importance
+    weights: where k-hat is above its limit at more than a tenth of the data the estimate is too high.
+    """
+    if not same_data(trees.values()):
+        return {}
+    found = {"held_out": _held_out({**trees, **floor}), "leave_one_out": _leave_one_out(trees)}
+    return {name: ranking for name, ranking in found.items() if ranking is not None}
+
+
+def _held_out(trees: Mapping[str, Evidence]) -> Ranking | None:
+    each = {label: evidence.values(PREDICTIONS, "log_prob") for label, evidence in trees.items()}
+    flat = {k: np.ravel(v).astype(np.float64) for k, v in each.items() if v is not None and v.size > 1}
+    wrong = [label for label, values in flat.items() if not np.isfinite(values).all()]
+    elpds = {label: _elpd(values) for label, values in flat.items() if label not in wrong}
+    refused = tuple(f"{label} is not ranked: a held-out log density is not finite" for label in wrong)
+    return _ranking("Held-out data", elpds, refused)
+
+
+def _leave_one_out(trees: Mapping[str, Evidence]) -> Ranking | None:
+    elpds, refused = {}, []
+    for label, evidence in trees.items():
+        try:
+            elpd = loo(evidence)
+        except Exception:  # a check that could not be made reports it
+            continue
+        if elpd is None:
+            continue
+        bad, size = len(refit_points(elpd)), int(np.isfinite(elpd.pareto_k).sum())
+        if bad > UNRELIABLE * size:
+            refused.append(f"{label} is not ranked: k-hat is above its limit at {bad} of {size} data")
+        else:
+            elpds[label] = elpd
+    return _ranking("Training data, each datum left out", elpds, tuple(refused))
+
+
+def _ranking(title: str, elpds: Mapping[str, ELPDData], refused: tuple[str, ...]) -> Ranking | None:
+    sizes = {int(elpd.n_data_points) for elpd in elpds.values()}
+    if len(elpds) + len(refused) < 2 or len(sizes) != 1:
+        return None
+    if len(elpds) < 2:
+        return Ranking(title, sizes.pop(), (), (*refused, "There are not two methods left to compare"))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        table: pd.DataFrame = arviz_stats.compare(dict(elpds))
+    # the order and the weights are ArviZ's; from its release 1 on it rounds the rest, and turns the differences' sign
+    found, rows = dict(elpds), []
+    best = found[str(table.index[0])]
+    for label, row in table.iterrows():
+        one = found[str(label)]
+        below = np.asarray(best.elpd_i - one.elpd_i, dtype=np.float64)
+        error = float(np.sqrt(below.size * below.var()))
+        weight = float(row["weight"]) if np.isfinite(row["weight"]) else None
+        rows.append(Ranked(str(label), float(one.elpd), float(one.se), float(below.sum()), error, weight))
+    return Ranking(title, sizes.pop(), tuple(rows), refused)
+
+
+def _elpd(values: np.ndarray) -> ELPDData:
+    """Log densities of held-out points as ``ELPDData``."""
+    return elpd_data(
+        elpd=float(values.sum()),
+        se=float(np.sqrt(values.size * values.var())),
+        p=0.0,
+        n_samples=1,
+        n_data_points=values.size,
+        scale="log",
+        warning=False,
+        good_k=good_k(1000),
+        elpd_i=xr.DataArray(values, dims="obs"),
+        pareto_k=xr.DataArray(np.zeros(values.size), dims="obs"),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Judged runs, and what the page, the summary and the terminal show of them; each part is computed once.
+    """Judged runs with their tables, for the report, the summary and the terminal.
 
     Args:
         trees: label → evidence, in the caller's order. verdicts: of each label.

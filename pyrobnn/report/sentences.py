@@ -1,18 +1,32 @@
-"""The report's first sentences: both answers about the recommended run, what it has been seen on, and the others."""
+"""The sentences of a report: data and model, both answers about the recommended run, its skill, and the others."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pyrobnn.core.groups import HELD_OUT
+import numpy as np
+
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import is_censored, output_names
+from pyrobnn.diagnostics.points import (
+    CLASSES,
+    class_names,
+    feature_names,
+    is_censored,
+    is_classification,
+    outcome,
+    output_names,
+    unit,
+)
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import Question
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
+_MOST_NAMES = 12
 #: question → answer → words, of the recommended run
 ANSWERS: dict[Question, dict[str, str]] = {
     "draws": {
@@ -28,7 +42,7 @@ ANSWERS: dict[Question, dict[str, str]] = {
         "not checked": "nothing has compared the model with data",
     },
 }
-#: the better answer first: draws that nobody examined come before bad ones, a model that nobody examined after one
+#: the better answer first: unexamined draws come before bad ones, an unexamined model after a bad one
 RANKS: dict[Question, tuple[str, ...]] = {
     "draws": ("pass", "warn", "not checked", "fail"),
     "model": ("pass", "warn", "fail", "not checked"),
@@ -67,8 +81,8 @@ def answer(verdict: Verdict, question: Question) -> str:
 def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | None:
     """The label to trust first: by the answers about draws and model, then by held-out log density, then by order.
 
-    The least examined must not win: a run whose draws did not pass and whose predictions nobody looked at comes last,
-    and points come after distributions. None where the runs are of different data.
+    A run whose draws did not pass and whose model was not checked comes last, and points come after distributions.
+    None where the runs are of different data.
     """
     if not all(row.ranked for row in rows):
         return None
@@ -85,29 +99,16 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
 
 
 def headline(label: str, evidence: Evidence, verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Both answers about one run, and what its predictions were seen to be worth.
-
-    Args:
-        label: of the run. evidence, verdict: of it.
-        rows: the comparison table with its baselines.
-    """
+    """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
     parts = []
     for question, words in ANSWERS.items():
-        said = answer(verdict, question)
-        parts.append(words[said] + (f": {_fault(verdict, question)}" if said in ("warn", "fail") else ""))
+        fault = _fault(verdict, question) if answer(verdict, question) in ("warn", "fail") else ""
+        parts.append(": ".join(filter(None, (words[answer(verdict, question)], fault))))
     return f"{'; '.join(parts)}. {_skill(label, evidence, rows)}"
 
 
 def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str, str]:
-    """The recommendation, and a sentence about the other methods.
-
-    Args:
-        rows: the comparison table.
-        verdicts: label → verdict; every label of `rows`.
-
-    Returns:
-        Two sentences of plain text; labels in them are the user's and not escaped.
-    """
+    """The recommendation, and a sentence about the other methods: plain text, labels not escaped."""
     best = recommended(rows, verdicts)
     if best is None:
         each = ", ".join(f"{row.label} ({verdicts[row.label].lines})" for row in rows)
@@ -133,7 +134,6 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
 
 
 def _fault(verdict: Verdict, question: Question) -> str:
-    """What is wrong, in a few words."""
     worst = verdict.worst(question)
     return "" if worst is None else worst.fault
 
@@ -146,7 +146,7 @@ def _lower(text: str) -> str:
 
 
 def _standing(best: str, rows: Sequence[Row]) -> str:
-    """Where its held-out log density stands among the others', in words; empty where it has none."""
+    """Its held-out log density beside the others', in words; empty where it has none."""
     have = {row.label: row for row in rows if "log_prob" in row.values}
     if best not in have:
         return ""
@@ -180,7 +180,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
-    """What it explains of held-out data, beside a linear model; else that it was judged on training data."""
+    """Its share of held-out variance, beside a linear model; else that it was judged on training data."""
     own = next((row for row in rows if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
     if own is not None and y is not None and is_censored(evidence) and "coverage_90" in own.values:
@@ -209,3 +209,99 @@ def _against_linear(own: Row, rows: Sequence[Row]) -> str:
     if own.label not in close:
         return f", and predicts worse than {name}"
     return f", no better than {name}" if linear.label in close else f", and predicts better than {name}"
+
+
+def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
+    """Data, model, command and seed in words, name → the value of all trees, or their different values."""
+    sources: dict[str, Callable[[Evidence], str]] = {
+        "data": _data,
+        "inputs": _inputs,
+        "target": _target,
+        **{part: functools.partial(_model, part=part) for part in ("net", "program", "prior", "likelihood")},
+        "run": _run,
+        "command": lambda each: each.text("command"),
+        "seed": lambda each: each.text("seed"),
+    }
+    found: dict[str, str] = {}
+    for name, source in sources.items():
+        words = list(dict.fromkeys(filter(None, (_tried(source, each) for each in trees.values()))))
+        if words:
+            found[name] = words[0] if len(words) == 1 else f"differs: {'; '.join(words)}"
+    return found
+
+
+def config(trees: Mapping[str, Evidence]) -> dict[str, Any] | None:
+    """Configuration of the runs, as ``pyrobnn compare --config`` takes it; None where their data differ."""
+    written = [evidence.json("config") for evidence in trees.values()]
+    found = [each for each in written if isinstance(each, dict) and isinstance(each.get("methods"), dict)]
+    studies = [{name: value for name, value in each.items() if name != "methods"} for each in found]
+    if not found or any(study != studies[0] for study in studies):
+        return None
+    return studies[0] | {"methods": {label: own for each in found for label, own in each["methods"].items()}}
+
+
+def _tried(source: Callable[[Evidence], str], evidence: Evidence) -> str:
+    """A fact of a tree; empty where the tree is malformed."""
+    try:
+        return source(evidence)
+    except Exception:
+        return ""
+
+
+def _data(evidence: Evidence) -> str:
+    outcomes = [evidence.values(group, outcome(evidence) or "y") for group in (OBSERVED_DATA, HELD_OUT)]
+    train, test = (0 if each is None else len(np.atleast_1d(each)) for each in outcomes)
+    counts = {"training": train or int(evidence.number("num_data", 0)), "held-out": test}
+    shown = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    return ": ".join(filter(None, (evidence.text("data"), f"{shown} points" if shown else "")))
+
+
+def _inputs(evidence: Evidence) -> str:
+    x = evidence.values(CONSTANT_DATA, "x")
+    x = evidence.values(HELD_OUT, "x") if x is None else x
+    if x is None or x.ndim != 2:
+        return ""
+    names = feature_names(evidence, x.shape[1])
+    if names[0] in ("x", "x[0]"):
+        return str(x.shape[1])
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return f"{len(names)}: {', '.join(names[:_MOST_NAMES])}{more}"
+
+
+def _target(evidence: Evidence) -> str:
+    y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
+    if y is None or y.ndim == 0:
+        return evidence.text("target")
+    if is_classification(evidence) or evidence.likelihood in CLASSES:
+        return _shares(evidence, y)
+    y = y.astype(np.float64).reshape(len(y), -1)
+    of = f" {unit(evidence)}" if unit(evidence) else ""
+    each = [
+        f"{name}, mean {significant(float(values.mean()))}{of}, sd {significant(float(values.std()))}{of}"
+        for name, values in zip(output_names(evidence, y.shape[1]), y.T, strict=True)
+    ]
+    return "; ".join(each[:_MOST_NAMES]) + ("; …" if len(each) > _MOST_NAMES else "")
+
+
+def _shares(evidence: Evidence, y: np.ndarray) -> str:
+    labels = y.reshape(-1).astype(int)
+    probs = evidence.variable(PREDICTIONS, "probs")
+    width = 1 if probs is None else int(probs.sizes.get("class", 1))
+    counts = np.bincount(labels, minlength=max(2, width))
+    names = class_names(evidence, len(counts))
+    each = [f"{name} ({count / len(labels):.0%})" for name, count in zip(names, counts, strict=True)]
+    shown = ", ".join(each[:_MOST_NAMES]) + (", …" if len(each) > _MOST_NAMES else "")
+    return ": ".join(filter(None, (evidence.text("target"), shown)))
+
+
+def _run(evidence: Evidence) -> str:
+    """That the run was a short one."""
+    written = evidence.json("config")
+    quick = isinstance(written, dict) and written.get("quick") is True
+    return "quick: fewer steps and draws than in full, 500 rows at most" if quick else ""
+
+
+def _model(evidence: Evidence, part: str) -> str:
+    model = evidence.json("model")
+    words = str(model.get(part, "")) if isinstance(model, dict) else ""
+    return words or (evidence.likelihood if part == "likelihood" else "")

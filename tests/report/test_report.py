@@ -24,11 +24,9 @@ from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.points import output_names
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.baselines import _log_mass, baselines
-from pyrobnn.report.facts import facts
 from pyrobnn.report.page import format_number
-from pyrobnn.report.ranking import rankings
-from pyrobnn.report.results import COLUMNS, best_labels, compare_rows, of_output
-from pyrobnn.report.sentences import conclude, headline, recommended
+from pyrobnn.report.results import COLUMNS, best_labels, compare_rows, of_output, rankings
+from pyrobnn.report.sentences import conclude, facts, headline, recommended
 
 ATTACK = '<script>alert("x")</script>'
 
