@@ -34,11 +34,11 @@ from .inference import Laplace as Laplace
 from .inference import LaplaceMixture as LaplaceMixture
 from .inference import MCDropout as MCDropout
 from .inference import Optimizer as Optimizer
+from .inference import Posterior as Posterior
 from .inference import distributed as distributed
 from .inference.preflight import preflight as preflight
 from .model import BNN as BNN
 from .posterior.datatree import to_datatree as to_datatree
-from .posterior.posterior import Posterior as Posterior
 from .posterior.prediction import Prediction as Prediction
 from .report import write_report as write_report
 from .report import write_summary as write_summary

@@ -32,6 +32,9 @@ from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.swag import SWA, SWAG
 
+# `pb.Posterior` is found here: what it loads is rebuilt by the methods
+from pyrobnn.posterior import Posterior as Posterior
+
 __all__ = [
     "MAP",
     "MLE",

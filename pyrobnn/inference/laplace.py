@@ -45,7 +45,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import restores
+from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.wording.findings import Finding
 
 
@@ -262,7 +262,6 @@ class Laplace(Method):
         return Need(resident | drawn, phases | {"curvature": curvature + sizes.one_pass(1)})
 
 
-@restores(FAMILY)
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
     points = layout.initial_points
@@ -280,6 +279,9 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
         network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
     moments = getattr(network, "moments", None)
     return replace(posterior, approximation=approximation, network=network, moments=moments)
+
+
+RESTORERS[FAMILY] = _restored
 
 
 def _network(

@@ -27,7 +27,7 @@ from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import restores
+from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.wording.findings import Finding, of_meta
 
 FAMILY = "block_mixture"
@@ -297,7 +297,6 @@ def _linear(mode: Posterior) -> Linearized:
     return cast(Linearized, mode.network)
 
 
-@restores(FAMILY)
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
     """The posterior with its mixture, and for ``predictive="linearized"`` its linear networks, rebuilt."""
     mixture = BlockMixture.from_state(layout, state)
@@ -314,3 +313,6 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
         networks.append(Linearized(jacobian, part.blocks, loc))
     network = LinearMixture(networks, mixture)
     return replace(posterior, network=network, moments=network.moments)
+
+
+RESTORERS[FAMILY] = _restored

@@ -34,22 +34,9 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
 DRAWS_AT_ONCE = 64
 
 Restore = Callable[["Posterior", Density, str, Mapping[str, Tensor]], "Posterior"]
-#: family that is more than a distribution over the flat vector → how a posterior saved with it gets it back
+#: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
+#: sites with point parameters at their fitted values, family, its tensors) ↦ the posterior with what belongs to it
 RESTORERS: dict[str, Restore] = {}
-
-
-def restores(family: str) -> Callable[[Restore], Restore]:
-    """Decorator of the function that rebuilds approximations of ``family`` when a posterior is loaded.
-
-    It gets the posterior without approximation, the layout of the model's latent sites (no data, point parameters at
-    their fitted values), the family and its tensors, and returns the posterior with what belongs to it.
-    """
-
-    def decorate(restore: Restore) -> Restore:
-        RESTORERS[family] = restore
-        return restore
-
-    return decorate
 
 
 class Approximation(Protocol):

@@ -30,7 +30,6 @@ from pyrobnn.posterior.program_groups import (
     density_of,
     draws_dataset,
     log_densities_by_site,
-    program_groups,
     relabelled,
     to_numpy,
 )
@@ -42,74 +41,43 @@ MIN_REPLICATES = 200
 MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
 
 
-def to_datatree(
+#: also a function: ``to_datatree(posterior, x, y)``
+to_datatree = Posterior.to_datatree
+
+
+def network_groups(
     posterior: Posterior,
-    x: Tensor | None = None,
-    y: Tensor | None = None,
-    *,
-    probe_x: Tensor | None = None,
-    test: tuple[Tensor, Tensor] | None = None,
-    grid: Tensor | None = None,
-    true_function: Callable[[Tensor], Tensor] | None = None,
-    num_prior_draws: int = 200,
-    label: str | None = None,
-    coords: Coords | None = None,
-    dims: Dims | None = None,
-    seed: int = 0,
+    x: Tensor,
+    y: Tensor | None,
+    probe_x: Tensor | None,
+    grid: Tensor | None,
+    true_function: Callable[[Tensor], Tensor] | None,
+    num_prior_draws: int,
+    seed: int,
+) -> dict[str, xr.Dataset]:
+    """The groups of a BNN's tree that rest on its training inputs; arguments as of ``to_datatree``."""
+    probe_x, kinds = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+    probe_x = posterior.bnn.unit_exposure(probe_x)
+    groups = {}
+    if y is not None:
+        groups = _data_groups(posterior, x, y, seed)
+        if (moved := moved_functions(posterior, x, y, probe_x)) is not None:
+            groups[group.MOVED] = moved
+    groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
+    return groups | _grid_group(posterior, x, grid, true_function)
+
+
+def whole_tree(
+    posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None, coords: Coords, dims: Dims
 ) -> xr.DataTree:
-    """An ArviZ DataTree of a posterior.
-
-    Args:
-        posterior: of a BNN or a plain Pyro program.
-        x, y: the training data, (N, …) and (N, out) or labels (N,): adds log_likelihood, log_prior, function, stein,
-            posterior_predictive, observed_data and constant_data. A plain program that was fitted without any, having
-            its own, needs none here.
-        probe_x: inputs (probe, feature) where functions are compared; default a spread of train points, points in the
-            gaps between them, and points outside.
-        test: held-out (x, y): adds predictions and predictions_constant_data.
-        grid: inputs (grid_point, 1) for bands; default 200 points over 1-D data and half its range around it.
-        true_function: x → the true mean, evaluated on the grid, where the data are synthetic.
-        num_prior_draws: draws for the groups prior and prior_predictive; 0 leaves them out.
-        label: name in reports; default the method's.
-        coords: dimension → labels of its values, as ArviZ's converters take them.
-        dims: variable → names of its dimensions but chain and draw, likewise; of a program's sites, plates name them
-            (``pyro.plate("school", 8)``), else ``<site>_dim_0``. seed: of the predictive draws.
-
-    Returns:
-        A tree with the group posterior and those groups that the arguments allow; provenance in the root's attributes.
-
-    Raises:
-        TypeError, ValueError: as :meth:`pyrobnn.Posterior.predict`; ``coords`` or ``dims`` that fit nothing.
-    """
-    if isinstance(posterior.model, BNN) and y is not None:
-        y = posterior.bnn.likelihood.targets.read(y)
-    axes = posterior.meta.get("axes", {})
-    groups = {group.POSTERIOR: draws_dataset(posterior.draws, axes)}
+    """The tree of a posterior's own groups and of those made of data, with its provenance."""
+    own = {group.POSTERIOR: draws_dataset(posterior.draws, posterior.meta.get("axes", {}))}
     if posterior.sample_stats:
-        groups[group.SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
+        own[group.SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
     if posterior.history:
-        groups[group.HISTORY] = xr.Dataset(
-            {n: ((f"step_{n}",), to_numpy(v)) for n, v in posterior.history.items()}
-        )
-    has_data = [x is not None, y is not None] == posterior.meta.get("data_given", [True, True])
-    if not isinstance(posterior.model, BNN):
-        if has_data:
-            groups |= program_groups(posterior, x, y, MAX_PAIRS, num_prior_draws, seed)
-    elif x is not None:
-        x = torch.as_tensor(x)
-        probe_x, kinds = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
-        probe_x = posterior.bnn.unit_exposure(probe_x)
-        if y is not None:
-            groups |= _data_groups(posterior, x, y, seed)
-            if (moved := moved_functions(posterior, x, y, probe_x)) is not None:
-                groups[group.MOVED] = moved
-        groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
-        groups |= _grid_group(posterior, x, grid, true_function)
-    if has_data and (stein := stein_statistics(posterior, x, y)) is not None:
-        groups[group.STEIN] = stein
-    if isinstance(posterior.model, BNN) and test is not None:
-        groups |= _test_groups(posterior, torch.as_tensor(test[0]), test[1], seed)
-    tree = xr.DataTree.from_dict(relabelled(groups, coords or {}, dims or {}))
+        steps = {name: ((f"step_{name}",), to_numpy(v)) for name, v in posterior.history.items()}
+        own[group.HISTORY] = xr.Dataset(steps)
+    tree = xr.DataTree.from_dict(relabelled(own | groups, coords, dims))
     tree.attrs.update(_attributes(posterior, label))
     return tree
 
@@ -223,7 +191,9 @@ def _grid_group(
     return {group.GRID: xr.Dataset(variables)}
 
 
-def _test_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str, xr.Dataset]:
+def held_out_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str, xr.Dataset]:
+    """The groups of held-out points: what is predicted there, and what was observed."""
+    x = torch.as_tensor(x)
     y, few = posterior.bnn.likelihood.targets.read(y), _thinned(posterior, len(x))
     prediction = few.predict(x)
     found = _dataset(f=(prediction.f, "pred_point", "output"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite
+from pyrobnn.core.groups import STEIN
 from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import Approximation, SampleStats
@@ -210,25 +211,52 @@ class Posterior:
         test: tuple[Tensor, Tensor] | None = None,
         grid: Tensor | None = None,
         true_function: Callable[[Tensor], Tensor] | None = None,
+        num_prior_draws: int = 200,
         label: str | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
         dims: Mapping[str, Sequence[str | None]] | None = None,
+        seed: int = 0,
     ) -> DataTree:
-        """An ArviZ ``xarray.DataTree`` of this posterior, see :func:`pyrobnn.to_datatree`."""
-        from pyrobnn.posterior.datatree import to_datatree
+        """An ArviZ ``xarray.DataTree`` of this posterior, of a BNN or of a plain Pyro program.
 
-        return to_datatree(
-            self,
-            x,
-            y,
-            probe_x=probe_x,
-            test=test,
-            grid=grid,
-            true_function=true_function,
-            label=label,
-            coords=coords,
-            dims=dims,
-        )
+        Args:
+            x, y: the training data, (N, …) and (N, out) or labels (N,): adds log_likelihood, log_prior, function,
+                stein, posterior_predictive, observed_data and constant_data. A plain program that was fitted without
+                any, having its own, needs none here.
+            probe_x: inputs (probe, feature) where functions are compared; default a spread of train points, points in
+                the gaps between them, and points outside.
+            test: held-out (x, y): adds predictions and predictions_constant_data.
+            grid: inputs (grid_point, 1) for bands; default 200 points over 1-D data and half its range around it.
+            true_function: x → the true mean, evaluated on the grid, where the data are synthetic.
+            num_prior_draws: draws for the groups prior and prior_predictive; 0 leaves them out.
+            label: name in reports; default the method's.
+            coords: dimension → labels of its values, as ArviZ's converters take them.
+            dims: variable → names of its dimensions but chain and draw, likewise; of a program's sites, plates name
+                them (``pyro.plate("school", 8)``), else ``<site>_dim_0``.
+            seed: of the predictive draws.
+
+        Returns:
+            A tree with the group posterior and those groups that the arguments allow; provenance in its attributes.
+
+        Raises:
+            TypeError, ValueError: as :meth:`predict`; ``coords`` or ``dims`` that fit nothing.
+        """
+        from pyrobnn.posterior import datatree, program_groups, stein
+
+        groups, is_bnn = {}, isinstance(self.model, BNN)
+        if is_bnn:
+            x = None if x is None else torch.as_tensor(x)
+            y = None if y is None else self.bnn.likelihood.targets.read(y)
+        has_data = [x is not None, y is not None] == self.meta.get("data_given", [True, True])
+        if is_bnn and x is not None:
+            groups = datatree.network_groups(self, x, y, probe_x, grid, true_function, num_prior_draws, seed)
+        elif not is_bnn and has_data:
+            groups = program_groups.program_groups(self, x, y, datatree.MAX_PAIRS, num_prior_draws, seed)
+        if has_data and (found := stein.stein_statistics(self, x, y)) is not None:
+            groups[STEIN] = found
+        if is_bnn and test is not None:
+            groups |= datatree.held_out_groups(self, *test, seed)
+        return datatree.whole_tree(self, groups, label, coords or {}, dims or {})
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle)."""

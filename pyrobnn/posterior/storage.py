@@ -10,7 +10,6 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,28 +157,20 @@ def load(path: str | Path, model: Any) -> Posterior:
     meta, evidence, family = (json.loads(tree.attrs[name]) for name in ("meta", "log_evidence", "family"))
     stats, history = (_tensors(tree, name, device) for name in (SAMPLE_STATS, HISTORY))
     posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta)
-    if family is None:
-        return posterior
-    return _restored(posterior, family, _tensors(tree, "approximation", device))
-
-
-def _restored(posterior: Posterior, family: str, state: dict[str, Tensor]) -> Posterior:
-    """The posterior with its approximation rebuilt, by who has registered its family."""
-    if not isinstance(posterior.model, BNN):
-        return posterior  # draws and log_q of the draws are there; q at other points needs the program's data
-    # whose methods register their families; a loading process may have used none
-    import_module("pyrobnn.inference")
+    if family is None or not isinstance(model, BNN):
+        return posterior  # of a program log_q of the draws is there; q at other points needs its data
     if family not in FAMILIES and family not in RESTORERS:
         warnings.warn(
             f"an approximation of the family {family!r} cannot be rebuilt here: predictions put its draws through the "
-            "model's network, log_q and the guide are left out. Import the method's module before loading (Pyro's "
-            "guides are code and are not stored)",
+            "model's network, log_q and the guide are left out. Import pyrobnn.inference, or the module of a method of "
+            "your own, before loading (Pyro's guides are code and are not stored)",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
         return posterior
-    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta["point_sites"]}
-    layout = Density(posterior.model.sample_parameters, (), points="held", values=fixed)
+    fixed = {name: draws[name][0, 0] for name in meta["point_sites"]}
+    layout = Density(model.sample_parameters, (), points="held", values=fixed)
+    state = _tensors(tree, "approximation", device)
     if family in RESTORERS:
         return RESTORERS[family](posterior, layout, family, state)
     return replace(posterior, approximation=FlatApproximation(layout, family, state))

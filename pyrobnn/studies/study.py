@@ -18,8 +18,9 @@ from pyrobnn import networks, priors
 from pyrobnn.core.checks import check_count
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.columns import Column, Columns
+from pyrobnn.inference import Posterior
 from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior, storage
+from pyrobnn.posterior import storage
 from pyrobnn.studies.response import check_response, check_rows, column_of, likelihood_of, with_events
 
 #: most rows of a quick run

@@ -152,7 +152,7 @@ def test_another_process_predicts_the_same(tmp_path):
 
 
 def test_another_process_loads_what_was_saved(tmp_path):
-    """With the least imported, as the command line does: what a method's module registers must be found."""
+    """With the least imported: what a method's module registers must be found."""
     models = {}
     for name in METHODS:
         posterior = fit(name, "inferred")
@@ -163,8 +163,8 @@ def test_another_process_loads_what_was_saved(tmp_path):
     code = (
         "import pickle, sys, warnings; from pathlib import Path; path = Path(sys.argv[1]); "
         "x, models = pickle.loads(path.read_bytes()); warnings.simplefilter('error', UserWarning); "
-        "from pyrobnn.posterior import storage; "
-        "found = {name: storage.load(path.parent / f'{name}.nc', model) for name, model in models.items()}; "
+        "import pyrobnn as pb; "
+        "found = {name: pb.Posterior.load(path.parent / f'{name}.nc', model) for name, model in models.items()}; "
         "told = {n: (p.predict(x), p.guide is None or p.log_q()) for n, p in found.items()}; "
         "path.write_bytes(pickle.dumps({n: (p.mean, p.var, q) for n, (p, q) in told.items()}))"
     )
