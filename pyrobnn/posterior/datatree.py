@@ -238,30 +238,29 @@ def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
     return (*dims, *(["output"] if y.dim() > len(dims) else [])), to_numpy(y)
 
 
-def probes(
-    x: Tensor, num_train: int = 10, num_between: int = 5, num_outside: int = 4
-) -> tuple[Tensor, list[str]]:
-    """Inputs where functions are compared: a spread of train points, gaps between neighbours, and points outside.
+def probes(x: Tensor) -> tuple[Tensor, list[str]]:
+    """Inputs where functions are compared: ten train points, five gaps between neighbours, and four points outside.
 
     Args:
         x: training inputs (N, …).
+
     Returns:
         Probe inputs (probe, …) and the kind of each, ``"train"``, ``"between"`` or ``"outside"``. Images and other
         structured inputs have train probes only.
     """
     order = _along_spread(x)
-    ranks = torch.linspace(0, len(x) - 1, min(num_train, len(x))).round().long().unique()
+    ranks = torch.linspace(0, len(x) - 1, min(10, len(x))).round().long().unique()
     train = x[order[ranks]]
     if x.dim() != 2 or not x.is_floating_point() or len(x) < 3:
         return train, ["train"] * len(train)
     ordered = x[order]
     gaps = (ordered[1:] - ordered[:-1]).norm(dim=1)
     # in one dimension the widest gaps; in many, midpoints of neighbours along the spread, which are as far apart as any
-    widest = gaps.topk(min(num_between, len(gaps))).indices.sort().values
+    widest = gaps.topk(min(5, len(gaps))).indices.sort().values
     between = (ordered[widest] + ordered[widest + 1]) / 2
     center = x.mean(0)
     far = torch.stack([ordered[0], ordered[-1]])
-    reach = torch.linspace(1.25, 1.5, max(num_outside // 2, 1), dtype=x.dtype)
+    reach = torch.tensor([1.25, 1.5], dtype=x.dtype)
     outside = (center + reach[:, None, None] * (far - center)).reshape(-1, x.shape[1])
     kinds = ["train"] * len(train) + ["between"] * len(between) + ["outside"] * len(outside)
     return torch.cat([train, between, outside]), kinds
@@ -304,8 +303,7 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
     if posterior.log_evidence is not None:
         found["log_evidence"] = float(posterior.log_evidence)
     for name, value in meta.items():
-        if name in found or value is None:
-            continue
-        plain = isinstance(value, (str, int, float)) and value == value
-        found[name] = json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
+        if name not in found and value is not None:
+            plain = isinstance(value, (str, int, float)) and value == value
+            found[name] = json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
     return found

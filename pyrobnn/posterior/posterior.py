@@ -145,15 +145,12 @@ class Posterior:
         stats = SampleStats({}, lambda: thinned(self.sample_stats))
         return replace(self, draws=thinned(self.draws), sample_stats=stats)
 
-    def predict(
-        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
-    ) -> Prediction:
-        """The predictive distribution at inputs ``x``.
+    def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:
+        """The predictive distribution at inputs ``x``, computed in chunks that bound the memory.
 
         Args:
             x: inputs (point, …) in the units of the data.
             num_draws: use only this many draws of each chain (evenly spaced).
-            chunk_scalars: bound on the scalars evaluated at once; draws and points are split to meet it.
 
         Raises:
             TypeError: the posterior belongs to a plain Pyro program, which has no network output.
@@ -161,38 +158,38 @@ class Posterior:
         """
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
-        standard_f = few.standard_function(x, chunk_scalars=chunk_scalars)
-        prediction = Prediction(standard_f, self.bnn.likelihood, few.draws, moments=moments)
-        return prediction if self.bnn.units is None else prediction.in_units(*self.bnn.units)
+        y_mean, y_scale = self.bnn.units or (0.0, 1.0)
+        return Prediction(
+            few.standard_function(x),
+            self.bnn.likelihood,
+            few.draws,
+            moments=moments,
+            y_mean=y_mean,
+            y_scale=y_scale,
+        )
 
-    def function(
-        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
-    ) -> Tensor:
+    def function(self, x: Tensor) -> Tensor:
         """Every draw's function at ``x``: the mean of y in its units (chain, draw, point, out), or logits (…, class).
 
-        Arguments and errors as of :meth:`predict`.
+        Errors as of :meth:`predict`.
         """
-        return self.predict(x, num_draws=num_draws, chunk_scalars=chunk_scalars).f
+        return self.predict(x).f
 
     @torch.no_grad()
-    def standard_function(
-        self, x: Tensor, *, num_draws: int | None = None, chunk_scalars: int = CHUNK_SCALARS
-    ) -> Tensor:
+    def standard_function(self, x: Tensor) -> Tensor:
         """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program.
 
         These are standard units where the model has a standardizer; a heteroskedastic net's noise head is part of it.
-        Computed in chunks; arguments and errors as of :meth:`predict`.
+        Errors as of :meth:`predict`.
         """
-        if num_draws is not None:
-            return self.thin(num_draws).standard_function(x, chunk_scalars=chunk_scalars)
         x = self._inputs(x)
         model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
         if isinstance(self.network, HasHead):  # what no draw moves is computed once
             x, forward, model = self.network.features(x), self.network.head, self.network.model
         params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
         total, widest = self.num_chains * self.num_draws, max(widest_layer(model, x), 1)
-        points_at_once = max(1, min(len(x), chunk_scalars // widest))
-        draws_at_once = max(1, min(total, chunk_scalars // max(widest * points_at_once, model.num_weights)))
+        points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
+        draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, model.num_weights)))
 
         def outputs(start: int, piece: Tensor) -> Tensor:
             part = {name: value[start : start + draws_at_once] for name, value in params.items()}

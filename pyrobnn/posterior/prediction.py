@@ -66,12 +66,6 @@ class Prediction:
             for value in (y_mean, y_scale)
         )
 
-    def in_units(self, y_mean: float | Tensor, y_scale: float | Tensor) -> Prediction:
-        """The same prediction in the units of the original targets, y = y_mean + y_scale · standardised."""
-        self._need(classes=False)
-        parts = self.standard_f, self.likelihood, self.params
-        return Prediction(*parts, moments=self._moments, y_mean=y_mean, y_scale=y_scale)
-
     @property
     def f(self) -> Tensor:
         """Every draw's function: the mean of y (chain, draw, point, out) in its units, or logits (…, class)."""

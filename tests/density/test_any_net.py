@@ -255,7 +255,7 @@ def test_where_a_net_has_no_forward_derivative_a_linearised_prediction_takes_the
     model, x, y = flat(OneWay)
     posterior = pb.Laplace(map=SHORT).fit(model, x, y, seed=0)
     with torch.no_grad():
-        draws = posterior.standard_function(x, num_draws=3)[0]
+        draws = posterior.thin(3).standard_function(x)[0]
     assert draws.shape == (3, 12, 1)
     centre = {name: value[0] for name, value in posterior.stacked().items()}
     moved, far = ({name: v + step * (v != 0) for name, v in centre.items()} for step in (1e-3, 2e-3))

@@ -155,7 +155,7 @@ def test_far_out_mixture_density_does_not_underflow():
     )
 
 
-def test_chunked_equals_whole():
+def test_chunked_equals_whole(monkeypatch):
     x, _ = toy(31)
     model = toy_model()
     generator = torch.Generator().manual_seed(1)
@@ -164,7 +164,8 @@ def test_chunked_equals_whole():
     whole = posterior.function(x)
     assert whole.shape == (2, 7, 31, 1)
     for chunk in (1, 100, 900):
-        torch.testing.assert_close(posterior.function(x, chunk_scalars=chunk), whole)
+        monkeypatch.setattr("pyrobnn.posterior.posterior.CHUNK_SCALARS", chunk)
+        torch.testing.assert_close(posterior.function(x), whole)
     by_hand = torch.stack([model.forward({n: v[1, 3] for n, v in draws.items()}, x)])
     torch.testing.assert_close(whole[1, 3], by_hand[0])
     assert posterior.predict(x, num_draws=3).f.shape == (2, 3, 31, 1)
