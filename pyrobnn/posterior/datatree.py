@@ -22,7 +22,7 @@ from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
-from pyrobnn.posterior.invariance import moved_functions, stein_statistics
+from pyrobnn.posterior.invariance import moved_functions
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.posterior.program_groups import (
     Coords,

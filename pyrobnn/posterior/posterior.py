@@ -238,7 +238,7 @@ class Posterior:
         Raises:
             TypeError, ValueError: as :meth:`predict`; ``coords`` or ``dims`` that fit nothing.
         """
-        from pyrobnn.posterior import datatree, program_groups, stein
+        from pyrobnn.posterior import datatree, invariance, program_groups
 
         groups, is_bnn = {}, isinstance(self.model, BNN)
         if is_bnn:
@@ -249,7 +249,7 @@ class Posterior:
             groups = datatree.network_groups(self, x, y, probe_x, grid, true_function, num_prior_draws, seed)
         elif not is_bnn and has_data:
             groups = program_groups.program_groups(self, x, y, datatree.MAX_PAIRS, num_prior_draws, seed)
-        if has_data and (found := stein.stein_statistics(self, x, y)) is not None:
+        if has_data and (found := invariance.stein_statistics(self, x, y)) is not None:
             groups[STEIN] = found
         if is_bnn and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
