@@ -63,11 +63,14 @@ def mlp(
         *_check_widths("hidden", hidden),
         check_count("num_outputs", num_outputs),
     ]
-    make_activation = _activation(activation)
+    if isinstance(activation, str):
+        activation = ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
+    if not isinstance(activation, type) or not issubclass(activation, nn.Module):
+        raise TypeError(f"'activation' must be a name or an nn.Module class, got {activation!r}")
     with nullcontext() if seed is None else seeded(seed):
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip(widths[:-2], widths[1:-1]):
-            layers += [nn.Linear(fan_in, fan_out), make_activation()]
+            layers += [nn.Linear(fan_in, fan_out), activation()]
         return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
 
 
@@ -77,7 +80,6 @@ def small_cnn(
     image_size: int = 8,
     *,
     channels: Sequence[int] = (8, 16),
-    activation: str | type[nn.Module] = "relu",
     seed: int | None = None,
 ) -> nn.Sequential:
     """A convolutional classifier for small square images: 3x3 convolutions, each halving the image.
@@ -89,8 +91,7 @@ def small_cnn(
         num_classes: width of the output (logits).
         in_channels: channels of the input image.
         image_size: side of the input image in pixels; every convolution's max pooling halves it.
-        channels: channels after each convolution.
-        activation: as in :func:`mlp`.
+        channels: channels after each convolution, each with a ReLU.
         seed: as in :func:`mlp`.
 
     Returns:
@@ -98,7 +99,7 @@ def small_cnn(
         (N, in_channels * image_size**2), to logits (N, num_classes).
 
     Raises:
-        ValueError: a count below 1, an unknown activation, or an image too small for that many halvings.
+        ValueError: a count below 1, or an image too small for that many halvings.
         TypeError: counts that are not integers.
 
     Example:
@@ -120,14 +121,13 @@ def small_cnn(
             f"an image of {image_size} pixels cannot be halved {len(channels)} times: "
             "pass fewer 'channels' or a larger 'image_size'"
         )
-    make_activation = _activation(activation)
     with nullcontext() if seed is None else seeded(seed):
         layers: list[nn.Module] = [
             nn.Flatten(),  # brings images and flattened pixels to one shape
             nn.Unflatten(1, (in_channels, image_size, image_size)),
         ]
         for before, after in zip([in_channels, *channels[:-1]], channels):
-            layers += [nn.Conv2d(before, after, 3, padding=1), make_activation(), nn.MaxPool2d(2)]
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         last = channels[-1] if channels else in_channels
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(last * side * side, num_classes))
 
@@ -177,11 +177,3 @@ def _check_widths(name: str, widths: Sequence[int]) -> list[int]:
     if isinstance(widths, (int, str)):
         raise TypeError(f"'{name}' must be a sequence of widths, got {widths!r}: write {name}=({widths},)")
     return [check_count(f"{name}[{index}]", width) for index, width in enumerate(widths)]
-
-
-def _activation(activation: str | type[nn.Module]) -> type[nn.Module]:
-    if isinstance(activation, str):
-        return ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
-    if isinstance(activation, type) and issubclass(activation, nn.Module):
-        return activation
-    raise TypeError(f"'activation' must be a name or an nn.Module class, got {activation!r}")

@@ -169,7 +169,11 @@ def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 class IIDPrior(tyxe_priors.IIDPrior, Selective):
-    """One distribution for every parameter: ``IIDPrior(dist.Normal(0.0, 1.0), hide=["2.bias"])``."""
+    """One distribution for every parameter: ``IIDPrior(dist.Normal(0.0, 1.0), hide=["2.bias"])``.
+
+    hide/expose take names (``"0.weight"``), hide_modules/expose_modules modules: what is hidden, or is not among the
+    exposed, stays a point parameter.
+    """
 
 
 class LayerwiseNormalPrior(tyxe_priors.LayerwiseNormalPrior, Selective):
@@ -192,8 +196,7 @@ class ScaleMixture(Selective):
     Args:
         pi: weight of the first component, in (0, 1).
         scale1, scale2: standard deviations of the wide and the narrow component.
-        hide, expose: parameter names (``"0.weight"``) that are not, or alone are, Bayesian.
-        hide_modules, expose_modules: the same by module.
+        hide, expose, hide_modules, expose_modules: which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
         ValueError: ``pi`` outside (0, 1) or a scale that is not positive.
@@ -236,8 +239,7 @@ class FanInNormal(Selective):
     Args:
         scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
         bias_scale: standard deviation of biases and other one-dimensional parameters.
-        hide, expose: parameter names (``"0.weight"``) that are not, or alone are, Bayesian.
-        hide_modules, expose_modules: the same by module.
+        hide, expose, hide_modules, expose_modules: which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
         ValueError: a scale that is not positive.

@@ -20,9 +20,9 @@ from torch import Tensor
 from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.description import describe_model
 from pyrobnn.posterior.invariance import moved_functions
+from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.posterior.program_groups import (
     Coords,

@@ -16,7 +16,7 @@ from pyrobnn.density.gradient import Gradient, batched_gradient
 from pyrobnn.model import BNN, check_data
 
 if TYPE_CHECKING:
-    from pyrobnn.posterior import Posterior
+    from pyrobnn.posterior.posterior import Posterior
 
 #: draws of all chains together whose gradient is taken
 NUM_SCORED = 200

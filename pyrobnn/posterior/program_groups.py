@@ -17,7 +17,7 @@ from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import at_each
 
 if TYPE_CHECKING:
-    from pyrobnn.posterior import Posterior
+    from pyrobnn.posterior.posterior import Posterior
 
 Dims = Mapping[str, Sequence[str | None]]
 Coords = Mapping[str, Sequence[Any]]

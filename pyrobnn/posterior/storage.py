@@ -21,8 +21,8 @@ from torch import Tensor
 from pyrobnn.core.groups import HISTORY, POSTERIOR, SAMPLE_STATS
 from pyrobnn.density.density import Density
 from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
+from pyrobnn.posterior.posterior import Posterior
 
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1

@@ -18,7 +18,6 @@ MODULES = {
 #: verbs that users find on a noun: `posterior.to_datatree`, `save`, `load`
 CIRCLES = [
     {
-        "pyrobnn.posterior",
         "pyrobnn.posterior.datatree",
         "pyrobnn.posterior.posterior",
         "pyrobnn.posterior.storage",
