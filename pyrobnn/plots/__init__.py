@@ -10,18 +10,24 @@ lacks what a figure needs gets a panel that says so, never an error.
 
 from __future__ import annotations
 
-from pyrobnn.plots.classification import entropy_split, most_uncertain, reliability
-from pyrobnn.plots.data_checks import posterior_predictive, prior_and_posterior, residuals
-from pyrobnn.plots.predictive import predicted_vs_observed, predictive_bands
-from pyrobnn.plots.sampling import energy, loss, rank, trace, training
+from pyrobnn.plots.predictive import (
+    posterior_predictive,
+    predicted_vs_observed,
+    predictive_bands,
+    prior_and_posterior,
+    residuals,
+)
+from pyrobnn.plots.sampling import covariance, energy, loss, rank, trace, training, weight_norms
 from pyrobnn.plots.uncertainty import (
     calibration,
+    entropy_split,
     error_vs_uncertainty,
     khat,
     loo_pit,
+    most_uncertain,
+    reliability,
     uncertainty_decomposition,
 )
-from pyrobnn.plots.weight_figures import covariance, weight_norms
 
 __all__ = [
     "calibration",

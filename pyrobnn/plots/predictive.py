@@ -1,4 +1,4 @@
-"""What a regression predicts: bands along a single input, and predictions against outcomes."""
+"""Predictions: bands along a single input, outcomes, replicates, residuals along each input, prior and posterior."""
 
 from __future__ import annotations
 
@@ -8,17 +8,34 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from arviz_stats.base import array_stats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from scipy.special import expit, softmax
+from scipy.stats import norm
 
-from pyrobnn.core.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
+from pyrobnn.core.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    GRID,
+    HELD_OUT,
+    OBSERVED_DATA,
+    POSTERIOR_PREDICTIVE,
+    PREDICTIONS,
+    PRIOR_PREDICTIVE,
+)
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.points import (
     COUNTS,
     Points,
+    class_names,
     feature_names,
+    has_classes,
+    outcome,
     output_names,
     regression_points,
+    replicates,
     unit,
     widest_gap,
 )
@@ -33,12 +50,15 @@ from pyrobnn.plots.style import (
     bands,
     empty_panel,
     evenly,
+    fit_line,
     one_each,
     panels,
     reference_line,
     style,
 )
 
+#: rows of a density, places of a row of intervals, panels of inputs, values of a figure of shares: what can be seen
+MAX_DATA, MAX_PLACES, MAX_INPUTS, MAX_CLASSES, MAX_COUNTS = 2000, 60, 12, 100, 25
 MAX_POINTS = 400
 
 
@@ -207,3 +227,215 @@ def points_each(
     """A panel per tree of its predictions of one output at points with known outcomes, all with the same limits."""
     read, missing = partial(regression_points, output=output), "no predictions with known outcomes"
     return one_each(trees, read, draw, missing, size=size, sharex=True, sharey=True)
+
+
+def posterior_predictive(trees: Trees, *, output: int = 0) -> Figure:
+    """Density of the observed outcomes (dark) beside that of twelve data sets that the posterior makes (blue).
+
+    Kernel densities by ArviZ, of at most 2000 evenly spaced data; limits hold 99 % of all replicates. Of classes,
+    and of counts with few values, the share of each value: 50 and 95 % of the data sets that the posterior makes. It
+    uses the data twice, so that only gross misfits show: skew, tails, a second mode, a bound, too few zeros.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``posterior_predictive`` and ``observed_data``.
+        output: which output to draw.
+
+    Returns:
+        A figure with one panel per tree.
+    """
+
+    def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
+        draws, y = (each[..., output] for each in found)
+        ax.set_xlabel(output_names(evidence, found[1].shape[1])[output])
+        if _frequencies(ax, draws, y, evidence):
+            return
+        keep = evenly(len(y), MAX_DATA)
+        for replicate in draws[np.ix_(evenly(len(draws), 12), keep)]:
+            _density(ax, replicate, color=EPISTEMIC, lw=0.6, alpha=0.45)
+        _density(ax, y[keep], color=INK, lw=1.6)
+        low, high = np.quantile(draws[:, keep], (0.005, 0.995))
+        margin = 0.1 * (high - low)
+        ax.set(xlim=(min(low, y.min()) - margin, max(high, y.max()) + margin), yticks=[])
+        ax.set_ylim(bottom=0)
+
+    missing, read = "no replicates of the training data", partial(replicates, whole=True)
+    return one_each(trees, read, draw, missing, size=(3.0, 2.2), sharex=True)
+
+
+def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence) -> bool:
+    """Draw the share of each value in (draw, obs) beside that in (obs,); not where they are not few whole numbers."""
+    if not (np.isfinite(draws).all() and np.isfinite(y).all() and (draws == np.rint(draws)).all()):
+        return False
+    classes = evidence.values(PREDICTIONS, "probs")
+    labels = has_classes(evidence)
+    largest = int(max(y.max(), draws.max() if labels else np.quantile(draws, 0.995)))
+    if labels and classes is not None and classes.ndim == 2:
+        largest = max(largest, classes.shape[1] - 1)
+    if min(y.min(), draws.min()) < 0 or largest >= (MAX_CLASSES if labels else MAX_COUNTS):
+        return False
+    values = np.arange(largest + 1)
+    made = np.stack([(draws == value).mean(1) for value in values])
+    for levels, width in (((0.025, 0.975), 0.9), ((0.25, 0.75), 2.6)):
+        ax.vlines(values, *np.quantile(made, levels, axis=1), color=EPISTEMIC, lw=width)
+    ax.plot(values, [(y == value).mean() for value in values], "_", color=INK, ms=9, mew=1.6)
+    ax.set(ylim=(0, None), ylabel="share", xlim=(-0.6, largest + 0.6))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if labels:
+        shown = values[:: -(-len(values) // 12)]
+        names = class_names(evidence, len(values))
+        ax.set_xticks(shown, [names[value][: max(3, 40 // len(shown))] for value in shown])
+    return True
+
+
+def _density(ax: Axes, values: np.ndarray, **line: Any) -> None:
+    finite = values[np.isfinite(values)]
+    if len(finite) > 2 and np.ptp(finite) > 0:
+        grid, density, _ = array_stats.kde(finite)
+        ax.plot(grid[::8], density[::8], **line)
+
+
+def residuals(trees: Trees, *, output: int = 0) -> Figure:
+    """Standardised residuals against each input: mean in bins of equal count or of each value, one line per method.
+
+    The residual of a point is (y − mean) / sd of its predictive, or where that is not near normal (counts, heavy tails,
+    censored rows) the normal quantile of its randomised transform; grey points are the first method's. Where the
+    predictive is right, bin means stay in the grey range (±2 standard errors); a line that leaves it shows a mean
+    function that misses how y depends on that input. Held-out points, or the training data of trees without any; at
+    most twelve inputs, those whose bins differ most.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with predictions at points with known outcomes.
+        output: which output to judge.
+
+    Returns:
+        A figure with one panel per input, one axes where there is nothing to draw.
+    """
+    trees = gather(trees)
+    found = {
+        label: pair for label, each in trees.items() if (pair := _standardised(each, output)) is not None
+    }
+    with style():
+        if not found:
+            figure, axes = panels(1)
+            empty_panel(axes[0, 0], "no residuals with their inputs")
+            return figure
+        x, first = next(iter(found.values()))
+        same = {label: z for label, (inputs, z) in found.items() if np.array_equal(inputs, x)}
+        names = feature_names(trees[next(iter(found))], x.shape[1])
+        count = min(8, max(2, len(first) // 8))
+        bins = [_bins(column, count) for column in x.T]
+        spread = [max(np.ptp([z[b].mean() for b in parts]) for z in same.values()) for parts in bins]
+        chosen = sorted(np.argsort(spread)[::-1][:MAX_INPUTS])
+        figure, axes = panels(len(chosen), size=(3.0, 2.2), sharey=True)
+        for feature, (ax,) in zip(chosen, axes, strict=True):
+            parts = bins[feature]
+            at = [x[b, feature].mean() for b in parts]
+            half = 2 / np.sqrt([len(b) for b in parts])
+            ax.fill_between(at, -half, half, color=MUTED, alpha=0.15, lw=0)
+            reference_line(ax, 0.0)
+            keep = evenly(len(first), 300)
+            ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
+            for label, z in same.items():
+                means, look = [z[b].mean() for b in parts], fit_line(list(trees).index(label))
+                ax.plot(at, means, marker="o", markersize=2.5, label=label, **look)
+            ax.set_title(names[feature])
+            ax.set(xlabel=names[feature], ylabel="residual / sd")
+        axes[0, 0].set_ylim(-3, 3)
+        return figure
+
+
+def _bins(column: np.ndarray, count: int) -> list[np.ndarray]:
+    """Rows in bins of equal count; of few values, those of each value."""
+    values, of = np.unique(column, return_inverse=True)
+    if len(values) <= count:
+        return [np.flatnonzero(of == number) for number in range(len(values))]
+    return np.array_split(np.argsort(column, kind="stable"), count)
+
+
+def _standardised(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Inputs (point, feature) and standardised residuals (point,)."""
+    points = regression_points(evidence, output)
+    if points is None:
+        return None
+    x = evidence.values(HELD_OUT if points.held_out else CONSTANT_DATA, "x")
+    if x is None or x.ndim != 2 or len(x) != len(points.y) or len(x) < 8 or not (points.total_sd > 0).all():
+        return None
+    z = (points.y - points.mean) / points.total_sd
+    if evidence.likelihood not in ("", "gaussian") and points.pit is not None:
+        z = norm.ppf(points.pit)  # of counts, bounds, heavy tails and censored rows
+    return (x.astype(np.float64), z) if np.isfinite(z).all() and np.isfinite(x).all() else None
+
+
+def num_inputs(evidence: Evidence) -> int:
+    """Number of inputs along which `residuals` can be drawn, 0 where the tree does not hold them."""
+    found = _standardised(evidence, 0)
+    return 0 if found is None else found[0].shape[1]
+
+
+def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
+    """Prior and posterior of the function at the probes, or of the outcome at the data.
+
+    Grey: 50 and 90 % of the prior's functions; blue: of the posterior's; the dashed lines hold the observed outcomes. A
+    prior much wider than the data expects the impossible; one that is narrower cannot reach them. Of classes, the
+    probability of the likeliest class, from 1 / classes to 1: a prior near 1 is sure before it has seen data. Of a
+    tree without functions (a program, NumPyro, PyMC) the replicates of at most 60 evenly spaced data.
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with f in ``prior_predictive`` and ``function``, or the
+            outcome in ``prior_predictive`` and ``posterior_predictive``.
+        output: which output to draw.
+
+    Returns:
+        A figure with one panel per tree.
+    """
+
+    def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
+        classes = has_classes(evidence)
+        prior, posterior = (_confidence(each) if classes else each[..., output] for each in found)
+        order = np.argsort(np.median(posterior, axis=0))
+        for draws, colour, shift in ((prior, MUTED, -0.15), (posterior, EPISTEMIC, 0.15)):
+            p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
+            at = np.arange(len(order)) + shift
+            ax.vlines(at, p5, p95, color=colour, lw=0.9)
+            ax.vlines(at, p25, p75, color=colour, lw=2.6)
+        y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
+        if classes:
+            ax.set_ylim(top=1.02)
+        elif y is not None and y.size:
+            column = y.reshape(len(y), -1)[:, output]
+            if evidence.likelihood in (*COUNTS, "weibull"):  # means are exponentials of the output
+                ax.set_yscale("symlog", linthresh=float(np.median(column)) or 1.0)
+                ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # a page has no mathtext
+            for edge in (column.min(), column.max()):
+                reference_line(ax, edge)
+        at_data = evidence.variable(PRIOR_PREDICTIVE, "f") is None
+        name = output_names(evidence, num_outputs(evidence))[output]
+        ax.set(xticks=[], xlabel=f"{'data' if at_data else 'probes'}, ordered by the posterior")
+        ax.set_ylabel("P(likeliest class)" if classes else name)
+
+    missing = "no functions of the prior in this tree"
+    return one_each(trees, expected, draw, missing, size=(3.4, 2.6), sharey=True)
+
+
+def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Prior and posterior (draw, place, output) of the function at the probes, or of the outcome at the data."""
+    of_f = [evidence.draws(group, "f") for group in (PRIOR_PREDICTIVE, FUNCTION)]
+    if of_f[0] is not None or of_f[1] is not None:
+        prior, posterior = (None if f is None else f.reshape(-1, *f.shape[2:]) for f in of_f)
+    elif has_classes(evidence):
+        return None
+    else:
+        made = [replicates(evidence, whole=True, group=g) for g in (PRIOR_PREDICTIVE, POSTERIOR_PREDICTIVE)]
+        prior, posterior = (
+            None if each is None else each[0][:, evenly(each[0].shape[1], MAX_PLACES)] for each in made
+        )
+    if prior is None or posterior is None or prior.shape[1:] != posterior.shape[1:]:
+        return None
+    return (prior, posterior) if prior.size and posterior.size else None
+
+
+def _confidence(f: np.ndarray) -> np.ndarray:
+    """Probability of the likeliest class, (draw, probe), from logits (draw, probe, 1 or class)."""
+    if f.shape[-1] == 1:
+        return expit(np.abs(f[..., 0]))
+    return softmax(f, axis=-1).max(-1)

@@ -23,7 +23,7 @@ from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
 from pyrobnn.diagnostics.points import class_points, output_names, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.data_checks import expected, num_inputs
+from pyrobnn.plots.predictive import expected, num_inputs
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, RULE
 from pyrobnn.plots.uncertainty import decomposed
 
