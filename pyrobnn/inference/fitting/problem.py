@@ -304,14 +304,12 @@ def launches(device: torch.device, why: str) -> list[Finding]:
 
 def settings(method: Any) -> dict[str, Any]:
     """The configuration of a method as plain values that JSON can hold."""
-    plain = (bool, int, float, str, type(None))
 
     def value_of(value: Any) -> Any:
-        if isinstance(value, plain):
-            return value
         if isinstance(value, (tuple, list)):
             return [value_of(item) for item in value]
-        return getattr(value, "__name__", None) or repr(value)
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        return value if plain else getattr(value, "__name__", None) or repr(value)
 
     return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
 

@@ -62,7 +62,10 @@ class Noise:
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normals of the shape and type of ``like``; cut off at 6.7 sd."""
-        return _pairs(self._next(), like.numel(), like.dtype).reshape(like.shape)
+        num = like.numel()  # sine and cosine of one angle are two, which halves the work
+        bits = stream(self._next(), torch.arange(1, (num + 1) // 2 + 1, device=like.device))
+        radius, angle = _polar(bits, like.dtype)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:num].reshape(like.shape)
 
     def normal_rows(self, like: Tensor) -> Tensor:
         """As :meth:`normal`, for ``like`` (row, …): a row's numbers are the same whatever rows come after it."""
@@ -84,13 +87,6 @@ class Noise:
     def _next(self) -> Tensor:
         self._calls += 1
         return stream(self._key, self._calls)
-
-
-def _pairs(key: Tensor, num: int, dtype: torch.dtype) -> Tensor:
-    """``num`` standard normals (num,) of one key (); sine and cosine of one angle are two, which halves the work."""
-    bits = stream(key, torch.arange(1, (num + 1) // 2 + 1, device=key.device))
-    radius, angle = _polar(bits, dtype)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:num]
 
 
 def _polar(bits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
