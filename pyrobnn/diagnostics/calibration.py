@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import expit, softmax
 
 from pyrobnn import metrics
-from pyrobnn.core.groups import HELD_OUT, POSTERIOR, PREDICTIONS
+from pyrobnn.core.groups import HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
 from pyrobnn.diagnostics.points import (
@@ -108,10 +108,8 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 def _free_parameters(evidence: Evidence) -> int:
     """How many directions the draws of the posterior vary in: at most as many as it has parameters."""
-    stored = [evidence.draws(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
-    every = (flattened(draws, 2) for draws in stored if draws is not None)
-    columns = [draws.reshape(evidence.num_draws, -1)[:, :MAX_DATA] for draws in every]
-    flat = np.concatenate(columns, axis=1)[:, :MAX_DATA]
+    columns = [flattened(draws, 2).reshape(evidence.num_draws, -1) for draws in evidence.sites.values()]
+    flat = np.concatenate(columns, axis=1)[:, :MAX_DATA].astype(np.float64)
     flat = flat[spread(len(flat), MAX_DATA)] - flat.mean(axis=0)
     sd = flat.std(axis=0)
     return int(np.linalg.matrix_rank(flat[:, sd > 0.0] / sd[sd > 0.0], rtol=1e-3)) if (sd > 0.0).any() else 0

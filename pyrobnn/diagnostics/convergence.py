@@ -89,11 +89,9 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
 
 def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
-    every = evidence.identified_weights
-    names = evidence.names(POSTERIOR)
-    sites = [n for n in names if every or not n.startswith(WEIGHTS) or n in evidence.computed]
-    stored = {name: draws for name in sites if (draws := evidence.draws(POSTERIOR, name)) is not None}
-    columns = {name: flattened(draws, 2) for name, draws in stored.items()}
+    every, computed = evidence.identified_weights, evidence.computed
+    stored = {n: d for n, d in evidence.sites.items() if every or not n.startswith(WEIGHTS) or n in computed}
+    columns = {name: flattened(draws, 2).astype(np.float64) for name, draws in stored.items()}
     found = {}
     for name, draws in columns.items():
         shape = stored[name].shape[2:]
@@ -281,8 +279,7 @@ def moving(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether each chain moves, and whether independent draws differ: in all weights and in the function."""
     if evidence.draws_per_chain < 2 or evidence.is_point:
         return None
-    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
-    same = [_repeats(draws) for draws in stored if draws is not None]
+    same = [_repeats(draws) for draws in evidence.sites.values()]
     still = (
         np.all(same, axis=0) if same else np.ones((evidence.num_chains, evidence.draws_per_chain - 1), bool)
     )

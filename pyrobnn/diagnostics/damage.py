@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import gammaln, logsumexp, ndtri
 from scipy.stats import rankdata
 
-from pyrobnn.core.groups import FUNCTION, POSTERIOR
+from pyrobnn.core.groups import FUNCTION
 from pyrobnn.diagnostics.check_table import Row, of_chains, of_draws
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, spread
@@ -36,8 +36,7 @@ _RISE, _SIGMAS = 0.25, 4.0
 
 def copied_chains(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     """Whether chains repeat one another draw by draw: R-hat calls that agreement, and the ESS counts every copy."""
-    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
-    flat = [flattened(each, 2).reshape(len(each), -1) for each in stored if each is not None]
+    flat = [flattened(each, 2).reshape(len(each), -1) for each in evidence.sites.values()]
     if not flat or len(flat[0]) < 2 or evidence.is_point:
         return None
     groups: dict[bytes, list[int]] = {}
@@ -66,8 +65,7 @@ def _followers(evidence: Evidence) -> list[list[int]]:
 
 def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether draws occur again elsewhere than right after themselves: a continuous posterior never gives one twice."""
-    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
-    flat = [flattened(each, 2) for each in stored if each is not None and each.dtype.kind == "f"]
+    flat = [flattened(each, 2) for each in evidence.sites.values() if each.dtype.kind == "f"]
     if not flat or evidence.is_point:
         return None
     values = np.concatenate([each.astype(np.float64) for each in flat], axis=2)
@@ -132,9 +130,8 @@ def rounded_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     if evidence.is_point or evidence.num_draws < _FEWEST_DRAWS:
         return None
     coarsest, where = 0.0, ""
-    for name in evidence.names(POSTERIOR):
-        values = evidence.stored(POSTERIOR, name)
-        if values is None or values.dtype.kind != "f" or name in evidence.computed:
+    for name, values in evidence.sites.items():
+        if values.dtype.kind != "f" or name in evidence.computed:
             continue
         columns = flattened(values, 2).reshape(evidence.num_draws, -1)
         chosen = columns[:, spread(columns.shape[1], _MOST_COLUMNS)]
@@ -162,9 +159,8 @@ def held_weights(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     if evidence.is_point or evidence.num_draws < _FEWEST_DRAWS or evidence.claim == "none":
         return None
     held, moving, where = 0, 0, ""
-    for name in evidence.names(POSTERIOR):
-        values = evidence.stored(POSTERIOR, name)
-        if values is None or values.dtype.kind != "f" or not name.startswith(WEIGHTS):
+    for name, values in evidence.sites.items():
+        if values.dtype.kind != "f" or not name.startswith(WEIGHTS):
             continue
         still = (np.ptp(flattened(values, 2), axis=1) == 0.0).sum(axis=1)  # of each chain
         worst, size = int(still.max(initial=0)), int(np.prod(values.shape[2:]))
@@ -205,7 +201,7 @@ def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     # the median size of normal errors, and three standard errors of that median above it
     chance = (_MEDIAN_SIZE + 3.0 * _MEDIAN_ERROR / np.sqrt(use.sum())) * error
     off = float(np.sqrt(max(float(np.median(size)) ** 2 - chance**2, 0.0)))
-    ordered = not whole and float(seen[use].std()) > 4.0 * error
+    ordered = not whole and float(seen[use].std()) > 3.0 * error
     strange = ordered and stats.spearmanr(lppd[use], seen[use]).statistic < 2.0 / np.sqrt(use.sum())
     return Found("fail" if strange else grade(off, *limits), off)
 

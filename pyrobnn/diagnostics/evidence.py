@@ -102,6 +102,12 @@ class Evidence:
         draws = self.stored(group, name)
         return None if draws is None else draws.astype(np.float64)
 
+    @property
+    def sites(self) -> dict[str, np.ndarray]:
+        """Draws of every site as stored, name → (chain, draw, …)."""
+        found = {name: self.stored(POSTERIOR, name) for name in self.names(POSTERIOR)}
+        return {name: draws for name, draws in found.items() if draws is not None}
+
     def values(self, group: str, name: str) -> np.ndarray | None:
         """A variable without sample dims as array, or None where it is missing."""
         array = self.variable(group, name)

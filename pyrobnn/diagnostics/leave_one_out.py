@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pyrobnn.core.chains import ess
-from pyrobnn.core.groups import LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import LOG_LIKELIHOOD, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
@@ -162,8 +162,7 @@ def relative_efficiency(evidence: Evidence) -> float:
     """Mean ESS per draw of the elements of the posterior, as ArviZ has it; of many elements a spread of 200."""
     if densities(evidence) is not None or evidence.num_chains == 1 or evidence.draws_per_chain < 4:
         return 1.0
-    stored = [evidence.stored(POSTERIOR, name) for name in evidence.names(POSTERIOR)]
-    columns = [flattened(draws, 2) for draws in stored if draws is not None]
+    columns = [flattened(draws, 2) for draws in evidence.sites.values()]
     every = -(-sum(column.shape[2] for column in columns) // _MAX_ELEMENTS_ESS)
     draws = np.concatenate([column[:, :, ::every] for column in columns], axis=2).astype(np.float64)
     each = ess(np.moveaxis(draws, 2, 0), "mean")
