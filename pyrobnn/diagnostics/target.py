@@ -144,7 +144,7 @@ def _decided(found: Found, evidence: Evidence, before: np.ndarray, after: np.nda
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
     stayed = float(np.median((before * after).mean(axis=0) / scale))
     if found.status == "pass" and stayed > _MOST_CORRELATED:
-        return _undecided(float(evidence.values(MOVED, "acceptance")), stayed)
+        return _undecided(float(evidence.tree[MOVED]["acceptance"]), stayed)
     return found
 
 
