@@ -162,7 +162,7 @@ SEEN: dict[str, Template] = {
     "likelihood (median).",
     "loo_khat": "Leave-one-out is unreliable at {count} of {total} data (Pareto k-hat up to {value:.2f}).",
     # on request
-    "copied_chains": "Chains that hold the same moves: {named}.",
+    "copied_chains": "Chains hold the same moves: {named}.",
     "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere.",
     "clumped_draws": lambda value, **_: (
         f"Draws of different chains lie in {'no' if value is None else round(value)} clumps."
@@ -229,7 +229,7 @@ def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
 
 def action(code: str, numbers: Mapping[str, Any]) -> str:
     """What to do next, in a sentence; empty where nothing is known to help."""
-    return ACTIONS.get(code, str(numbers.get("next", ""))).format(**numbers)
+    return ACTIONS[code].format(**numbers) if code in ACTIONS else str(numbers.get("next", ""))
 
 
 def opening(draws: tuple[str, str], model: tuple[str, str]) -> str:
