@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
@@ -27,18 +28,16 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, check_names, refuse_gaps
 from pyrobnn.data.dataset import Task
+from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import choose, families, named
-from pyrobnn.estimators.averaged_noise import fit_noise_em
-from pyrobnn.estimators.data_warnings import warn_about_data, warn_extrapolation
-from pyrobnn.estimators.noise import linear_residual_scale, select_noise, tries_noises, with_scale
-from pyrobnn.estimators.prior_width import select_prior_width, tries_widths
+from pyrobnn.estimators.empirical_bayes import empirical_bayes
 from pyrobnn.estimators.sample_weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
-from pyrobnn.likelihoods.base import SCALE
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
+from pyrobnn.wording.findings import Finding
 
 _Rows = tuple[Tensor, Tensor]
 
@@ -86,7 +85,11 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         seed = self._seed()
         self._weighted = weights is not None
-        warn_about_data(x, y, self._names(x), weighted=self._weighted)
+        for finding in [
+            *constant_features(x, self._names(x)),
+            *([] if self._weighted else copied_rows(x, y)),
+        ]:
+            warnings.warn(str(finding), UserWarning, stacklevel=3)
         x, y, fractions = _canonical(x, y, weights)
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)
@@ -99,23 +102,10 @@ class Estimator(BaseEstimator):
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-        if fractions is None and self._finds_noise(model):
-            data = (self._x, self._y)
-            if likelihood.targets.heads == 2:
-                start = linear_residual_scale(model, *data)
-                self.posterior_, chosen = fit_noise_em(self.method_, model, *data, start, options)
-            else:
-
-                def model_of(scale: Tensor) -> BNN:
-                    fixed = with_scale(likelihood, scale if width > 1 else scale[0])
-                    return BNN(net, prior, fixed, standardizer=units)
-
-                scales = model.likelihood.own.priors.get(SCALE)
-                log_prior = None if scales is None else lambda scale: scales.log_prob(scale).sum()
-                self.posterior_, chosen = select_noise(self.method_, model_of, *data, options, log_prior)
-            self.method_reason_ += f"; {chosen}"
-        elif fractions is None and self.method == "auto" and tries_widths(self.method_, model):
-            self.posterior_, chosen = select_prior_width(self.method_, model, self._x, self._y, options)
+        auto = isinstance(self.method, str) and self.method == "auto" and fractions is None
+        fit = empirical_bayes(self.method_, model, len(x)) if auto else None
+        if fit is not None:
+            self.posterior_, chosen = fit(self.method_, model, self._x, self._y, options)
             self.method_reason_ += f"; {chosen}"
         elif fractions is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
@@ -221,11 +211,6 @@ class Estimator(BaseEstimator):
     def _takes(self, likelihood: Likelihood) -> bool:
         raise NotImplementedError
 
-    def _finds_noise(self, model: BNN) -> bool:
-        """Whether the noise is ours to find, and better not found together with the weights."""
-        auto = isinstance(self.method, str) and self.method == "auto"
-        return auto and tries_noises(self.method_, model.likelihood, len(self._x), model.num_weights)
-
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
@@ -265,7 +250,8 @@ class Estimator(BaseEstimator):
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x, posterior = self._inputs(X), self.posterior_
-        warn_extrapolation(self._x.numpy(), x.numpy(), self._names(x))
+        for finding in far_rows(self._x.numpy(), x.numpy(), self._names(x)):
+            warnings.warn(str(finding), UserWarning, stacklevel=4)
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
         found: list[list[Tensor]] = [[] for _ in parts]
@@ -354,6 +340,25 @@ class Estimator(BaseEstimator):
             # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
             state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
         return state
+
+
+def copied_rows(x: np.ndarray, y: np.ndarray) -> list[Finding]:
+    """Copies, where more than a tenth of the rows, with a measured number, are some."""
+    distinct = np.unique(np.column_stack([x, y]), axis=0)
+    copies, measured = len(x) - len(distinct), max(len(np.unique(column)) for column in x.T)
+    found = copies > 0.1 * len(x) and 2 * measured > len(distinct)
+    return [Finding("copied_rows", {"copies": copies, "rows": len(x)})] if found else []
+
+
+def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Finding]:
+    """Rows that lie beyond the training data by more than half the range of a feature."""
+    low, high = train.min(0), train.max(0)
+    beyond = np.maximum(low - x, x - high) > 0.5 * (high - low)
+    if not beyond.any():
+        return []
+    worst = int(beyond.sum(0).argmax())
+    ends = {"feature": str(names[worst]), "low": float(low[worst]), "high": float(high[worst])}
+    return [Finding("far_rows", {"rows": int(beyond.any(1).sum()), "total": len(x), **ends})]
 
 
 def _has_other_than_numbers(X: Any) -> bool:

@@ -9,7 +9,7 @@ from helpers import seeded
 from models import normal_prior, toy, toy_model, toy_net
 
 import pyrobnn as pb
-from pyrobnn.estimators.conformal.conformity import Outputs, Ranking, rankings
+from pyrobnn.estimators.conformal import Outputs, Ranking, rankings
 
 
 def conjugate(x, y, noise, num_draws=500, seed=0, **meta):
@@ -34,10 +34,6 @@ def linear_data(num_data, noise, seed=0, num_features=2):
         return x, x.sum(1, keepdim=True) + noise(num_data)
 
 
-def tails(outputs, y):
-    return outputs.tails(y)
-
-
 def gaussian_noise(count):
     return 0.5 * torch.randn(count, 1, dtype=torch.float64)
 
@@ -49,7 +45,7 @@ def heavy_noise(count):
 def covered(way, posterior, x, y):
     """Whether the sets hold y, by the rank alone."""
     outputs = Outputs.of(posterior, x)
-    return way.inside(outputs.log_prob(y), outputs.tails(y))
+    return way.inside(outputs.log_prob(y), outputs.terms(y))
 
 
 def test_sets_hold_what_they_promise_where_the_model_is_wrong():
@@ -58,7 +54,7 @@ def test_sets_hold_what_they_promise_where_the_model_is_wrong():
     for seed in range(100):
         x, y = linear_data(29, heavy_noise, seed)
         posterior, *_ = conjugate(x[:19], y[:19], 0.3, seed=seed)
-        (way,) = rankings(posterior, (x[:19], y[:19]), None, 0.1, tails)
+        (way,) = rankings(posterior, (x[:19], y[:19]), None, 0.1)
         held.append(covered(way, posterior, x[19:], y[19:]).double().mean())
         low, high = posterior.predict(x[19:]).quantile(torch.tensor([0.05, 0.95]))
         plain.append(((low <= y[19:]) & (y[19:] <= high)).double().mean())
@@ -71,7 +67,7 @@ def test_weights_that_add_a_row_are_those_of_the_exact_refit():
     x, y = linear_data(20, gaussian_noise)
     posterior, *_ = conjugate(x, y, 0.5, num_draws=50_000)
     new_x, new_y = torch.tensor([[1.0, -1.0]]).double(), torch.tensor([[0.8]]).double()
-    (way,) = rankings(posterior, (x, y), None, 0.1, tails)
+    (way,) = rankings(posterior, (x, y), None, 0.1)
     log_weights = way.log_weights(Outputs.of(posterior, new_x).log_prob(new_y))[:, 0]
     _, mean, cov = conjugate(torch.cat([x, new_x]), torch.cat([y, new_y]), 0.5)
     theta = torch.cat([posterior.draws["net.weight"][0, :, 0], posterior.draws["net.bias"][0]], 1)
@@ -87,11 +83,11 @@ def test_weights_that_add_a_row_are_those_of_the_exact_refit():
     torch.testing.assert_close(below, exact, atol=0.02, rtol=0)
 
 
-def test_ends_are_where_the_rank_changes_and_pieces_hold_what_is_inside():
+def test_ends_are_where_the_rank_changes():
     x, y = linear_data(59, heavy_noise, num_features=1)
     posterior, *_ = conjugate(x[:49], y[:49], 0.5)
     found = pb.conformal_interval(posterior, x[49:], train=(x[:49], y[:49]), alpha=0.2)
-    (way,) = rankings(posterior, (x[:49], y[:49]), None, 0.2, tails)
+    (way,) = rankings(posterior, (x[:49], y[:49]), None, 0.2)
     inwards = 0.01 * found.width
     for end, inward in ((found.lower, inwards), (found.upper, -inwards)):
         assert bool(covered(way, posterior, x[49:], (end + inward)[:, None]).all())
@@ -195,28 +191,12 @@ def test_approximations_are_corrected_where_they_can_be_and_say_where_not():
     assert not found.trusted
 
 
-def test_too_few_rows_hold_everything_and_density_may_hold_nothing():
+def test_too_few_rows_hold_everything():
     x, y = linear_data(10, gaussian_noise)
     posterior, *_ = conjugate(x[:8], y[:8], 0.5)
     with pytest.warns(UserWarning, match="8 rows cannot tell.*9 rows are the fewest"):
         found = pb.conformal_interval(posterior, x[8:], train=(x[:8], y[:8]))
     assert bool((found.lower == -torch.inf).all() and (found.width == torch.inf).all())
-    with seeded():
-        net = torch.nn.Linear(1, 2).double()
-    model = pb.BNN(net, normal_prior(), pb.likelihoods.HeteroskedasticGaussian())
-    draws = {
-        "net.weight": torch.tensor([[[[0.0], [1.0]]]]).double(),
-        "net.bias": torch.zeros(1, 1, 2).double(),
-    }
-    noisy = pb.Posterior(model, draws, meta={"kind": "point"})
-    x = torch.linspace(-1, 1, 19)[:, None]
-    rows, wide = (x, 0.1 * torch.sin(40 * x)), torch.tensor([[50.0]])
-    with pytest.warns(UserWarning, match="no outcome conforms.*conformity='central'"):
-        empty = pb.conformal_interval(noisy, wide, calibration=rows, conformity="density")
-    assert (
-        bool(empty.lower.isnan()) and not bool(empty.contains(torch.zeros(1))) and float(empty.width) == 0.0
-    )
-    assert float(pb.conformal_interval(noisy, wide, calibration=rows).width) > 0.0
 
 
 def test_what_makes_no_sense_is_refused_by_name():
@@ -228,7 +208,6 @@ def test_what_makes_no_sense_is_refused_by_name():
         ({"train": (x[:5], y[:5])}, "'train' has 5 rows but the posterior was fitted to 20"),
         ({"train": (x, y[:5])}, "as many inputs as targets"),
         ({"train": (x, y * torch.nan)}, "'y' holds 20 NaN"),
-        ({"train": (x, y), "conformity": "mode"}, "'conformity' must be one of"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):

@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose
-from pyrobnn.estimators.noise import tries_noises
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, fit_noise_em
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
@@ -209,15 +209,20 @@ def test_pipeline_search_and_cross_validation(table):
     assert np.corrcoef(cross_val_predict(model, x, y, cv=3), y)[0, 1] > 0.9
 
 
-def test_noises_are_tried_where_rows_are_few_for_the_weights():
-    laplace, noise = choose(5000, 1000, 1)[0], HomoskedasticGaussian(dist.HalfNormal(1.0))
-    assert tries_noises(laplace, noise, 9_999, 1000) and not tries_noises(laplace, noise, 10_000, 1000)
-    assert not tries_noises(pb.NUTS(), noise, 100, 1000)
-    assert not tries_noises(laplace, HomoskedasticGaussian(0.1), 100, 1000)
-    with pytest.warns(UserWarning, match="25,000 rows are few for 5,000 weights"):
-        assert not tries_noises(laplace, noise, 25_000, 5_000)
+def test_noise_is_found_by_the_evidence_where_rows_are_few_for_the_weights():
+    laplace = choose(5000, 1000, 1)[0]
+
+    def found(likelihood, num_data, method=laplace, width=1):
+        model = pb.BNN(pb.networks.mlp(99, (), width, seed=0), pb.priors.FanInNormal(), likelihood)
+        return empirical_bayes(method, model, num_data)
+
+    noise = HomoskedasticGaussian(dist.HalfNormal(1.0))
+    assert found(noise, 999) is fit_by_evidence and found(noise, 1000) is None
+    assert found(pb.likelihoods.HeteroskedasticGaussian(), 999, width=2) is fit_noise_em
+    assert found(noise, 100, pb.NUTS()) is None and found(HomoskedasticGaussian(0.1), 100) is None
+    assert found(pb.likelihoods.Categorical(), 10**6, width=2) is fit_by_evidence
     with pytest.warns(UserWarning, match="noise of NegativeBinomial is maximised"):
-        assert not tries_noises(laplace, pb.likelihoods.NegativeBinomial(), 100, 1000)
+        assert found(pb.likelihoods.NegativeBinomial(), 100) is None
 
 
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):

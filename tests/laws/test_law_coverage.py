@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 
 import pyrobnn as pb
-from pyrobnn.estimators.averaged_noise import Averaged, _too_small
+from pyrobnn.estimators.empirical_bayes import Averaged
 
 INPUTS, HIDDEN, NEW = 21, 20, 2000
 #: of 90 % intervals; 2,000 new rows, but one draw of the training rows
@@ -105,7 +105,7 @@ def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeyp
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
-    monkeypatch.setattr("pyrobnn.estimators.prior_width.MAX_TRIED_ROWS", 60)
+    monkeypatch.setattr("pyrobnn.estimators.empirical_bayes.MAX_TRIED_ROWS", 60)
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(120, 5)), generator.uniform(size=120) < 0.5
     fitted = pb.BNNClassifier(hidden=(6,), random_state=0, num_draws=200).fit(x, y)
@@ -194,19 +194,6 @@ def test_each_output_has_a_noise_of_its_own(monkeypatch):
     assert (covered > 0.85).all() and (covered < 0.95).all(), covered
     first, second = fitted.method_reason_.partition("noise ")[2].split(" of")[0].split(", ")
     assert float(first) < 0.75 and float(second) > 0.9
-
-
-def test_rows_left_out_find_a_noise_that_is_too_small():
-    """Half of what it is: each output asks for twice as much, and one that is right for none."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(600, 2, generator=generator, dtype=torch.float64)
-    y = x + 0.4 * torch.randn(600, 2, generator=generator, dtype=torch.float64)
-    held = torch.tensor([0.2, 0.4], dtype=torch.float64).expand(600, 2)
-    model = pb.BNN(pb.networks.mlp(2, (), 4, seed=0).double(), pb.priors.FanInNormal(), Averaged(1e-3))
-    search = pb.MAP(num_steps=100, lr=0.05, polish_steps=50, compile=False)
-    around = pb.Laplace(map=search)
-    wider = _too_small(search, around, model, (x, y), torch.cat([held, held.square()], 1), {"seed": 0})
-    assert 1.85 < wider[0] < 2.15 and wider[1] < 1.1, wider
 
 
 def _noisy(kind: str, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -33,9 +33,7 @@ MAY_NAME = {
     "report/sentences.py": "Laplace",
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
-    "estimators/averaged_noise.py": "",
-    "estimators/noise.py": "",
-    "estimators/prior_width.py": "",
+    "estimators/empirical_bayes.py": "",
     "estimators/sample_weights.py": "Laplace",
     "cli/options.py": "nuts",  # what `pyrobnn fit` runs
     "data/synthetic.py": "",  # data sets of studies of a method
