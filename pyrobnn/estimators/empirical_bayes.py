@@ -25,10 +25,6 @@ from pyrobnn.wording.findings import Finding, as_json
 
 #: rows that are looked at for the noise and the widths, evenly spaced: several fits of so many take minutes
 MAX_TRIED_ROWS = 20_000
-#: rounds at most; nats that the evidence must rise by for another; factors on the prior's precision to start from
-MAX_ROUNDS, MIN_GAIN, STARTS = 8, 0.5, (1.0, 1 / 9, 81.0)
-
-
 Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]
 
 
@@ -101,17 +97,18 @@ def fit_by_evidence(
     tries: list[_Try] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept follow below
-        for start in STARTS if labels else STARTS[:1]:
+        for start in (1.0, 81.0) if labels else (1.0,):
             scale, factors, last = linear, dict.fromkeys(layers, start), -math.inf
-            for _ in range(MAX_ROUNDS):
+            for tried in range(8):
                 posterior = around.fit(_under(model, scale, factors), *rows, **options)
                 evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
                 if scale is not None and SCALE in model.likelihood.own.priors:
                     evidence += float(model.likelihood.own.priors[SCALE].log_prob(scale).sum())
-                tries.append(_Try(posterior, scale, factors, evidence))
-                if not evidence > last + MIN_GAIN:
-                    break
-                last = evidence
+                if tried or not labels:  # the first mode is that of widths which are not its own
+                    tries.append(_Try(posterior, scale, factors, evidence))
+                    if not evidence > last + 0.5:
+                        break
+                    last = evidence
                 if scale is None:
                     tuned = posterior.meta["tuned"]["prior_precision_factor"]
                     factors = {name: factors[name] * tuned.get(name, tuned.get("all")) for name in layers}
@@ -245,7 +242,7 @@ def fit_noise_em(
     # until log σ moves by less than .05 on average
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what holds of the last fit follows below
-        while count < 3 or (moved >= 0.05 and count < MAX_ROUNDS):
+        while count < 3 or (moved >= 0.05 and count < 8):
             fresh = BNN(model.net, model.prior, Averaged(likelihood.min_scale))
             fresh.priors = priors
             data = x_in, torch.cat([y_in, held], 1)
