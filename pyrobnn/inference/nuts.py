@@ -18,14 +18,13 @@ from pyrobnn.inference.fitting.problem import (
     launches,
     make_posterior,
     prepare,
-    run_subfit,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import Need, Sizes, free_bytes, require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.checkpoint import DrawFile, run_fingerprint
-from pyrobnn.inference.hmc.converged import check_until, run_findings, until_converged
+from pyrobnn.inference.hmc.converged import MIN_ESS, check_until, run_findings, until_converged
 from pyrobnn.inference.hmc.hooks import Hooks, by_site
 from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.metric import described, form_of
@@ -33,10 +32,9 @@ from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.hmc.starts import chains_per_call, gradient_of, starts
 from pyrobnn.inference.hmc.warmup import kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding, of_meta
+from pyrobnn.wording.findings import Finding
 
 #: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
 DEFAULT_WARMUP = 200
@@ -64,19 +62,16 @@ class NUTS(Method):
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
         mass_matrix: ``"diag"``; ``"low_rank"``, a diagonal and up to 20 directions from draws and gradients;
             ``"dense"``; ``"auto"``: low rank where the directions of half the chains serve the others, else diag.
-        init: where the chains start. ``"prior"``: at draws from the prior; ``"uniform"``: uniform on (-2, 2) in
-            unconstrained space, as in Stan; ``"auto"``: a net from the prior, a program uniform, as its vague priors
-            draw far from the mass; ``"map"``: around the mode. For a posterior or a trained net: ``fit(init=...)``.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
         compile: compile the step; False gives the same draws within float tolerance, slower.
         checkpoint_every: seconds between checkpoints.
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
-            values, sites, log density) and their effective sample size is ``min_ess``; num_draws is then the most that
-            are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
-        min_ess: the smallest effective sample size, bulk and tail, that it waits for.
-        max_seconds: and the seconds after which it waits no longer. The warm-up has half of them: it is cut there, and
-            the fit says so. None for no bound.
+            values, sites, log density) and their effective sample size, bulk and tail, is 400 (or ``fit``'s
+            ``until_ess``); num_draws is then the most that are drawn of each chain, 10,000 by default. Where that is
+            spent first the fit says so.
+        max_seconds: and the seconds after which it waits no longer. A compile that takes half of them is given up, and
+            the step runs as it is; the warm-up is cut at half of what is left, and the fit says so. None for no bound.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -84,9 +79,10 @@ class NUTS(Method):
     Returns, by ``fit``: draws (num_chains, num_draws, …), 1000 of each chain by default (with ``until`` at most 10,000)
     and ``sample_stats`` lp (unconstrained space, nats), energy, diverging, tree_depth, n_steps, acceptance_rate,
     step_size, each (num_chains, num_draws). The chains start at draws of ``fit(init=…)`` (its spread is the first mass
-    matrix), or at a net. Callbacks are told the number of steps and phase, step_size, tree_depth, divergences and draws
-    (of the slowest chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up
-    returns nothing, but writes the ``checkpoint`` from which the same fit goes on.
+    matrix), or around a net; by default those of a net at draws from the prior, those of a program uniform on (-2, 2)
+    in unconstrained space, as in Stan: vague priors draw far from the mass. Callbacks are told the number of steps and
+    phase, step_size, tree_depth, divergences and draws (of the slowest chain in this phase); True stops, once there is
+    a draw. Ctrl-C in the warm-up returns nothing, but writes the ``checkpoint`` from which the same fit goes on.
 
     Refused: a program that subsamples, or has latent values without a density; too little memory or disk; no start with
     a finite density; a checkpoint or file of draws that is damaged or of another run.
@@ -118,13 +114,11 @@ class NUTS(Method):
     target_accept: float = 0.8
     max_tree_depth: int = 10
     mass_matrix: Literal["auto", "diag", "dense", "low_rank"] = "auto"
-    init: Literal["auto", "prior", "uniform", "map"] = "auto"
     trajectory: int | None = None
     engine: Literal["compiled", "pyro"] = "compiled"
     compile: bool = True
     checkpoint_every: float = 60.0
     until: Literal["converged"] | None = None
-    min_ess: float = 400.0
     max_seconds: float | None = None
 
     kind: ClassVar[Kind] = "chains"
@@ -142,7 +136,6 @@ class NUTS(Method):
         check_number("target_accept", self.target_accept, above=0.0, below=1.0)
         check_count("max_tree_depth", self.max_tree_depth)
         check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense", "low_rank"))
-        check_choice("init", self.init, ("auto", "prior", "uniform", "map"))
         if self.trajectory is not None:
             check_count("trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
@@ -160,8 +153,7 @@ class NUTS(Method):
         check_memory(problem, self, run.num_draws, self._first_warmup, run.stream_to is not None)
         started = time.perf_counter()
         with full_float32(problem.device):
-            uniform = self.init == "uniform" or (self.init == "auto" and not problem.is_bnn)
-            z, scale = starts(problem, run.init, run.seed, self.num_chains, uniform)
+            z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
                 result, file = self._by_pyro(problem, z, run), None
                 stopped = "interrupt" if result.interrupted else "num_draws"
@@ -177,7 +169,8 @@ class NUTS(Method):
             notes += launches(problem.device, f"the step could not be {done}")
         convergence: dict[str, Any] = {}
         if self.until is not None:
-            stopped, convergence, found = until_converged(self, problem, draws, result.stats, stopped)
+            least = run.until_ess or MIN_ESS
+            stopped, convergence, found = until_converged(self, problem, draws, result.stats, stopped, least)
             notes += found
         return make_posterior(
             problem if file is None else _on_cpu(problem),
@@ -219,11 +212,9 @@ class NUTS(Method):
         return interruption(self, draws, run.num_draws, f"draws of {which}", run.checkpoint)
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
-        """The problem, its point parameters held where ``init``, or a search for a mode, has them."""
+        """The problem, its point parameters held where ``init`` has them."""
         if run.until_ess is not None:
             check_number("until_ess", run.until_ess, above=0.0)
-            if self.until is not None:
-                raise ValueError("'until_ess' has no use beside until='converged': set its min_ess")
         asked = (run.checkpoint, run.until_ess, run.stream_to, *run.callbacks)
         if self.engine == "pyro" and any(option is not None for option in asked):
             raise ValueError(
@@ -234,10 +225,6 @@ class NUTS(Method):
             density = prepare(model, x, y, points="free", device=device).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
-        if run.init is None and self.init == "map":
-            search = MAP(num_steps=500, polish_steps=0, compile=self.compile)
-            found = run_subfit(lambda: search.fit(model, x, y, seed=run.seed, device=device), "NUTS")
-            run = replace(run, init=found, notes=tuple(of_meta(found.meta)))
         held = None if run.init is None else start_values(model, run.init)
         return prepare(model, x, y, points="held", device=device, values=held), run
 
@@ -264,7 +251,12 @@ class NUTS(Method):
                 chains.begin(z, scale)
             else:
                 chains.restore(earlier)
-            options: dict[str, Any] = {"look": hooks.look, "enough": hooks.enough, "save": save}
+            options: dict[str, Any] = {
+                "look": hooks.look,
+                "enough": hooks.enough,
+                "save": save,
+                "compile_until": hooks.compile_until,
+            }
             try:
                 result = chains.sample(run.num_draws, **options)
             except PrecisionLoss as loss:

@@ -42,7 +42,7 @@ def fit_batch(
         One posterior per element of ``ys``.
 
     Raises:
-        ValueError: another engine or start, no targets, or not as many inputs as targets.
+        ValueError: another engine, no targets, or not as many inputs as targets.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb
@@ -54,10 +54,8 @@ def fit_batch(
         >>> bool(up.draws["net.weight"].mean() > down.draws["net.weight"].mean())
         True
     """
-    if method.engine != "compiled" or method.init not in ("auto", "prior") or not len(ys):
-        raise ValueError(
-            "fit_batch needs targets, and a NUTS with engine='compiled' and starts from the prior"
-        )
+    if method.engine != "compiled" or not len(ys):
+        raise ValueError("fit_batch needs targets, and a NUTS with engine='compiled'")
     xs = [x] * len(ys) if isinstance(x, Tensor) else x
     problems = [prepare(model, x, y, points="held") for x, y in zip(xs, ys, strict=True)]
     density, chains = problems[0].density, method.num_chains * len(problems)

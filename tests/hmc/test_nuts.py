@@ -84,7 +84,7 @@ def _enough(posterior):
 
 
 def _by_pyro(program, num_draws):
-    return NUTS(engine="pyro", num_chains=2, num_warmup=100, init="prior").fit(program, num_draws=num_draws)
+    return NUTS(engine="pyro", num_chains=2, num_warmup=100).fit(program, num_draws=num_draws)
 
 
 def _check_gumbels(posterior):
@@ -296,13 +296,13 @@ def test_without_adaptation_a_chain_does_not_depend_on_its_company():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*(diverged|did not move)")  # a fixed step, from the prior
+@pytest.mark.filterwarnings("ignore:.*(diverged|did not move)")  # a fixed step
 def test_chains_in_several_calls_make_the_draws_of_one_call(monkeypatch):
     x, y = _regression_data()
     options = {"num_chains": 16, "num_warmup": 0, "step_size": 0.02, "max_tree_depth": 5, "compile": False}
-    whole = NUTS(init="prior", **options).fit(_regression, x, y, num_draws=12, seed=4)
+    whole = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
     monkeypatch.setattr("pyrobnn.inference.nuts.chains_per_call", lambda gradient, z: 8)
-    parts = NUTS(init="prior", **options).fit(_regression, x, y, num_draws=12, seed=4)
+    parts = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
     assert torch.equal(whole.sample_stats["n_steps"], parts.sample_stats["n_steps"])
     for name, value in whole.draws.items():
         torch.testing.assert_close(value, parts.draws[name], atol=1e-4, rtol=1e-4)

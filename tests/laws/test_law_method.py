@@ -26,7 +26,7 @@ from pyrobnn.posterior.approximation import FAMILIES
 pytestmark = contract.pytestmark
 
 PACKAGE = Path(pb.__file__).parent
-#: experiments about methods that they name, a surname, the value of an option (NUTS(init="map")), and what chooses
+#: experiments about methods that they name, a surname, a start in trees of old, and what chooses
 #: a method for a user of estimators
 MAY_NAME = {
     "studies/nuts_batch.py": "",

@@ -50,7 +50,7 @@ def run_fingerprint(config: NUTS, problem: Problem, run: FitRun) -> str:
     sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
     asked = {"num_draws": run.num_draws, "seed": run.seed, "streamed": run.stream_to is not None}
     plan = {**settings(config), **asked, "sites": sites}
-    for name in ("checkpoint_every", "until", "min_ess", "max_seconds"):  # no draw depends on them
+    for name in ("checkpoint_every", "until", "max_seconds"):  # no draw depends on them
         del plan[name]
     return fingerprint(plan, tensors)
 

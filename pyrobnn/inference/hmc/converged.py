@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 #: draws per chain up to which a run that waits for convergence goes on
 MOST_DRAWS = 10_000
 _VALUES = 256  # of all sites together, or of the function, that are judged
-_BLOCK = 256  # draws whose function values are computed at once
+#: the smallest effective sample size that it waits for
+MIN_ESS = 400.0
 #: fraction of missing information (BFMI) below which a chain's energy changes too slowly (Betancourt, 2016)
 MIN_BFMI = 0.3
 #: draws of each chain, and effective draws in all, below which nothing is said of them or too few are
@@ -75,7 +76,6 @@ def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tens
 
 def check_until(config: NUTS) -> None:
     """The options of a run that waits for convergence; its default number of draws is the most it makes."""
-    check_number("min_ess", config.min_ess, above=0.0)
     if config.max_seconds is not None:
         check_number("max_seconds", config.max_seconds, above=0.0)
         if config.until is None:
@@ -93,14 +93,14 @@ def check_until(config: NUTS) -> None:
 
 
 def until_converged(
-    config: NUTS, problem: Problem, draws: Mapping[str, Tensor], stats: Tensor, stopped: str
+    config: NUTS, problem: Problem, draws: Mapping[str, Tensor], stats: Tensor, stopped: str, least: float
 ) -> tuple[str, dict[str, Any], list[Finding]]:
     """The end of a run that waited for convergence: why it stopped, entries of ``meta``, and a finding if in vain."""
     far = check_convergence(problem, draws, stats)
     record = {"convergence": far._asdict()}
-    if far.enough(config.min_ess):
+    if far.enough(least):
         return "converged" if stopped == "num_draws" else stopped, record, []
-    values = {**far._asdict(), "stopped": stopped, "min_ess": config.min_ess, "seconds": config.max_seconds}
+    values = {**far._asdict(), "stopped": stopped, "min_ess": least, "seconds": config.max_seconds}
     return stopped, record, [Finding("not_converged", values)]
 
 
@@ -140,8 +140,8 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     blocks: dict[str, list[Tensor]] = {}
     for chain in range(num_chains):
-        for start in range(0, num_draws, _BLOCK):
-            rows = {n: v[chain : chain + 1, start : start + _BLOCK].to(x.device) for n, v in draws.items()}
+        for start in range(0, num_draws, 256):
+            rows = {n: v[chain : chain + 1, start : start + 256].to(x.device) for n, v in draws.items()}
             one = {name: value[0] for name, value in rows.items()}
             f = at_each(lambda params: model.forward(params, x), one).unsqueeze(0)
             f = averages.identified(model.likelihood, f)

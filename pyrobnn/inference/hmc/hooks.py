@@ -18,7 +18,7 @@ from pyrobnn.inference.fitting.floats import in_program_dtype
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.checkpoint import DrawFile
-from pyrobnn.inference.hmc.converged import check_convergence
+from pyrobnn.inference.hmc.converged import MIN_ESS, check_convergence
 from pyrobnn.inference.hmc.run import Draws, Progress
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class Hooks:
         self._reported, self._num_warmup = -1, num_warmup
         self._began: tuple[float, int] | None = None  # when the leapfrogs began, and after how many
         self._stopped, self._started = "num_draws", time.monotonic()
+        self._prepared: float | None = None  # when the step was compiled, in seconds since the start
+        limit = config.max_seconds
+        self.compile_until = None if limit is None else self._started + 0.5 * limit
         # how often it was tested whether the draws are enough, and the last answer
         self._checks, self._found = 0, ""
         waits = run.until_ess is not None or config.until is not None
@@ -63,10 +66,14 @@ class Hooks:
     def _look(self, look: Progress) -> bool:
         if self._report(look):
             return True
-        if self._config.max_seconds is None:
+        limit = self._config.max_seconds
+        if limit is None:
             return False
-        share = 0.5 if look.phase == "warm-up" else 1.0  # the draws have the other half
-        if time.monotonic() - self._started < share * self._config.max_seconds:
+        spent = time.monotonic() - self._started
+        self._prepared = spent if self._prepared is None else self._prepared
+        if look.phase == "warm-up":  # the draws have the other half of what the compile left
+            limit = 0.5 * (limit + self._prepared)
+        if spent < limit:
             return False
         self._stopped = "max_seconds"
         return True
@@ -132,7 +139,8 @@ class Hooks:
         draws = by_site(self._problem, self._file, result)
         self._checks += 1
         if self._config.until is not None:
-            far, least = check_convergence(self._problem, draws, result.stats), self._config.min_ess
+            far = check_convergence(self._problem, draws, result.stats)
+            least = self._run.until_ess or MIN_ESS
             enough, why, worth = far.enough(least), "converged", far.ess
             self._found = f"R-hat {far.rhat:.3f} of {RHAT_LIMIT}, "
         else:

@@ -168,6 +168,37 @@ class DelayedInterrupt:
             self._before(signal.SIGINT, None)
 
 
+class TimeSpent(BaseException):
+    """Ends a compile whose seconds are spent; whoever catches exceptions on the way does not catch it."""
+
+
+@contextlib.contextmanager
+def limited(until: float | None) -> Iterator[None]:
+    """Raises TimeSpent at a time of the monotonic clock, in the main thread; another's alarm goes on."""
+    alarm = getattr(signal, "SIGALRM", None)
+    if until is None or alarm is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began = time.monotonic()
+    seconds, theirs = max(until - began, 1e-3), signal.getitimer(signal.ITIMER_REAL)
+    if 0.0 < theirs[0] < seconds:
+        yield
+        return
+
+    def spent(number: int, frame: FrameType | None) -> None:
+        raise TimeSpent
+
+    before = signal.signal(alarm, spent)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(alarm, before)
+        if theirs[0]:
+            signal.setitimer(signal.ITIMER_REAL, max(theirs[0] - (time.monotonic() - began), 1e-3), theirs[1])
+
+
 class Run:
     """A resumable run of the machine.
 
@@ -275,6 +306,7 @@ class Run:
         look: Callable[[Progress], bool] | None = None,
         enough: Callable[[Draws], bool] | None = None,
         save: tuple[str | Path, str, float] | None = None,
+        compile_until: float | None = None,
     ) -> Draws:
         """Run the remaining phases and return the draws.
 
@@ -283,11 +315,12 @@ class Run:
                 and in the warm-up begins them.
             enough: called with the draws so far at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes; Ctrl-C writes it at once.
+            compile_until: time of the monotonic clock at which a compile is given up.
 
         Raises:
             KeyboardInterrupt: Ctrl-C before every chain had a draw; later it ends the run with the draws it has.
         """
-        self.prepare()
+        self.prepare(compile_until)
         try:
             with self._interrupts:
                 return self._sample(num_draws, look, enough, save)
@@ -351,8 +384,8 @@ class Run:
         self.steps += num
         self.total_steps += num
 
-    def prepare(self) -> None:
-        """Compile the step; on CUDA capture it, with the state in static buffers. A second call does nothing."""
+    def prepare(self, until: float | None = None) -> None:
+        """Compile the step, where that is done in time; on CUDA capture it. A second call does nothing."""
         if self._advance is not None:
             return
         kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
@@ -362,7 +395,13 @@ class Run:
             self.machine, num_chains=self.chains_per_call, pooled_chains=self.machine.num_chains
         )
         example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
-        step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        begun = time.perf_counter()
+        try:
+            with limited(until):
+                step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        except TimeSpent:
+            step = compiled(machine.step, *example, enabled=False, clone=False)
+            step.seconds = time.perf_counter() - begun
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds, self.mode = step.seconds, step.mode

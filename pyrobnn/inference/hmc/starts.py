@@ -26,11 +26,9 @@ _TRIES = 100  # draws of a start, before there is none
 _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
-def starts(
-    problem: Problem, init: Any, seed: int, num_chains: int, uniform: bool
-) -> tuple[Tensor, Tensor | None]:
+def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Tensor, Tensor | None]:
     """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
-    density = problem.density
+    density, uniform = problem.density, not problem.is_bnn
     with seeded(seed, problem.device):
         scale = None
         z = (
