@@ -24,8 +24,14 @@ from pyrobnn.inference.fitting.sizes import Need, Sizes, free_bytes, require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.checkpoint import DrawFile, run_fingerprint
-from pyrobnn.inference.hmc.converged import MIN_ESS, check_until, run_findings, until_converged
-from pyrobnn.inference.hmc.hooks import Hooks, by_site
+from pyrobnn.inference.hmc.hooks import (
+    MIN_ESS,
+    Hooks,
+    by_site,
+    check_until,
+    run_findings,
+    until_converged,
+)
 from pyrobnn.inference.hmc.machine import STATS, Machine
 from pyrobnn.inference.hmc.metric import described, form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
@@ -155,8 +161,17 @@ class NUTS(Method):
         with full_float32(problem.device):
             z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
-                result, file = self._by_pyro(problem, z, run), None
-                stopped = "interrupt" if result.interrupted else "num_draws"
+                drawn, stats, gradients, interrupted = pyro_engine.sample(
+                    problem.density.log_joint,
+                    z,
+                    num_draws=run.num_draws,
+                    num_warmup=self._first_warmup,
+                    seed=run.seed,
+                    config=self,
+                    progress=run.progress,
+                )
+                result = Draws(drawn, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
+                file, stopped = None, "interrupt" if interrupted else "num_draws"
             else:
                 result, file, stopped = self._by_machine(problem, z, scale, run)
         seconds = time.perf_counter() - started - result.compile_seconds
@@ -304,22 +319,6 @@ class NUTS(Method):
             chains_per_call=chains_per_call(gradient, z) if compiles else None,
             file=file,
         )
-
-    def _by_pyro(self, problem: Problem, z: Tensor, run: FitRun) -> Draws:
-        draws, stats, gradients, interrupted = pyro_engine.sample(
-            problem.density.log_joint,
-            z,
-            num_draws=run.num_draws,
-            num_warmup=self._first_warmup,
-            seed=run.seed,
-            step_size=self.step_size,
-            target_accept=self.target_accept,
-            max_tree_depth=self.max_tree_depth,
-            dense=self.mass_matrix == "dense",
-            trajectory=self.trajectory,
-            progress=run.progress,
-        )
-        return Draws(draws, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
 
 
 def _on_cpu(what: Any) -> Any:

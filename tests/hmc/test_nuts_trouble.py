@@ -19,9 +19,10 @@ from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.converged import MIN_BFMI, run_findings
+from pyrobnn.inference.hmc.hooks import MIN_BFMI, run_findings
 from pyrobnn.inference.hmc.machine import STATS
-from pyrobnn.inference.hmc.run import DelayedInterrupt, Draws
+from pyrobnn.inference.hmc.run import Draws
+from pyrobnn.inference.hmc.signals import DelayedInterrupt
 from pyrobnn.inference.nuts import NUTS
 
 QUICK = {"num_chains": 3, "num_warmup": 30, "compile": False}

@@ -16,7 +16,7 @@ from models import toy, toy_model
 
 import pyrobnn as pb
 from pyrobnn.inference.hmc import run
-from pyrobnn.inference.hmc.converged import MOST_DRAWS, check_convergence
+from pyrobnn.inference.hmc.hooks import MOST_DRAWS, check_convergence
 
 #: two leapfrogs a draw: the machine is Python here
 UNTIL = {"num_chains": 4, "num_warmup": 30, "trajectory": 2, "until": "converged", "compile": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro.infer import HMC, MCMC, NUTS
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.machine import STATS
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.nuts import NUTS as NUTSConfig
 
 
 def sample(
@@ -21,11 +24,7 @@ def sample(
     num_draws: int,
     num_warmup: int,
     seed: int,
-    step_size: float | None,
-    target_accept: float,
-    max_tree_depth: int,
-    dense: bool,
-    trajectory: int | None,
+    config: NUTSConfig,
     progress: bool = False,
 ) -> tuple[Tensor, Tensor, int, bool]:
     """Run one chain after the other from ``z`` (chain, dim).
@@ -42,14 +41,14 @@ def sample(
         potential = _Potential(log_density, start.dtype)
         options: dict[str, Any] = {
             "potential_fn": potential,
-            "step_size": step_size or 1.0,
-            "full_mass": dense,
-            "target_accept_prob": target_accept,
+            "step_size": config.step_size or 1.0,
+            "full_mass": config.mass_matrix == "dense",
+            "target_accept_prob": config.target_accept,
         }
-        if trajectory:
-            kernel = HMC(num_steps=trajectory, trajectory_length=None, **options)
+        if config.trajectory:
+            kernel = HMC(num_steps=config.trajectory, trajectory_length=None, **options)
         else:
-            kernel = NUTS(max_tree_depth=max_tree_depth, **options)
+            kernel = NUTS(max_tree_depth=config.max_tree_depth, **options)
         record = _Transitions(kernel, potential)
         with seeded(seed * 1_000_003 + chain, z.device):
             mcmc = MCMC(
