@@ -5,7 +5,7 @@ figure shows itself as the cell's last value once ``%matplotlib inline`` or ``im
 run.
 
 Each function draws one panel per method (or one line per method where lines can share a panel). A tree that
-lacks what a figure needs gets a panel that says so, never an error.
+lacks the groups of a figure gets a panel that names them, never an error.
 """
 
 from __future__ import annotations

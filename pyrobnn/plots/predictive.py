@@ -63,7 +63,7 @@ MAX_POINTS = 400
 
 
 def outcome_label(evidence: Evidence, output: int) -> str:
-    """Name of an output, with its unit where the tree says it."""
+    """Name of an output, with its unit where the tree has one."""
     name, of = output_names(evidence, num_outputs(evidence))[output], unit(evidence)
     return f"{name} ({of})" if of else name
 

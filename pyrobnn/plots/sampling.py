@@ -46,7 +46,7 @@ Source = Drawn | xr.DataTree | Evidence
 Matrix = Literal["correlation", "covariance", "precision"]
 #: weights whose matrix can be seen, and names that fit beside it
 MAX_WEIGHTS, MAX_NAMES = 1000, 12
-#: chains and points of a line that are drawn: more cannot be told apart
+#: chains and points of a line that are drawn: more cannot be distinguished
 MAX_CHAINS, MAX_POINTS = 8, 300
 
 
@@ -275,7 +275,7 @@ def _histories(evidence: Evidence) -> dict[str, np.ndarray]:
 
 
 def _steps_each(evidence: Evidence, values: np.ndarray) -> float:
-    """Steps per tracked value: a fit may keep the means of blocks of steps, and says how many steps it took."""
+    """Steps per tracked value: a fit may keep the means of blocks of steps."""
     return max(1.0, evidence.number("num_steps", len(values)) / len(values))
 
 

@@ -169,7 +169,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def empty_panel(axes: Axes, message: str) -> None:
-    """Say in the panel itself why there is nothing to draw: a missing group is news, not an error."""
+    """Show in the panel itself why there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, message, ha="center", va="center", color=MUTED, transform=axes.transAxes, wrap=True)
 
@@ -187,7 +187,7 @@ def one_each(
         trees: one tree or several by label.
         read: what a panel shows; None where the tree does not hold it.
         draw: fills an axes.
-        missing: what an empty panel says.
+        missing: text of an empty panel.
         options: of :func:`panels`.
     """
     evidences = gather(trees)

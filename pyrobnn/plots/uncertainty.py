@@ -84,7 +84,7 @@ def error_vs_uncertainty(trees: Trees, *, output: int = 0) -> Figure:
 
     Grey points are single errors; the line joins the root mean squared error in at most eight bins of equal count, with
     the range of ±2 standard errors. On the dashed diagonal the claimed sd is the sd of the error; a flat
-    line means that the predicted sd says nothing about where the errors are.
+    line means that the predicted sd does not show where the errors are.
 
     Args:
         trees: one DataTree or a mapping from label to DataTree, with predictions at points with known

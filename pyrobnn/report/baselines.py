@@ -1,4 +1,4 @@
-"""What a method has to beat: the mean, and a linear model with its noise, scored on the same held-out rows."""
+"""Baselines: the mean, and a linear model with its noise, scored on the same held-out rows."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def write_report(
     title: str | None = None,
     verdicts: Mapping[str, Verdict] | None = None,
 ) -> Path:
-    """Write one HTML page that says which method to trust, on what evidence, and what to do next.
+    """Write one HTML page: which method to trust, on what evidence, and what to do next.
 
     The page refers to nothing outside itself, reads on a phone, in print, light and dark, and escapes every
     string that comes from the trees. It needs no group but ``posterior``.
