@@ -86,7 +86,7 @@ class MCDropout(Method):
     learn_p: bool = False
     num_steps: int = 2000
     lr: float = 0.01
-    optimizer: str | OptimizerFactory | Optimizer = "adam"
+    optimizer: str | Optimizer | OptimizerFactory = "adam"
     batch_size: int | None = None
     compile: bool = True
 

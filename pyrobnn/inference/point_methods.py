@@ -39,7 +39,7 @@ class _Trained(Method):
 
     num_steps: int = 2000
     lr: float = 1e-2
-    optimizer: str | OptimizerFactory | Optimizer = "adam"
+    optimizer: str | Optimizer | OptimizerFactory = "adam"
     batch_size: int | None = None
     compile: bool = True
 

@@ -122,7 +122,7 @@ class SVI(Method):
     guide: str | Guide | Callable[..., Any] = "mean_field"
     num_steps: int = 10_000
     lr: float = 0.01
-    optimizer: str | OptimizerFactory | Optimizer = "adam"
+    optimizer: str | Optimizer | OptimizerFactory = "adam"
     batch_size: int | None = None
     num_particles: int = 1
     estimator: Literal["auto", "weights", "local_reparameterization", "flipout"] = "auto"

@@ -44,7 +44,7 @@ class _Averaged(Method):
 
     num_steps: int = 2000
     lr: float | None = None
-    optimizer: OptimizerFactory | Optimizer | None = None
+    optimizer: Optimizer | OptimizerFactory | None = None
     batch_size: int | None = None
     collect_every: int | None = None
     burn_in: float = 0.25

@@ -62,8 +62,9 @@ class Optimizer:
 
     @classmethod
     def of(cls, given: Any, schedule: Schedule) -> Optimizer:
-        """An option ``optimizer`` of a method whose own schedule is ``schedule``."""
-        own = given if isinstance(given, Optimizer) else cls(given)
+        """An option ``optimizer`` of a method whose own schedule is ``schedule``; a file has it as a map."""
+        options = given if isinstance(given, dict) else {"kind": given}
+        own = given if isinstance(given, Optimizer) else cls(**options)
         return replace(own, schedule=schedule) if own.schedule == "auto" else own
 
 
