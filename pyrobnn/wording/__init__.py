@@ -13,7 +13,7 @@ ERRORS = "pyrobnn.plain"
 
 def plain(text: str) -> str:
     """The text with mathematical signs spelled in ASCII; letters, which are names of a user's own, stay."""
-    return text.translate(str.maketrans(PLAIN))
+    return "".join(PLAIN.get(sign, sign) for sign in text)
 
 
 def typeset(text: str) -> str:
