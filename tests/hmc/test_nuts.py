@@ -296,7 +296,7 @@ def test_without_adaptation_a_chain_does_not_depend_on_its_company():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*(diverged|did not move)")  # a fixed step
+@pytest.mark.filterwarnings("ignore:.*(diverged|did not move|maximum tree depth)")  # a fixed step
 def test_chains_in_several_calls_make_the_draws_of_one_call(monkeypatch):
     x, y = _regression_data()
     options = {"num_chains": 16, "num_warmup": 0, "step_size": 0.02, "max_tree_depth": 5, "compile": False}
