@@ -13,18 +13,16 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+from pyrobnn.estimators.prior_width import MAX_TRIED_ROWS, select_prior_width
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGaussian, StudentT
 from pyrobnn.likelihoods.base import Sampled, Targets
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding, as_json
 
-#: rows that are looked at for the noise and the widths, evenly spaced: several fits of so many take minutes
-MAX_TRIED_ROWS = 20_000
 Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]
 
 
@@ -41,7 +39,7 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
     if not isinstance(method, Laplace):
         return None
     if likelihood.targets.kind == "label":
-        return fit_by_evidence if method.tune is not None else None
+        return select_prior_width if method.tune is not None else None
     free = likelihood.own.priors or likelihood.own.points or likelihood.targets.heads > 1
     if not free or num_data >= 10 * model.num_weights:
         return None
@@ -61,60 +59,49 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
 
 @dataclass(frozen=True, eq=False)
 class _Try:
-    """A fit, the noise (out,) of its model, and the factors by layer on the declared precision of its prior."""
+    """A fit, and the noise (out,) of its model."""
 
     posterior: Posterior
-    scale: Tensor | None
-    factors: Mapping[str, float]
+    scale: Tensor
     evidence: float
 
 
 def fit_by_evidence(
     method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
 ) -> tuple[Posterior, str]:
-    """The fit whose noise, or for classes prior widths, have the largest evidence, and these in words.
+    """The fit whose noise has the largest evidence, and that noise in words.
 
-    Weights and noise that are maximised together fit the noise where there are few rows per weight; widths that are
-    tuned once, at the mode of the declared prior, leave the mean where it was. So each fit is followed by one, from the
-    start, under the noise of each output or the width of each layer that it asks for, for as long as the evidence
-    rises. Noise starts with what a Bayesian linear regression leaves, widths with those declared and with a ninth of
-    them. Of more than 20,000 rows so many are tried, evenly spaced, and the last fit is of all.
+    Weights and noise that are maximised together fit the noise where there are few rows per weight. So each fit is
+    followed by one, from the start, under the noise of each output that its residuals ask for, for as long as the
+    evidence rises; the first has what a Bayesian linear regression leaves. Of more than 20,000 rows so many are tried,
+    evenly spaced, and the last fit is of all.
 
     Args:
-        method: Laplace, for classes tuned.
-        model: with one noise per output, or labels.
-        x, y: (N, feature) and (N, out) or (N,), in the units of the data.
+        method: with a ``log_evidence``.
+        model: with one noise per output.
+        x, y: (N, feature) and (N, out), in the units of the data.
         options: of ``method.fit``.
 
     Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
     """
     keep = torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64).round().long()
     rows = x[keep], y[keep]
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
-    labels = model.likelihood.targets.kind == "label"
-    linear = None if labels else linear_residual_scale(model, *rows)
-    around = replace(method, tune="per_layer") if labels else method
+    likelihood = model.likelihood
+    scale = linear = linear_residual_scale(model, *rows)
     tries: list[_Try] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept follow below
-        for start in (1.0, 81.0) if labels else (1.0,):
-            scale, factors, last = linear, dict.fromkeys(layers, start), -math.inf
-            for tried in range(8):
-                posterior = around.fit(_under(model, scale, factors), *rows, **options)
-                evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
-                if scale is not None and SCALE in model.likelihood.own.priors:
-                    evidence += float(model.likelihood.own.priors[SCALE].log_prob(scale).sum())
-                if tried or not labels:  # the first mode is that of widths which are not its own
-                    tries.append(_Try(posterior, scale, factors, evidence))
-                    if not evidence > last + 0.5:
-                        break
-                    last = evidence
-                if scale is None:
-                    tuned = posterior.meta["tuned"]["prior_precision_factor"]
-                    factors = {name: factors[name] * tuned.get(name, tuned.get("all")) for name in layers}
-                else:
-                    scale = scale * _residual_ratio(posterior, *rows) ** 2
-    best = max(tries, key=lambda each: each.evidence)
+        power = 2  # over-relaxed at first: steps become small before the evidence is highest
+        while power and len(tries) < 12:
+            posterior = method.fit(_under(model, scale), *rows, **options)
+            evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
+            if SCALE in likelihood.own.priors:
+                evidence += float(likelihood.own.priors[SCALE].log_prob(scale).sum())
+            if tries and evidence < max(each.evidence for each in tries) + 1:
+                power //= 2
+            tries.append(_Try(posterior, scale, evidence))
+            best = max(tries, key=lambda each: each.evidence)
+            scale = best.scale * _residual_ratio(best.posterior, *rows) ** power
     posterior = best.posterior
     if len(keep) < len(x):
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
@@ -122,35 +109,19 @@ def fit_by_evidence(
         for note in posterior.meta["warnings"]:
             warnings.warn(note, UserWarning, stacklevel=4)
     of = "" if len(keep) == len(x) else f", of {len(keep):,} of {len(x):,} rows"
-    if best.scale is not None and linear is not None:
-        shares = ", ".join(f"{each:.2g}" for each in best.scale / linear)
-        return (
-            posterior,
-            f"noise {shares} of what a linear model leaves, the best of {len(tries)} by the evidence{of}",
-        )
-    tuned = best.posterior.meta["tuned"]["prior_precision_factor"]
-    factors = {name: factor * tuned.get(name, tuned.get("all")) for name, factor in best.factors.items()}
-    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
-    words = f"its prior's widths times {widths}, the best of {len(tries)} by the evidence{of}"
-    if min(factors.values()) >= 81:
-        words += ": the inputs tell so little of the target that it is predicted nearly the same everywhere"
-    meta = posterior.meta | {"tuned": {"prior_precision_factor": factors, "noise_factor": 1.0}}
-    return replace(posterior, meta=meta), words
+    shares = ", ".join(f"{each:.2g}" for each in best.scale / linear)
+    return (
+        posterior,
+        f"noise {shares} of what a linear model leaves, the best of {len(tries)} by the evidence{of}",
+    )
 
 
-def _under(model: BNN, scale: Tensor | None, factors: Mapping[str, float]) -> BNN:
-    """The model with known noise (out,) and its prior's precision times a factor in each layer."""
-    likelihood = model.likelihood
-    if scale is not None:
-        scale = scale if len(scale) > 1 else scale[0]
-        likelihood = likelihood.like(scale)
-        likelihood.own.declare(SCALE.rpartition(".")[2], scale)
-    other = BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
-    for name, prior in model.priors.items():
-        factor = factors.get(name.rpartition(".")[0], 1.0)
-        if name in other.priors and factor != 1:
-            other.priors[name] = with_precision(name, prior, factor)
-    return other
+def _under(model: BNN, scale: Tensor) -> BNN:
+    """The model with known noise (out,)."""
+    scale = scale if len(scale) > 1 else scale[0]
+    likelihood = model.likelihood.like(scale)
+    likelihood.own.declare(SCALE.rpartition(".")[2], scale)
+    return BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
 
 
 def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, fit_noise_em
+from pyrobnn.estimators.prior_width import select_prior_width
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
@@ -220,7 +221,7 @@ def test_noise_is_found_by_the_evidence_where_rows_are_few_for_the_weights():
     assert found(noise, 999) is fit_by_evidence and found(noise, 1000) is None
     assert found(pb.likelihoods.HeteroskedasticGaussian(), 999, width=2) is fit_noise_em
     assert found(noise, 100, pb.NUTS()) is None and found(HomoskedasticGaussian(0.1), 100) is None
-    assert found(pb.likelihoods.Categorical(), 10**6, width=2) is fit_by_evidence
+    assert found(pb.likelihoods.Categorical(), 10**6, width=2) is select_prior_width
     with pytest.warns(UserWarning, match="noise of NegativeBinomial is maximised"):
         assert found(pb.likelihoods.NegativeBinomial(), 100) is None
 
