@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyro
@@ -18,9 +18,6 @@ from pyrobnn.density.density import Density
 from pyrobnn.density.handlers import state_in_store
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
-if TYPE_CHECKING:
-    from pyrobnn.posterior.posterior import Posterior
-
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
 FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
@@ -33,7 +30,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
 #: of which the log joint is taken together
 DRAWS_AT_ONCE = 64
 
-Restore = Callable[["Posterior", Density, str, Mapping[str, Tensor]], "Posterior"]
+Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
 #: sites with point parameters at their fitted values, family, its tensors) ↦ the posterior with what belongs to it
 RESTORERS: dict[str, Restore] = {}

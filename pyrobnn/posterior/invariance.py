@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import Gradient, batched_gradient
 from pyrobnn.model import BNN, check_data
-
-if TYPE_CHECKING:
-    from pyrobnn.posterior.posterior import Posterior
 
 #: draws of all chains together whose gradient is taken
 NUM_SCORED = 200
@@ -41,7 +38,7 @@ _MAX_WORK_OF_CHAINS = 4e9
 _LITTLE_WORK = 2e8
 
 
-def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
+def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
     r"""Virial and score of at most 200 thinned draws, by site, in unconstrained space.
 
     .. math:: E[-(z - a) \cdot \nabla \log p(z)] = d, \qquad E[\nabla \log p(z)] = 0
@@ -95,7 +92,7 @@ def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -
     )
 
 
-def posterior_density(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> Density | None:
+def posterior_density(posterior: Any, x: Tensor | None, y: Tensor | None) -> Density | None:
     """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
     model = posterior.model
     if posterior.network is not None or (isinstance(model, BNN) and model.stochastic_layers()):
@@ -114,7 +111,7 @@ def _single(g: Tensor) -> Tensor:
     return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
 
 
-def moved_functions(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> xr.Dataset | None:
+def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
     Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the

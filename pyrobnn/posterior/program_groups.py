@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from pyrobnn.core import groups as group
 from pyrobnn.density import derived
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import at_each
-
-if TYPE_CHECKING:
-    from pyrobnn.posterior.posterior import Posterior
 
 Dims = Mapping[str, Sequence[str | None]]
 Coords = Mapping[str, Sequence[Any]]
@@ -35,7 +32,7 @@ _NAMED = {
 
 
 def program_groups(
-    posterior: Posterior, x: Any, y: Any, max_pairs: int, num_prior_draws: int, seed: int
+    posterior: Any, x: Any, y: Any, max_pairs: int, num_prior_draws: int, seed: int
 ) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them: every observed site under its own name.
 
@@ -86,13 +83,13 @@ def _data(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one for name, (one, _) in found.items() if 2 * int(fixed[name].sum()) >= one.numel()}
 
 
-def density_of(posterior: Posterior, x: Any, y: Any) -> Density:
+def density_of(posterior: Any, x: Any, y: Any) -> Density:
     """The density of a posterior's program given its data, with point parameters at their fitted values."""
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
     return Density(posterior.model, (x, y), points="held", values=fixed)
 
 
-def log_densities_by_site(posterior: Posterior, density: Density) -> tuple[Tensor, dict[str, Tensor]]:
+def log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, dict[str, Tensor]]:
     """Log prior (chain, draw) with the factors of no datum, and each datum's terms, site → (chain, draw, \\*axes).
 
     Axes are those of the site where all its data count, else one.

@@ -34,7 +34,6 @@ from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
-    from pyrobnn.inference.nuts import NUTS
     from pyrobnn.posterior import Posterior
 
 #: draws per chain up to which a run that waits for convergence goes on
@@ -83,7 +82,7 @@ def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tens
     return Convergence(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
 
 
-def check_until(config: NUTS) -> None:
+def check_until(config: Any) -> None:
     """The options of a run that waits for convergence; its default number of draws is the most it makes."""
     if config.max_seconds is not None:
         check_number("max_seconds", config.max_seconds, above=0.0)
@@ -102,7 +101,7 @@ def check_until(config: NUTS) -> None:
 
 
 def until_converged(
-    config: NUTS, problem: Problem, draws: Mapping[str, Tensor], stats: Tensor, stopped: str, least: float
+    config: Any, problem: Problem, draws: Mapping[str, Tensor], stats: Tensor, stopped: str, least: float
 ) -> tuple[str, dict[str, Any], list[Finding]]:
     """The end of a run that waited for convergence: why it stopped, entries of ``meta``, and a finding if in vain."""
     far = check_convergence(problem, draws, stats)
@@ -163,7 +162,7 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat(values).reshape(num_chains, num_draws) for name, values in blocks.items()}
 
 
-def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: NUTS) -> list[Finding]:
+def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: Any) -> list[Finding]:
     """Everything about the run that a user has to know."""
     stats = result.stats
     found = _transitions(stats, config)
@@ -177,7 +176,7 @@ def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, c
     return found
 
 
-def _transitions(stats: Tensor, config: NUTS) -> list[Finding]:
+def _transitions(stats: Tensor, config: Any) -> list[Finding]:
     """Divergences, chains that stand still, trees at their greatest depth; of statistics (chain, draw, 7)."""
     diverging = stats[..., STATS.index("diverging")]
     count, total = int(diverging.sum()), diverging.numel()
@@ -228,7 +227,7 @@ class Hooks:
     """What happens when the host looks at a run: progress, callbacks, and the test for enough draws."""
 
     def __init__(
-        self, problem: Problem, file: DrawFile | None, run: FitRun, num_warmup: int, config: NUTS
+        self, problem: Problem, file: DrawFile | None, run: FitRun, num_warmup: int, config: Any
     ) -> None:
         self._problem, self._file, self._run, self._config = problem, file, run, config
         self.watch = Watch(

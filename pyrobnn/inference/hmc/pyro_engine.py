@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pyro.infer import HMC, MCMC, NUTS
@@ -12,9 +12,6 @@ from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.machine import STATS
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.nuts import NUTS as NUTSConfig
 
 
 def sample(
@@ -24,7 +21,7 @@ def sample(
     num_draws: int,
     num_warmup: int,
     seed: int,
-    config: NUTSConfig,
+    config: Any,
     progress: bool = False,
 ) -> tuple[Tensor, Tensor, int, bool]:
     """Run one chain after the other from ``z`` (chain, dim).
