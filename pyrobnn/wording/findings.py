@@ -23,8 +23,8 @@ class Finding:
         KeyError: as text, where the code is unknown or a value is missing.
 
     Example:
-        >>> str(Finding("few_effective_draws", {"draws": 100, "ess": 7.0, "quantity": "f"}))[:45]
-        'the 100 draws are worth 7 independent ones of'
+        >>> str(Finding("few_effective_draws", {"draws": 100, "ess": 7.0, "quantity": "f"}))[:40]
+        'the 100 draws are worth 7 independent on'
     """
 
     code: str
@@ -140,8 +140,8 @@ def _rows_together(change: float | None) -> str:
 #: model and its data, of the run, and of the log evidence
 DRAWS: Sentences = {
     "elbo_not_finite": (
-        "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, clip_norm, or a "
-        "simpler guide"
+        "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, "
+        "Optimizer(clip_norm=…), or a simpler guide"
     ),
     "elbo_below_best": (
         "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} on the way: the fit has not "

@@ -73,9 +73,9 @@ def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
 def test_a_step_that_cannot_be_captured_is_told(monkeypatch):
     prepare_run = Run.prepare
 
-    def uncaptured(run):
+    def uncaptured(run, *rest):
         run.compile = False  # the name of what was done is enough
-        prepare_run(run)
+        prepare_run(run, *rest)
         run.mode = "captured in a CUDA graph (RuntimeError: it waits)"
 
     monkeypatch.setattr(Run, "prepare", uncaptured)

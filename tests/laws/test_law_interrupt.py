@@ -183,8 +183,7 @@ def test_an_interrupt_from_a_callback(name):
 
 def test_an_interrupt_of_losses_that_are_not_finite_leaves_nothing():
     method = replace(METHODS["MLE"], lr=1e30)
-    _, calls = whole("MLE")
-    assert fit("MLE", calls // 2, method=method)[0] is None
+    assert fit("MLE", 5, method=method)[0] is None
 
 
 #: where a callback stops each method

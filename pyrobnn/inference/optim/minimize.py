@@ -206,7 +206,7 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str) ->
     row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()
     whose = f" of member {member[0]}" if member else ""
     last = f" (it was {float(losses[(row - 1, *member)]):.4g} before)" if row else ""
-    remedy = f"use a smaller lr than {training.lr:g}, or clip_norm"
+    remedy = f"use a smaller lr than {training.lr:g}, or Optimizer(clip_norm=…)"
     if before + row == 0:  # the loss of the first step is that of the start
         remedy = (
             "the start itself has no finite density: look for data far outside of the model's units (standardize "
