@@ -1,15 +1,20 @@
-"""A folder for compiled code where torch's own cannot be made: without one torch cannot even differentiate."""
+"""The folder for compiled code: one where torch's own cannot be made, and no torn files in it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import getpass
 import os
 import re
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+#: seconds after which nobody writes a library any more
+_WRITTEN = 60.0
 
 
 def provide_folder() -> None:
@@ -43,3 +48,25 @@ def _default() -> str:
     """Where torch keeps it."""
     user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+
+
+@functools.cache
+def remove_torn() -> None:
+    """Remove libraries that a killed compile has left half written: torch would load them for ever and fail."""
+    for path in Path(os.environ.get(VARIABLE) or _default()).rglob("*.so"):
+        with contextlib.suppress(OSError):  # of another process, which may remove it as well
+            status = path.stat()
+            if time.time() - status.st_mtime > _WRITTEN and status.st_size < _elf_size(path):
+                path.unlink()
+
+
+def _elf_size(path: Path) -> int:
+    """Least size of the whole of an ELF file of 64 bits, by the table at its end; 64 without a header, 0 of others."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if len(head) < 64:
+        return 64
+    if head[:6] != b"\x7fELF\x02\x01":
+        return 0
+    table, size, count = (int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
+    return table + size * count

@@ -6,7 +6,6 @@ the versions of torch that they were tested on.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pyrobnn.compile import private
+from pyrobnn.compile.cache import remove_torn
 from pyrobnn.compile.products import DECOMPOSITIONS, Overload, library_calls, returns_nothing, size
 
 #: versions of torch on which the tests of small products and of the allocation on the stack have passed
@@ -61,11 +61,6 @@ class NoCompiler(RuntimeError):
         super().__init__(f"there is no C++ compiler: {remedy}")
 
 
-def tested() -> bool:
-    """Whether small products and the allocation on the stack were tested on this torch."""
-    return ".".join(torch.__version__.split(".")[:2]) in TESTED
-
-
 class Code(NamedTuple):
     """A compiled flat function; what gives the graph that it was made from, as it was traced; what identifies that.
 
@@ -81,8 +76,8 @@ class Code(NamedTuple):
 def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
 
-    First with small products and the stack, if they were tested on this torch; then without; then by
-    ``torch.compile``, the public way, whose guards cost time at every call.
+    First with small products and the stack, if they were tested on this torch; then by ``torch.compile``, the public
+    way, whose guards cost time at every call.
 
     Raises:
         Untraceable, private.Gone: if the function cannot be traced.
@@ -93,25 +88,16 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     if _device(inputs).type == "cpu" and private.lacks_compiler():
         traced(fn, inputs)
         raise NoCompiler
-    failures: list[Exception] = []
-    if tested():
+    remove_torn()
+    reason = f"pyrobnn's way was tested on torch {', '.join(TESTED)}, not on {torch.__version__}"
+    if ".".join(torch.__version__.split(".")[:2]) in TESTED:
         try:
             return _fused(fn, inputs)
         except Exception as error:  # inductor wraps compiler failures in many types
-            failures.append(tolerable(error))
-    else:
-        _say_untested()
-    for attempt in (_directly, functools.partial(_directly, on_disk=False), _publicly):
-        graph = traced(fn, inputs)
-        try:
-            call = attempt(graph, inputs)
-        except private.MOVED as error:
-            failures.append(error)
-            continue
-        if failures:
-            _log.warning("the compiled function is slower than it might be: %s", first_line(failures[0]))
-        return Code(call, functools.partial(private.trace, fn, inputs))
-    raise failures[-1]
+            reason = first_line(tolerable(error))
+    call = _publicly(traced(fn, inputs), inputs)
+    _log.warning("the compiled function is slower than it might be: %s", reason)
+    return Code(call, functools.partial(private.trace, fn, inputs))
 
 
 def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
@@ -146,16 +132,6 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-@functools.cache
-def _say_untested() -> None:
-    _log.warning(
-        "pyrobnn's small products were tested on torch %s, not on %s: functions are compiled without them, "
-        "right but slower",
-        ", ".join(TESTED),
-        torch.__version__,
-    )
-
-
 def _device(inputs: list[Tensor]) -> torch.device:
     return next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
 
@@ -164,10 +140,20 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """Compiled with small products as arithmetic and, where that is possible, with intermediates on the stack."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
-    on_cpu = _device(inputs).type == "cpu" and sys.platform == "linux"
-    on_stack = on_cpu and returns_nothing(graph) and not library_calls(graph)
-    with private.intermediates_on_stack() if on_stack else contextlib.nullcontext():
-        return Code(_directly(graph, inputs), lambda: untouched, _identity(untouched, inputs))
+    settings: dict[str, Any] = dict(_INDUCTOR)
+    on_cpu = _device(inputs).type == "cpu"
+    on_stack = on_cpu and sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
+    if on_cpu:
+        # calls and allocations in C++ instead of Python
+        settings["cpp_wrapper"] = True
+        if _largest(graph) < _PARALLEL_FROM:
+            settings["cpp.threads"] = 1
+    if on_stack:
+        settings["aot_inductor.allow_stack_allocation"] = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # inductor's remarks on its own internals
+        call = private.compile_graph(graph, inputs, settings, on_stack)
+    return Code(call, lambda: untouched, _identity(untouched, inputs))
 
 
 def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
@@ -177,23 +163,6 @@ def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
         return None
     tensors = [(value.shape, value.stride(), value.dtype, value.device) for value in (*inputs, *held)]
     return hashlib.sha256(f"{graph.code}{tensors}{torch.get_num_threads()}".encode()).hexdigest()
-
-
-def _directly(graph: GraphModule, inputs: list[Tensor], on_disk: bool = True) -> Callable[..., Any]:
-    """Compiled as the graph stands, by inductor without Dynamo; ``on_disk`` keeps the result for the next process."""
-    settings: dict[str, Any] = dict(_INDUCTOR)
-    if _device(inputs).type == "cpu":
-        # calls and allocations in C++ instead of Python
-        settings["cpp_wrapper"] = True
-        if _largest(graph) < _PARALLEL_FROM:
-            settings["cpp.threads"] = 1
-    context = private.shape_environment() if on_disk else None
-    if context is None:
-        for node in graph.graph.nodes:  # the shapes that the tracer noted belong to an environment of its own
-            node.meta.pop("val", None)
-    with warnings.catch_warnings(), context or contextlib.nullcontext():
-        warnings.simplefilter("ignore")  # inductor's remarks on its own internals
-        return private.compile_graph(graph, inputs, settings)
 
 
 def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Every name that torch and Pyro do not promise to keep, looked up when it is used: what is gone costs speed, no fit.
 
-No other file uses such a name (a test searches the source), and the same test takes each of them away.
+No other file uses such a name (a test searches the source), and the same test takes each of them away: what inductor
+lacks, :mod:`pyrobnn.compile.inductor` leaves to the public ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-_log = logging.getLogger(__name__)
-
 
 class Gone(ImportError):
     """A name that this torch does not have."""
@@ -29,7 +28,6 @@ class Gone(ImportError):
 #: what a name that has moved, or has another signature, raises
 MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
 Context = contextlib.AbstractContextManager[Any]
-_NOTHING: Context = contextlib.nullcontext()
 
 
 def find(name: str) -> Any:
@@ -67,28 +65,32 @@ def trace(fn: Callable[..., Any], inputs: list[Tensor], decompositions: Any = No
         Gone: this torch has no tracer.
     """
     make_fx = _required("torch.fx.experimental.proxy_tensor.make_fx")
-    # one mode for the shapes of all that is traced: torch would make one for every operation, half of the time
-    lazily = find("torch.fx._lazy_graph_module._use_lazy_graph_module")  # no Python code that nobody runs
-    with _tracing(allow_fallback_kernels=True), lazily(True) if lazily else _NOTHING:
+    try:
+        # one mode for the shapes of all that is traced: torch would make one for every operation, half of the time
+        shapes = _tracing(allow_fallback_kernels=True)
+    except MOVED:
+        shapes = contextlib.nullcontext()
+    with shapes:
         graph: GraphModule = make_fx(fn, decomposition_table=decompositions)(*inputs)
     return graph
 
 
-def shape_environment() -> Context | None:
-    """What a graph needs for inductor to keep its code on disk (``TORCHINDUCTOR_CACHE_DIR``); None: it cannot."""
-    shapes = find("torch.fx.experimental.symbolic_shapes.ShapeEnv")
-    context = _tracing(shape_env=shapes(), static_shapes=True) if shapes else _NOTHING
-    return None if context is _NOTHING else context
-
-
 def _tracing(**options: Any) -> Context:
-    tracing, context = find("torch._guards.tracing"), find("torch._guards.TracingContext")
-    fake_mode = find("torch._subclasses.fake_tensor.FakeTensorMode")
-    try:
-        found: Context = tracing(context(fake_mode(**options)))
-    except TypeError:  # one is None, or its options have moved: slower, then
-        return _NOTHING
+    fake_mode = _required("torch._subclasses.fake_tensor.FakeTensorMode")(**options)
+    context = _required("torch._guards.TracingContext")(fake_mode)
+    found: Context = _required("torch._guards.tracing")(context)
     return found
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute that has another value inside."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class Tracer:
@@ -146,13 +148,8 @@ def is_loaded() -> bool:
 
 def in_this_order(tensor: Tensor, strides: Any) -> Tensor:
     """Inductor's operator that stores a tensor as its strides say; the tensor itself where there is none."""
-    return tensor if (stored := order_operator()) is None else stored(tensor, strides)
-
-
-def order_operator() -> Any:
-    """The operator of :func:`in_this_order`, which is registered by its module; None where it is gone."""
     found = find("torch._inductor.inductor_prims.force_stride_order")
-    return getattr(found, "default", found)
+    return tensor if found is None else getattr(found, "default", found)(tensor, strides)
 
 
 def lacks_compiler() -> bool:
@@ -168,92 +165,51 @@ def lacks_compiler() -> bool:
     return False
 
 
-def compile_graph(graph: GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Callable[..., Any]:
-    """Inductor's machine code of a graph, without Dynamo.
+def compile_graph(
+    graph: GraphModule, inputs: list[Tensor], settings: dict[str, Any], on_stack: bool
+) -> Callable[..., Any]:
+    """Inductor's machine code of a graph, without Dynamo; kept on disk (``TORCHINDUCTOR_CACHE_DIR``).
+
+    Args:
+        settings: of inductor.
+        on_stack: intermediate tensors of a small function on the stack, where each would be an allocation: half of a
+            short step. For functions that return nothing and call no library: inductor would hand out one memory for
+            the results of every call. Up to 0.8 MB, which the threads of Linux have.
 
     Raises:
-        Gone: this torch has no such function.
+        Gone and others of :data:`MOVED`: this torch is made in another way.
     """
-    compile = _required("torch._inductor.compile")
-    with _quiet("torch._inductor.ir"), _all_headers_precompiled(), configured(settings):
-        call: Callable[..., Any] = compile(graph, inputs)
+    shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
+    logger = logging.getLogger("torch._inductor.ir")  # names every operator without a C++ entry
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
+        stack.enter_context(_required("torch._inductor.config").patch(settings))
+        stack.enter_context(_set(logger, "disabled", True))
+        stack.enter_context(_all_headers_precompiled())
+        if on_stack:
+            common = _required("torch._inductor.codegen.common")
+            common.init_backend_registration()
+            calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
+            stack.enter_context(_set(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
+        call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
     return call
 
 
-def configured(settings: dict[str, Any]) -> Context:
-    """Inductor with those of the settings that this torch has."""
-    config, known = find("torch._inductor.config"), {}
-    for key, value in settings.items() if config is not None else ():
-        try:
-            with config.patch({key: value}):
-                known[key] = value
-        except Exception as error:  # an unknown key raises by the version
-            _log.info("this torch has no inductor setting %s (%s)", key, error)
-    return config.patch(known) if known else _NOTHING
-
-
-@contextlib.contextmanager
-def intermediates_on_stack() -> Iterator[None]:
-    """Intermediate tensors of a small function on the stack, where each would be an allocation: half of a short step.
-
-    For functions that return nothing and call no library: inductor would hand out one memory for the results of every
-    call, and goes back to allocations beside a library. Up to 0.8 MB, which the threads of Linux have.
-    """
-    on_stack = find("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
-    common = find("torch._inductor.codegen.common")
-    setting = configured({"aot_inductor.allow_stack_allocation": True})
-    try:
-        common.init_backend_registration()
-        backend = common.device_codegens["cpu"]
-        before = backend.cpp_wrapper_codegen
-    except (AttributeError, KeyError):
-        on_stack = None
-    if on_stack is None or setting is _NOTHING:  # allocations, then
-        yield
-        return
-    backend.cpp_wrapper_codegen = on_stack
-    try:
-        with setting:
-            yield
-    finally:
-        backend.cpp_wrapper_codegen = before
-
-
-@contextlib.contextmanager
-def _all_headers_precompiled() -> Iterator[None]:
+def _all_headers_precompiled() -> Context:
     """The headers of kernels precompiled with those of calls; inductor has each compile read the former, half its time.
 
     Inductor asks for the one header that a compile reads in a compiled form, and puts it between ``#include <`` and
     ``>``.
     """
-    cache = find("torch._inductor.codecache")
-    of_calls = getattr(cache, "_get_cpp_wrapper_header", None)
-    of_kernels = getattr(cache, "_get_cpp_prefix_header", None)
-    if of_calls is None or of_kernels is None:  # read each time, then
-        yield
-        return
+    cache = _required("torch._inductor.codecache")
+    of_calls, of_kernels = cache._get_cpp_wrapper_header, cache._get_cpp_prefix_header
 
     def both(device: str, *args: Any, **options: Any) -> str:
         header, second = of_calls(device, *args, **options), of_kernels(device)
         return f"{header}>\n#include <{second}" if second else header
 
-    cache._get_cpp_wrapper_header = both
-    try:
-        yield
-    finally:
-        cache._get_cpp_wrapper_header = of_calls
-
-
-@contextlib.contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    """Without a logger's remarks: inductor names every operator that has no C++ entry, which is no one's concern."""
-    found = logging.getLogger(logger)
-    before, found.disabled = found.disabled, True
-    try:
-        yield
-    finally:
-        found.disabled = before
+    return _set(cache, "_get_cpp_wrapper_header", both)
 
 
 # -- Pyro --------------------------------------------------------------------------------------------------------------
@@ -270,16 +226,6 @@ def offered(message: Any, kinds: tuple[type, ...]) -> Any:
     return message["value"]
 
 
-@contextlib.contextmanager
-def values_unchecked() -> Iterator[None]:
+def values_unchecked() -> Context:
     """Distributions take any value: those expanded while validation was on carry a flag of their own."""
-    kind: Any = torch.distributions.Distribution
-    before = getattr(kind, "_validate_sample", None)
-    kind._validate_sample = lambda self, value: None
-    try:
-        yield
-    finally:
-        if before is None:
-            del kind._validate_sample
-        else:
-            kind._validate_sample = before
+    return _set(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -25,7 +26,7 @@ import torch
 from torch.func import grad_and_value, vmap
 
 import pyrobnn as pb
-from pyrobnn.compile import agreement, compiled, inductor, materialize, private
+from pyrobnn.compile import agreement, cache, compiled, inductor, materialize, private
 from pyrobnn.compile.agreement import disagreement
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import batched_gradient
@@ -88,7 +89,7 @@ def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
     monkeypatch.setattr("pyrobnn.compile.disagreement", lambda *_: checked.append(1))
     # instead of the compiler
     monkeypatch.setattr(
-        inductor, "_directly", lambda graph, inputs: torch.fx.GraphModule(graph, graph.graph).forward
+        private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward
     )
     z = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
 
@@ -167,7 +168,6 @@ NAMES = sorted(name for name in used(PRIVATE) if not name.endswith((".ir", ".com
 KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_stack_allocation"]
 FAST = {
     "alignment_asserts",
-    "CppWrapperCpuArrayRef",
     "compile",
     "make_fx",
     "force_stride_order",
@@ -259,23 +259,25 @@ def test_a_missing_setting(key, monkeypatch):
     assert missed == [key], "asked for once"
 
 
-def test_passes_and_stack_only_where_they_were_tested(monkeypatch, caplog):
-    calls = []
-    monkeypatch.setattr(inductor, "library_calls", lambda graph: calls.append("products"))
-    monkeypatch.setattr(private, "intermediates_on_stack", lambda: calls.append("stack"))
-    monkeypatch.setattr(inductor, "TESTED", ())
-    inductor._say_untested.cache_clear()
+def test_what_is_private_only_where_it_was_tested(monkeypatch, caplog):
+    monkeypatch.setattr(inductor, "_fused", lambda *_: pytest.fail("used"))
+    monkeypatch.setattr(inductor, "TESTED", ("1.0",))
     with caplog.at_level(logging.WARNING, "pyrobnn"):
         assert_right()
-    assert not calls
-    assert [record for record in caplog.text.splitlines() if "were tested on torch" in record], "said"
-    assert len(caplog.records) == 1, "once"
+    assert "was tested on torch 1.0" in caplog.text
 
 
-def test_this_torch_is_tested_or_newer_than_all_that_are():
-    ours = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    newest = max(tuple(map(int, version.split("."))) for version in inductor.TESTED)
-    assert inductor.tested() or ours > newest or ours < newest
+def test_a_library_that_a_killed_compile_left_half_written_is_removed(monkeypatch, tmp_path):
+    whole, torn, young = (tmp_path / "ab" / f"{name}.so" for name in ("whole", "torn", "young"))
+    whole.parent.mkdir()
+    shutil.copy(torch._C.__file__, whole)
+    for path in (torn, young):
+        path.write_bytes(whole.read_bytes()[:3000])
+    for path in (whole, torn):
+        os.utime(path, (0, 0))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    cache.remove_torn.__wrapped__()
+    assert whole.exists() and young.exists() and not torn.exists()
 
 
 def test_a_decomposition_that_fails_costs_speed_alone(monkeypatch, caplog):

@@ -9,7 +9,7 @@ from models import diabetes_linear, normal_prior, toy, toy_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn.inference.curvature.held_out import HeldOut
+from pyrobnn.inference.curvature.tuning import HeldOut
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.likelihoods import HomoskedasticGaussian

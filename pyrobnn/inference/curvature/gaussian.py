@@ -77,9 +77,9 @@ class LowRankBlock:
         return self.values.double().log1p().sum() - 2 * self.scale.double().log().sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self.root_transpose(noise.to(self.basis)) * self.scale
+        return self._shrunk(noise.to(self.basis)) * self.scale
 
-    def root_transpose(self, noise: Tensor) -> Tensor:
+    def _shrunk(self, noise: Tensor) -> Tensor:
         # symmetric root of (I + V s Vᵀ)⁻¹, so only the span of V is touched
         shrink = (1 + self.values).rsqrt() - 1
         return noise + (noise @ self.basis * shrink) @ self.basis.T
@@ -90,7 +90,7 @@ class LowRankBlock:
         return white.double().square().sum(-1) + inside.sum(-1)
 
     def root(self, rows: Tensor) -> Tensor:
-        return self.root_transpose(rows.to(self.basis) * self.scale)
+        return self._shrunk(rows.to(self.basis) * self.scale)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ so that one decomposition of :math:`\tilde H` serves every τ and c.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -90,7 +91,7 @@ Structure = Literal["full", "kron", "diag"]
 
 def ggn(
     jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor
-) -> FullCurvature | KronCurvature | DiagCurvature:
+) -> Curvature:
     r"""Whitened Gauss-Newton matrix of the log likelihood, :math:`H = \sum_n J_n^\top H_n J_n`.
 
     Args:
@@ -110,23 +111,50 @@ def ggn(
     Reference: Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015);
     Kronecker-Factored Approximate Curvature for Modern Neural Network Architectures (Eschenhagen et al., 2023).
     """
-    if structure == "kron":
-        return KronCurvature(jacobian, x, root, prior_prec)
-    if structure == "diag":
-        return DiagCurvature(jacobian, x, root, prior_prec)
-    return FullCurvature(jacobian, x, root, prior_prec)
+    kinds: dict[str, Callable[..., Curvature]] = {
+        "full": FullCurvature,
+        "kron": KronCurvature,
+        "diag": DiagCurvature,
+    }
+    return kinds[structure](jacobian, x, root, prior_prec)
 
 
-def layer_groups(jacobian: NetworkJacobian) -> tuple[list[str], Tensor]:
-    """Names of the layers (a site's name without its last part) and each coordinate's layer (p,)."""
-    owners = [site.name.rpartition(".")[0] for site in jacobian.sites]
-    names = list(dict.fromkeys(owners))
-    number = torch.tensor([names.index(owner) for owner in owners])
-    sizes = torch.tensor([site.size for site in jacobian.sites])
-    return names, number.repeat_interleave(sizes).to(jacobian.index.device)
+class Curvature(ABC):
+    """A whitened Gauss-Newton matrix H̃ in one structure.
+
+    Attributes: ``index`` (p,) coordinates; ``group_names`` of the layers (a site's name without its last part) and
+        ``group`` (p,), each coordinate's; ``averaged``: whether a layer's prior precision had to be averaged over its
+        output rows; ``cheap``: whether :meth:`log_det` takes no new factorisation.
+    """
+
+    averaged = False
+    cheap = True
+
+    def __init__(self, jacobian: NetworkJacobian, prior_prec: Tensor):
+        self.index, self.prior_prec, self.dtype = jacobian.index, prior_prec, prior_prec.dtype
+        owners = [site.name.rpartition(".")[0] for site in jacobian.sites]
+        self.group_names = list(dict.fromkeys(owners))
+        number = torch.tensor([self.group_names.index(owner) for owner in owners])
+        sizes = torch.tensor([site.size for site in jacobian.sites])
+        self.group = number.repeat_interleave(sizes).to(jacobian.index.device)
+
+    @abstractmethod
+    def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
+        r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
+
+    @abstractmethod
+    def blocks(self, tau: Tensor, c: float) -> list[Block]:
+        """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
+
+    def resolution(self) -> Resolution:
+        """How far down the curvature is known."""
+        return Resolution(0.0, 0.0, 0, self.dtype)
+
+    def _spread(self, tau: Tensor) -> Tensor:
+        return tau.double().expand(len(self.index)) if len(tau) == 1 else tau.double()[self.group]
 
 
-class FullCurvature:
+class FullCurvature(Curvature):
     """All correlations. With fewer rows N·k than weights p through the rows' Gram matrix, else the p × p matrix itself.
 
     Both are exact; the Gram side costs (N·k)² p and its spectrum is one small eigendecomposition. On the other side an
@@ -136,8 +164,7 @@ class FullCurvature:
     """
 
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
-        self.index, self.prior_prec = jacobian.index, prior_prec
-        self.group_names, self.group = layer_groups(jacobian)
+        super().__init__(jacobian, prior_prec)
         whiten = prior_prec.rsqrt()
         #: the whitened rows (N·k, p); None while the p × p matrix stands in their place
         self.rows: Tensor | None = None
@@ -156,7 +183,6 @@ class FullCurvature:
             self.dtype = self.rows.dtype
             self.values, self.basis = _spectrum(self.rows)
             return
-        self.dtype = prior_prec.dtype
         if width > 1 and len(jacobian.layers) == 1:
             matrix = _single_layer_matrix(jacobian, x, root, whiten.double())
         else:
@@ -182,7 +208,6 @@ class FullCurvature:
         self.rows, self.matrix = (self.basis * self.values.sqrt()).T, values.new_empty(0)
 
     def resolution(self) -> Resolution:
-        """How far down the curvature is known."""
         if self.rows is None:
             return Resolution(self.norm, 0.0, 0, self.dtype)
         top = float(self.values[-1]) if len(self.values) else 0.0
@@ -190,12 +215,10 @@ class FullCurvature:
         return Resolution(top, top * size * EPS, size - len(self.values), self.dtype)
 
     @property
-    def cheap(self) -> bool:
-        """Whether evaluating :meth:`log_det` takes no new factorisation."""
+    def cheap(self) -> bool:  # type: ignore[override]
         return self.rows is not None
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
-        r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
         if self.rows is None and self._stiff(tau, c):
             self._decompose()
         if self.rows is not None and len(tau) == 1:
@@ -220,7 +243,6 @@ class FullCurvature:
         return self._grams
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
         if self.rows is None and self._stiff(tau, c):
             self._decompose()
         if self.rows is None:
@@ -236,18 +258,12 @@ class FullCurvature:
         values, basis = _spectrum(rows)
         return [LowRankBlock(self.index, scale, basis, values.to(rows))]
 
-    def _spread(self, tau: Tensor) -> Tensor:
-        return tau.double().expand(len(self.index)) if len(tau) == 1 else tau.double()[self.group]
 
-
-class DiagCurvature:
+class DiagCurvature(Curvature):
     """Only the diagonal, Σ_n Σ_k (row)²: for layers without shared positions two matrix products."""
 
-    cheap = True
-
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
-        self.index, self.prior_prec = jacobian.index, prior_prec
-        self.group_names, self.group = layer_groups(jacobian)
+        super().__init__(jacobian, prior_prec)
         total = torch.zeros(jacobian.size, dtype=torch.float64, device=x.device)
         if not jacobian.layers:
             for part, here in with_roots(jacobian.chunks(x), root):
@@ -263,22 +279,18 @@ class DiagCurvature:
         self.values = check_finite(total / prior_prec.double())
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
-        r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
-        return (tau[self.group if len(tau) > 1 else 0] + c * self.values).log().sum()
+        return (self._spread(tau) + c * self.values).log().sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
-        white = tau[self.group if len(tau) > 1 else 0] + c * self.values
+        white = self._spread(tau) + c * self.values
         return [DiagBlock(self.index, (white * self.prior_prec).to(self.prior_prec))]
 
 
-class KronCurvature:
+class KronCurvature(Curvature):
     r"""One Kronecker product per layer, :math:`H_l \approx B_l \otimes A_l`, bias as a column of ones in A.
 
     .. math:: B = \sum_{n,k,t} g g^\top, \qquad A = \frac{1}{N T} \sum_{n,t} a a^\top
     """
-
-    cheap = True
 
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
         if not jacobian.layers:
@@ -287,8 +299,7 @@ class KronCurvature:
                 "(ungrouped) and Embedding, each called once: use structure='diag' or 'full', or leave these "
                 "parameters out with subset="
             )
-        self.index, self.prior_prec = jacobian.index, prior_prec
-        self.group_names, self.group = layer_groups(jacobian)
+        super().__init__(jacobian, prior_prec)
         like: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
         shapes = [layer.index.shape for layer in jacobian.layers]
         inputs = [torch.zeros(columns, columns, **like) for _, columns in shapes]
@@ -299,8 +310,6 @@ class KronCurvature:
                 inputs[i] += _gram(factors.inputs.flatten(0, 1))
                 grads[i] += _gram(factors.grads.flatten(0, 2))
                 counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
-        #: whether some layer's prior precision had to be averaged over its output rows
-        self.averaged = False
         self.layers = []
         self.resolutions: list[Resolution] = []
         for layer, a, b, count in zip(jacobian.layers, inputs, grads, counts):
@@ -318,7 +327,6 @@ class KronCurvature:
             self.layers.append((layer.index.reshape(-1), group, out_basis, in_basis, values, columns.rsqrt()))
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
-        r"""log det(diag(τ) + c H̃) for τ (groups,) or (1,), scalar; differentiable."""
         parts = [
             (tau[group if len(tau) > 1 else 0] + c * values).log().sum()
             for _, group, _, _, values, _ in self.layers
@@ -326,7 +334,6 @@ class KronCurvature:
         return torch.stack(parts).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
         like = self.prior_prec
         return [
             KronBlock(
@@ -340,7 +347,6 @@ class KronCurvature:
         ]
 
     def resolution(self) -> Resolution:
-        """How far down the curvature is known, in the worst layer."""
         return max(self.resolutions, key=lambda layer: layer.top)
 
 

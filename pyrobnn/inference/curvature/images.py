@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -42,22 +43,12 @@ class Units:
         found[name] = (columns[:, order] * signs.to(columns)[:, None]).reshape(values[name].shape)
         return found
 
-    def exchanged(
-        self, values: Values, one: int = 0, other: int = -1, sign: float = 1.0
-    ) -> dict[str, Tensor]:
+    def exchanged(self, values: Values, one: int, other: int, sign: float = 1.0) -> dict[str, Tensor]:
         """With two units exchanged, both with a sign."""
         order, signs = torch.arange(self.count), torch.ones(self.count)
         order[[one, other]] = order[[other, one]]
         signs[[one, other]] = sign
         return self.moved(values, order, signs)
-
-    def rolled(self, values: Values) -> dict[str, Tensor]:
-        """Each in the place of the next: with one exchange, this makes all orders."""
-        return self.moved(values, torch.arange(self.count).roll(1), torch.ones(self.count))
-
-    def turned(self, values: Values, one: int = 0) -> dict[str, Tensor]:
-        """With both signs of a unit turned."""
-        return self.exchanged(values, one, one, -1.0)
 
 
 @torch.no_grad()
@@ -89,16 +80,19 @@ def log_images(model: BNN, mode: BlockGaussian, x: Tensor) -> float:
 
     total = 0.0
     for units in _hidden(model, values):
-        if not _unchanged(model, values, x, units.rolled) or not _unchanged(
-            model, values, x, units.exchanged
-        ):
+        count = units.count
+        # a roll and one exchange make all orders
+        rolled = partial(units.moved, order=torch.arange(count).roll(1), signs=torch.ones(count))
+        one_exchanged = partial(units.exchanged, one=0, other=count - 1)
+        if not all(_unchanged(model, values, x, image) for image in (rolled, one_exchanged)):
             continue
-        odd = _unchanged(model, values, x, units.turned)
+        odd = _unchanged(model, values, x, partial(units.exchanged, one=0, other=0, sign=-1.0))
         signs = (1.0, -1.0) if odd else (1.0,)
         if odd:
-            total += math.log(2.0) * sum(apart([units.turned(values, unit) for unit in range(units.count)]))
+            turned = [units.exchanged(values, unit, unit, -1.0) for unit in range(count)]
+            total += math.log(2.0) * sum(apart(turned))
         groups: list[list[int]] = []
-        for unit in range(units.count):
+        for unit in range(count):
             images = [units.exchanged(values, group[0], unit, sign) for group in groups for sign in signs]
             found = apart(images)
             alike = [k for k in range(len(groups)) if not all(found[k * len(signs) : (k + 1) * len(signs)])]
@@ -106,7 +100,7 @@ def log_images(model: BNN, mode: BlockGaussian, x: Tensor) -> float:
                 groups[alike[0]].append(unit)
             else:
                 groups.append([unit])
-        total += math.lgamma(units.count + 1) - sum(math.lgamma(len(group) + 1) for group in groups)
+        total += math.lgamma(count + 1) - sum(math.lgamma(len(group) + 1) for group in groups)
     return total
 
 

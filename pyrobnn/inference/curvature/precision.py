@@ -15,13 +15,12 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
-from pyrobnn.inference.curvature.ggn import DiagCurvature, KronCurvature, check_finite, ggn, name_of
-from pyrobnn.inference.curvature.held_out import hold_out
+from pyrobnn.inference.curvature.ggn import check_finite, ggn, name_of
 from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.mode import Centre
 from pyrobnn.inference.curvature.prior import prior_precision, with_precision
-from pyrobnn.inference.curvature.tuning import Residual, Tuned, maximize_evidence
+from pyrobnn.inference.curvature.tuning import Residual, Tuned, hold_out, maximize_evidence
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
@@ -81,7 +80,7 @@ def ggn_precision(
         sites = ", ".join(prior.raised_sites)
         remarks.append(Finding("prior_raised", {"sites": sites, "raised": prior.raised}))
     curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec)
-    if isinstance(curvature, KronCurvature) and curvature.averaged:
+    if curvature.averaged:
         remarks.append(Finding("prior_averaged"))
     tuned, held_out = Tuned(torch.ones(1, dtype=torch.float64), 1.0), None
     if method.tune is not None:
@@ -99,8 +98,7 @@ def ggn_precision(
     blocks = curvature.blocks(tuned.tau.to(prior.prec.device), tuned.c)
     for block in blocks:
         check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype
-    if not isinstance(curvature, DiagCurvature):
-        remarks += curvature.resolution().findings(tuned.c / float(tuned.tau.min()))
+    remarks += curvature.resolution().findings(tuned.c / float(tuned.tau.min()))
     report = None
     if method.tune is not None:
         names = curvature.group_names if len(tuned.tau) > 1 else ["all"]
