@@ -8,7 +8,6 @@ exchangeable, it holds the outcome with probability 1 − α, whatever the model
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +24,7 @@ from pyrobnn.diagnostics.importance import good_k, pareto_smooth
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities
+from pyrobnn.wording.findings import warn
 
 __all__ = ["ConformalInterval", "ConformalSet", "conformal_interval", "conformal_set"]
 
@@ -478,8 +478,7 @@ def _first_trusted(ways: Sequence[Ranking], make: Callable[[Ranking, tuple[str, 
         if result.trusted:
             break
         before = tuple(f"the calibration rows are used, for {note}" for note in result.notes)
-    for note in result.notes:
-        warnings.warn(note, UserWarning, stacklevel=3)
+    warn(result.notes, stacklevel=3)
     return result
 
 

@@ -21,7 +21,7 @@ from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGau
 from pyrobnn.likelihoods.base import Sampled, Targets
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding, as_json
+from pyrobnn.wording.findings import Finding, as_json, warn
 
 Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]
 
@@ -106,8 +106,7 @@ def fit_by_evidence(
     if len(keep) < len(x):
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
     else:
-        for note in posterior.meta["warnings"]:
-            warnings.warn(note, UserWarning, stacklevel=4)
+        warn(posterior.meta["warnings"], stacklevel=4)
     of = "" if len(keep) == len(x) else f", of {len(keep):,} of {len(x):,} rows"
     shares = ", ".join(f"{each:.2g}" for each in best.scale / linear)
     return (
@@ -231,8 +230,7 @@ def fit_noise_em(
         # the mode is that of the averaged density: what a fit finds wrong with it as a mode of the other says nothing
         posterior = replace(method, tune=None).fit(final, x, y, init=mode, **options)
     notes = [Finding("noise_still_moving", {"moved": moved, "rounds": count})] if moved >= 0.05 else []
-    for note in notes:
-        warnings.warn(str(note), UserWarning, stacklevel=4)
+    warn(notes, stacklevel=4)
     meta = posterior.meta | {"warnings": [str(note) for note in notes], "findings": as_json(notes)}
     if method.tune is not None:
         meta["tuned"] = {"prior_precision_factor": {"all": factor}, "noise_factor": 1.0}

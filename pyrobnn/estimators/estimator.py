@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
@@ -37,7 +36,7 @@ from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
-from pyrobnn.wording.findings import Finding
+from pyrobnn.wording.findings import Finding, warn
 
 _Rows = tuple[Tensor, Tensor]
 
@@ -85,11 +84,8 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         seed = self._seed()
         self._weighted = weights is not None
-        for finding in [
-            *constant_features(x, self._names(x)),
-            *([] if self._weighted else copied_rows(x, y)),
-        ]:
-            warnings.warn(str(finding), UserWarning, stacklevel=3)
+        copied = [] if self._weighted else copied_rows(x, y)
+        warn([*constant_features(x, self._names(x)), *copied], stacklevel=3)
         x, y, fractions = _canonical(x, y, weights)
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         units = self._units(fractions)
@@ -250,8 +246,7 @@ class Estimator(BaseEstimator):
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x, posterior = self._inputs(X), self.posterior_
-        for finding in far_rows(self._x.numpy(), x.numpy(), self._names(x)):
-            warnings.warn(str(finding), UserWarning, stacklevel=4)
+        warn(far_rows(self._x.numpy(), x.numpy(), self._names(x)), stacklevel=4)
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
         found: list[list[Tensor]] = [[] for _ in parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,12 @@ def of_meta(meta: Mapping[str, Any]) -> list[Finding | str]:
 def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """Findings of what ``meta["findings"]`` holds."""
     return [Finding(each["code"], {k: v for k, v in each.items() if k != "code"}) for each in kept]
+
+
+def warn(found: Iterable[Finding | str], stacklevel: int) -> None:
+    """Warn of each, at the frame that ``warnings.warn`` in the caller's place would name."""
+    for each in found:
+        warnings.warn(str(each), UserWarning, stacklevel=stacklevel + 1)
 
 
 def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from pyrobnn.inference.optim.unfinished import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
-from pyrobnn.wording.findings import Finding, as_json
+from pyrobnn.wording.findings import Finding, as_json, warn
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
 
@@ -91,7 +91,7 @@ class Problem:
         """Warn of what was found and keep it for the posterior, once."""
         if found not in self.notes:
             self.notes.append(found)
-            warnings.warn(str(found), UserWarning, stacklevel=4)
+            warn([found], stacklevel=4)
 
 
 def prepare(
@@ -237,8 +237,7 @@ def make_posterior(
         **meta,
         **({"stopped": "interrupt"} if interrupted else {}),
     }
-    for note in notes:
-        warnings.warn(str(note), UserWarning, stacklevel=4)
+    warn(notes, stacklevel=4)
     return Posterior(
         problem.model,
         draws,
