@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -12,17 +13,18 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 37_800,
-    "code lines": 21_900,
-    "files": 208,
+    "lines": 35_200,
+    "code lines": 20_350,
+    "files": 177,
     "numbers in module constants": 413,
     "file names that stand in two rooms": 0,
     "scripts": 18,
-    "lines of scripts": 5_530,
+    "lines of scripts": 5_520,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 25,
-    "warn and note calls": 28,
+    "warn and note calls": 17,
     "members of a likelihood": 17,
+    "fields of the methods": 101,
 }
 
 
@@ -43,6 +45,7 @@ def numbers_in_constants(text: str) -> int:
 @cache
 def measured() -> dict[str, int]:
     from pyrobnn.diagnostics.check_table import TABLE
+    from pyrobnn.inference.method import METHODS
     from pyrobnn.likelihoods import Likelihood
 
     texts = {name: path.read_text("utf-8") for name, path in MODULES.items()}
@@ -60,6 +63,7 @@ def measured() -> dict[str, int]:
         "bytes of the results page": (ROOT / "scripts/results/README.md").stat().st_size,
         "rows of the table of checks": len(TABLE),
         "members of a likelihood": sum(not name.startswith("__") for name in members),
+        "fields of the methods": sum(len(fields(each.cls)) for each in METHODS.values()),
         "warn and note calls": sum(t.count("warnings.warn(") + t.count(".note(") for t in texts.values()),
     }
 
