@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     history = read_records(options.results)
     if options.accept:
         return accept(options, history)
-    own = [record["repeat_seconds"] for record in history if record["machine"] == machine()]
+    own = [record.get("repeat_seconds", 60.0) for record in history if record["machine"] == machine()]
     repeats = options.repeats if not own else int(min(options.repeats, options.budget // own[-1]))
     if options.check and not own:
         print("no record of this machine: its times are not checked, its scores are")
