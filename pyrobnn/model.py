@@ -118,13 +118,11 @@ class BNN:
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device)
         moved.eval_net = copy.deepcopy(self.eval_net).to(device)
-        if self.standardizer is not None:
-            moved.standardizer = self.standardizer.to(device)
+        moved.standardizer = None if self.standardizer is None else self.standardizer.to(device)
         weight = torch.zeros((), dtype=self.dtype, device=device)
         moved.likelihood = self.likelihood.like(weight)
-        moved.priors = {
-            name: move(name, prior, weight) for name, prior in self.priors.items() if name.startswith(NET)
-        } | moved.likelihood.own.priors
+        moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
+        moved.priors |= moved.likelihood.own.priors
         return moved
 
     def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: float | None = None) -> Tensor:
@@ -226,13 +224,12 @@ class BNN:
         return {NET + name: param.detach().clone() for name, param in self.net.named_parameters()}
 
     def supported(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The values by site, with draws from the prior where its support leaves them out (a positive one, say)."""
+        """The values by site, drawn from the prior where its support leaves any out (a positive one, say)."""
         found = dict(values)
         for name in (site for site in values if site in self.priors):
-            value, inside = values[name], self.priors[name].support.check(values[name])
+            inside = self.priors[name].support.check(values[name])
             if not bool(inside.all()):
-                drawn = self.priors[name].sample().to(value)
-                found[name] = torch.where(inside, value, drawn) if inside.shape == value.shape else drawn
+                found[name] = self.priors[name].sample().to(values[name])
         return found
 
     def reinitialized(self, seed: int) -> BNN:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import TorchDistribution, TorchDistributionMixin
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
-from torch.distributions import constraints
 from torch.overrides import TorchFunctionMode
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
@@ -31,97 +30,52 @@ __all__ = [
     "LayerwiseNormalPrior",
     "Prior",
     "ScaleMixture",
-    "ScaleMixtureNormal",
     "SitePriors",
     "move",
     "site_priors",
 ]
 
-
-class ScaleMixtureNormal(TorchDistribution):
-    r"""Two zero-mean normals: :math:`p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)`.
-
-    Args:
-        pi: weight of the first component, in (0, 1).
-        scale1, scale2: standard deviations of the components.
-    """
-
-    arg_constraints = {}
-    support = constraints.real
-    has_rsample = False
-
-    def __init__(
-        self,
-        pi: float | Tensor,
-        scale1: float | Tensor,
-        scale2: float | Tensor,
-        batch_shape: Sequence[int] = (),
-    ):
-        given = map(torch.as_tensor, (pi, scale1, scale2))
-        # draws are made in the scales' dtype, and there are no normal integers
-        self.pi, self.scale1, self.scale2 = (
-            value if value.is_floating_point() else value.to(torch.get_default_dtype()) for value in given
-        )
-        super().__init__(torch.Size(batch_shape), torch.Size())
-
-    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> ScaleMixtureNormal:
-        """The same distribution with another batch shape."""
-        return ScaleMixtureNormal(self.pi, self.scale1, self.scale2, batch_shape)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density, elementwise; shape of ``value``."""
-        wide = self.pi.log() + dist.Normal(0.0, self.scale1).log_prob(value)
-        narrow = torch.log1p(-self.pi) + dist.Normal(0.0, self.scale2).log_prob(value)
-        # logaddexp's second derivative is inf / inf where one component is e^88 times the other
-        return torch.stack(torch.broadcast_tensors(wide, narrow)).logsumexp(0)
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws of shape (\\*sample_shape, \\*batch_shape)."""
-        shape = torch.Size(sample_shape) + self.batch_shape
-        dtype, device = self.scale1.dtype, self.scale1.device
-        wide = torch.rand(shape, dtype=dtype, device=device) < self.pi
-        scale = torch.where(wide, self.scale1, self.scale2)
-        return torch.randn(shape, dtype=dtype, device=device) * scale
+#: what follows "hide" or "expose" in an option → whether an entry of it names a parameter of a module
+_NAMES: dict[str, Callable[[Any, nn.Module, str], bool]] = {
+    "": lambda entry, module, name: name == entry,
+    "_parameters": lambda entry, module, name: name.rpartition(".")[-1] == entry,
+    "_module_types": lambda entry, module, name: isinstance(module, entry),
+    "_modules": lambda entry, module, name: module is entry,
+    "_fn": lambda entry, module, name: bool(entry(module, name)),
+    "_all": lambda entry, module, name: True,
+}
 
 
 class Selective(Prior):
     """A prior whose hide/expose take effect: TyXe's own do nothing unless ``expose_all=False`` is passed beside them.
 
     Args:
-        hide_all, expose_all: no parameter is Bayesian; all are. ``expose_all=False`` beside others is TyXe's way to
-            say that they hold.
-        hide, expose: names (``"0.weight"``) that are not, or alone are, Bayesian.
+        hide, expose: names (``"0.weight"``) that are not, or alone are, Bayesian; one, or a list.
         hide_parameters, expose_parameters: the same by the last part of the name (``"bias"``).
         hide_module_types, expose_module_types, hide_modules, expose_modules: by type of module, and by module.
         hide_fn, expose_fn: functions of (module, name) that say so.
+        hide_all, expose_all: no parameter is Bayesian; all are. ``expose_all=False`` is TyXe's way to say that the
+            others hold.
 
     Raises:
-        ValueError: hide and expose together; when a model is built, an entry that changes nothing.
+        TypeError: another option.
+        ValueError: hide and expose together; when a model is built, an entry that names no parameter.
     """
 
-    def __init__(
-        self,
-        hide_all: bool = False,
-        expose_all: bool | None = None,
-        hide_modules: Iterable[nn.Module] | None = None,
-        expose_modules: Iterable[nn.Module] | None = None,
-        hide_module_types: Iterable[type[nn.Module]] | None = None,
-        expose_module_types: Iterable[type[nn.Module]] | None = None,
-        hide_parameters: Iterable[str] | None = None,
-        expose_parameters: Iterable[str] | None = None,
-        hide: Iterable[str] | None = None,
-        expose: Iterable[str] | None = None,
-        hide_fn: Callable[[nn.Module, str], bool] | None = None,
-        expose_fn: Callable[[nn.Module, str], bool] | None = None,
-    ):
-        options = {n: v for n, v in locals().items() if n != "self" and v is not None and v is not False}
-        sides = [[name for name in options if name.startswith(side)] for side in ("hide", "expose")]
-        if all(sides):
-            one, other = (side[0] for side in sides)
-            raise ValueError(f"{one!r} has no effect beside {other!r}: say what to hide, or what to expose")
-        if expose_all is False and not options:
-            raise ValueError("'expose_all' False has no effect beside nothing that is hidden or exposed")
-        self.hides = not sides[1]
+    def __init__(self, **selection: Any):
+        options = {name: v for name, v in selection.items() if v is not None and v is not False}
+        if unknown := [n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _NAMES]:
+            raise TypeError(
+                f"{unknown[0]!r} is no option of a prior: hide or expose, with one of {[*_NAMES]}"
+            )
+        whole = [name for name in options if name.endswith("_all")]
+        self.hides = not any(name.startswith("expose") for name in options)
+        sides = [name for name in options if name.startswith("hide") != self.hides]
+        if (clash := sides or whole) and len(options) > len(clash):
+            other = next(name for name in options if name not in clash)
+            raise ValueError(
+                f"{clash[0]!r} beside {other!r} has no effect: say what to hide, or what to expose"
+            )
         #: option and entry, of all that were given
         self.entries = [
             (option, entry)
@@ -131,16 +85,12 @@ class Selective(Prior):
 
     def expose_fn(self, module: nn.Module, name: str) -> bool:
         """Whether the parameter is Bayesian."""
-        return any(_names(option, entry, module, name) for option, entry in self.entries) != self.hides
+        return any(_is_named(*each, module, name) for each in self.entries) != self.hides
 
     def check_effect(self, net: nn.Module) -> None:
-        """Raise ValueError where an entry changes nothing of which parameters of ``net`` are Bayesian."""
-        named = [
-            [_names(*entry, module, name) for entry in self.entries] for name, module, _ in _parameters(net)
-        ]
-        for (option, entry), hits in zip(self.entries, zip(*named)):
-            # a parameter that no other entry names
-            if not any(hit and sum(row) == 1 for hit, row in zip(hits, named)):
+        """Raise ValueError where an entry names no parameter of ``net``."""
+        for option, entry in self.entries:
+            if not any(_is_named(option, entry, module, name) for name, module, _ in _parameters(net)):
                 what = getattr(entry, "__name__", type(entry).__name__ if callable(entry) else repr(entry))
                 names = ", ".join(name for name, _, _ in _parameters(net))
                 raise ValueError(
@@ -149,17 +99,8 @@ class Selective(Prior):
                 )
 
 
-def _names(option: str, entry: Any, module: nn.Module, name: str) -> bool:
-    """Whether an entry of hide/expose names a parameter of a module."""
-    found: dict[str, Callable[[], bool]] = {
-        "": lambda: name == entry,
-        "_parameters": lambda: name.rpartition(".")[-1] == entry,
-        "_module_types": lambda: isinstance(module, entry),
-        "_modules": lambda: module is entry,
-        "_fn": lambda: bool(entry(module, name)),
-        "_all": lambda: True,
-    }
-    return found[option.removeprefix("hide").removeprefix("expose")]()
+def _is_named(option: str, entry: Any, module: nn.Module, name: str) -> bool:
+    return _NAMES[option.removeprefix("hide").removeprefix("expose")](entry, module, name)
 
 
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -196,7 +137,7 @@ class ScaleMixture(Selective):
     Args:
         pi: weight of the first component, in (0, 1).
         scale1, scale2: standard deviations of the wide and the narrow component.
-        hide, expose, hide_modules, expose_modules: which parameters are Bayesian, as of :class:`IIDPrior`.
+        **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
         ValueError: ``pi`` outside (0, 1) or a scale that is not positive.
@@ -211,22 +152,13 @@ class ScaleMixture(Selective):
         2.19...
     """
 
-    def __init__(
-        self,
-        pi: float = 0.5,
-        scale1: float = 1.0,
-        scale2: float = math.exp(-6),
-        *,
-        hide: Sequence[str] | None = None,
-        expose: Sequence[str] | None = None,
-        hide_modules: Sequence[nn.Module] | None = None,
-        expose_modules: Sequence[nn.Module] | None = None,
-    ):
-        super().__init__(hide=hide, expose=expose, hide_modules=hide_modules, expose_modules=expose_modules)
-        check_number("pi", pi, above=0, below=1)
-        check_number("scale1", scale1, above=0)
-        check_number("scale2", scale2, above=0)
-        self.distribution = ScaleMixtureNormal(pi, scale1, scale2)
+    def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6), **selection: Any):
+        super().__init__(**selection)
+        share = check_number("pi", pi, above=0, below=1)
+        scales = [check_number(n, v, above=0) for n, v in (("scale1", scale1), ("scale2", scale2))]
+        normals = dist.Normal(torch.zeros(2), torch.tensor(scales))
+        shares = dist.Categorical(torch.tensor([share, 1 - share]))
+        self.distribution = dist.MixtureSameFamily(shares, normals)
 
     def prior_dist(self, name: str, module: nn.Module | None, param: Tensor | None) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
@@ -239,7 +171,7 @@ class FanInNormal(Selective):
     Args:
         scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
         bias_scale: standard deviation of biases and other one-dimensional parameters.
-        hide, expose, hide_modules, expose_modules: which parameters are Bayesian, as of :class:`IIDPrior`.
+        **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
         ValueError: a scale that is not positive.
@@ -251,17 +183,8 @@ class FanInNormal(Selective):
         0.5
     """
 
-    def __init__(
-        self,
-        scale: float = 1.0,
-        bias_scale: float = 1.0,
-        *,
-        hide: Sequence[str] | None = None,
-        expose: Sequence[str] | None = None,
-        hide_modules: Sequence[nn.Module] | None = None,
-        expose_modules: Sequence[nn.Module] | None = None,
-    ):
-        super().__init__(hide=hide, expose=expose, hide_modules=hide_modules, expose_modules=expose_modules)
+    def __init__(self, scale: float = 1.0, bias_scale: float = 1.0, **selection: Any):
+        super().__init__(**selection)
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
 
@@ -324,7 +247,6 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
 
 
 def _expand(name: str, base: TorchDistributionMixin, param: Tensor) -> TorchDistributionMixin:
-    # the net may live on another device or in another dtype than the prior's own numbers
     base = move(name, base, param)
     shape = param.shape[: param.dim() - len(base.event_shape)]
     if shape + base.event_shape != param.shape:
@@ -355,24 +277,20 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     with _Copies(like) as copies:
         copied = copy.deepcopy(distribution)
     moved = copied if copies.changed else distribution
-    family, why = type(moved).__name__, ""
-    with seeded(0, like.device), torch.no_grad():
-        try:
+    try:
+        with seeded(0, like.device), torch.no_grad():
             value = moved.sample()
-            for one in (value, moved.log_prob(value)):
-                if one.device != like.device or (one.is_floating_point() and one.dtype != like.dtype):
-                    why = f"draws or densities are {one.dtype} on {one.device}"
-        except NotImplementedError as error:
-            raise ValueError(
-                f"the prior of {name!r}, a {family}, has no draws or no density: every method starts or is judged by "
-                "draws from it, so use a proper one (a wide Normal), or hide= the parameter"
-            ) from error
-        except (RuntimeError, AssertionError) as error:
-            why = str(error).partition("\n")[0]
+            kinds = {
+                (v.dtype if v.is_floating_point() else like.dtype, v.device)
+                for v in (value, moved.log_prob(value))
+            }
+        why = "" if kinds == {(like.dtype, like.device)} else f"draws or densities are {kinds}"
+    except (NotImplementedError, RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0] or "it has no draws or no density"
     if why:
         raise ValueError(
-            f"the prior of {name!r}, a {family}, cannot follow the net to {like.dtype} on {like.device} ({why}): keep "
-            "its numbers in tensors that are its attributes, or give it such numbers"
+            f"the prior of {name!r}, a {type(moved).__name__}, cannot follow the net to {like.dtype} on {like.device} "
+            f"({why}): use a proper one that keeps its numbers in tensors that are its attributes"
         )
     return moved
 
@@ -384,20 +302,14 @@ class _Copies(TorchFunctionMode):
         super().__init__()
         self.like, self.changed = like, False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         value = args[0]
         moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
-        self.changed |= moved is not value
+        # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
+        graph = value.requires_grad and not isinstance(value, nn.Parameter)
+        self.changed |= moved is not value or graph
         if isinstance(value, nn.Parameter):
             return nn.Parameter(moved.detach(), value.requires_grad)
-        # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
-        self.changed |= value.requires_grad
-        return moved.detach() if value.requires_grad else moved
+        return moved.detach() if graph else moved

@@ -74,7 +74,6 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         "response": (_RESPONSE, "gaussian", "likelihood of the target"),
         "exposure": (str, None, "of counts: the column of each row's exposure"),
         "event": (str, None, "of a censored target: the column of 1 (observed) and 0 (censored)"),
-        "bounds": (tuple[float, float], None, "of beta: what y lies between [0 1]"),
     },
 }
 _LISTS = {

@@ -8,28 +8,28 @@ A new response is a subclass of :class:`Likelihood` and a line in the contract t
 """
 
 from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood, Targets
-from pyrobnn.likelihoods.categorical import Bernoulli, Categorical, Ordinal
-from pyrobnn.likelihoods.continuous import (
-    Beta,
+from pyrobnn.likelihoods.families import (
+    Bernoulli,
+    Categorical,
+    CensoredNormal,
     HeteroskedasticGaussian,
     HomoskedasticGaussian,
-    MixtureDensity,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
     StudentT,
+    Weibull,
 )
-from pyrobnn.likelihoods.counts import NegativeBinomial, Poisson
-from pyrobnn.likelihoods.survival import CensoredNormal, Weibull
 
 __all__ = [
     "DATA",
     "SCALE",
     "Bernoulli",
-    "Beta",
     "Categorical",
     "CensoredNormal",
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",
     "Likelihood",
-    "MixtureDensity",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",

@@ -1,4 +1,4 @@
-"""What every likelihood answers: the one interface that methods, prediction, trees and diagnostics ask."""
+"""The one interface of likelihoods that methods, prediction, trees and diagnostics ask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyro
 import torch
 import torch.distributions.constraints as constraints
 from pyro.distributions.torch_distribution import TorchDistribution, TorchDistributionMixin
-from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
@@ -23,8 +22,10 @@ SITE = "likelihood."
 SCALE = f"{SITE}scale"
 DATA = f"{SITE}data"
 
-#: what makes a parameter of a likelihood fixed, learned (a point parameter) or inferred
-Parameter = float | Tensor | str | PyroParam | TorchDistributionMixin
+#: a parameter of a likelihood: a number or tensor is fixed, "learned" a point parameter, a distribution its prior
+Parameter = float | Tensor | str | TorchDistributionMixin
+Params = Mapping[str, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 class OwnParameters:
@@ -55,19 +56,19 @@ class OwnParameters:
                     f"shape {tuple(value.shape())}: use HalfNormal or LogNormal"
                 )
             self.priors[site] = value.to_event(len(value.batch_shape))
-        elif isinstance(value, (str, torch.nn.Parameter, PyroParam)):
-            if isinstance(value, str) and value != "learned":
-                raise ValueError(
-                    f"{name!r} must be a number, 'learned', a parameter or a distribution, got {value!r}"
-                )
-            init: Any = 1.0 if isinstance(value, str) else getattr(value, "init_value", value)
-            self.points[site] = (_positive(name, init() if callable(init) else init), constraints.positive)
+        elif isinstance(value, str):
+            if value != "learned":
+                raise ValueError(f"{name!r} must be a number, 'learned' or a distribution, got {value!r}")
+            self.points[site] = (torch.tensor(1.0), constraints.positive)
         else:
-            if not isinstance(value, Tensor):  # kept in float64: 0.7 must stay 0.7 for a float64 network
+            if not isinstance(value, Tensor):
                 value = torch.tensor(check_number(name, value, above=0), dtype=torch.float64)
-            self.fixed[name] = _positive(name, value).double()
+            if value.dim() > 1 or not bool((value.isfinite() & (value > 0)).all()):
+                raise ValueError(f"{name!r} must be positive with shape () or (out,), got {value}")
+            # in float64: 0.7 must stay 0.7 for a float64 network
+            self.fixed[name] = value.detach().double().clone()
 
-    def value(self, name: str, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    def value(self, name: str, f: Tensor, params: Params) -> Tensor:
         """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
         site, fixed = SITE + name, self.fixed.get(name)
         value = params[site] if fixed is None else fixed.to(f)
@@ -106,7 +107,7 @@ class Targets:
         kind: ``"number"``, ``"count"`` (a whole number), ``"binary"`` (0 or 1), all (N, out); or ``"label"``, one of
             several classes, (N,).
         heads: network outputs per target column.
-        normal: whether y given f is normal with the moments of ``loc_scale``: what has a closed form only then asks.
+        normal: whether y given f is normal with the moments of ``loc_scale``.
         linear_mean: whether the mean of y is the first outputs of the network, one per column.
         censoring: y is (N, 2), the value and 1 where it was seen or 0 where it lies beyond (``"right"``: above,
             ``"left"``: below).
@@ -129,10 +130,7 @@ class Targets:
         return self.kind in ("binary", "label")
 
     def read(self, y: Any) -> Tensor:
-        """``y`` as it was handed over, as a tensor.
-
-        Where values are censored also a structured array or a DataFrame of two columns, of which the truth values say
-        what was observed.
+        """``y`` as a tensor; censored values also from a structured array or DataFrame with a column of truth values.
 
         Raises:
             TypeError: not numeric.
@@ -160,11 +158,11 @@ class Targets:
         cut = torch.minimum(drawn, limit) if self.censoring == "right" else torch.maximum(drawn, limit)
         return torch.where(event == 1, drawn, cut)
 
-    def units(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+    def units(self, mean: Tensor, scale: Tensor) -> Pair | None:
         """Mean and scale of y, of those given, by which the program measures it; None where y has no units."""
         if self.measured is None:
             return None
-        mean, scale = (mean, scale) if self.censoring is None else (mean[:1], scale[:1])
+        mean, scale = self.values(mean), self.values(scale)
         return (mean if self.measured == "affine" else torch.zeros_like(mean)), scale
 
     def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
@@ -172,9 +170,9 @@ class Targets:
         return torch.cat([(self.values(y) - mean) / scale, y[..., self.values(y).shape[-1] :]], -1)
 
     def log_volume(self, y: Tensor, scale: Tensor | float) -> Tensor:
-        """What the log density of every row loses where ``y`` is ``scale`` times what the program measures, (N,).
+        """What the log density of a row loses where ``y`` is ``scale`` times what the program measures, (N,).
 
-        Of a density alone: the probability of a censored row has no unit.
+        A censored row loses nothing: its probability has no unit.
         """
         sizes = torch.as_tensor(scale, dtype=torch.float64, device=y.device)
         lost = sizes.log().expand(self.values(y).shape).sum(-1)
@@ -185,15 +183,16 @@ class Likelihood:
     r"""Interface of all likelihoods; shapes: ``f`` (\*batch, N, width), ``y`` (N, out) or (N,) for class labels.
 
     ``params`` maps the sites of the likelihood's own parameters (``"likelihood.scale"``) to draws of shape (\*batch,
-    \*site_shape); it may be empty where the likelihood has none. A new likelihood is a subclass: what it must say is
-    ``task``, ``targets``, :meth:`distribution` and, for numbers, :meth:`cdf`; :meth:`fisher_root` gives it the
-    Gauss-Newton Laplace approximation.
+    \*site_shape). A new likelihood is a subclass: what it must say is ``task``, ``targets``, :meth:`distribution` and,
+    for numbers, :meth:`cdf`; :meth:`fisher_root` gives it the Gauss-Newton Laplace approximation.
 
-    Attributes: ``task``, the name that trees carry; ``targets``, what y is; ``own``, the likelihood's own parameters.
+    Attributes: ``task``, the name that trees carry; ``targets``, what y is; ``valid``, the constraint that values of y
+    meet and its words; ``own``, the likelihood's own parameters.
     """
 
     task: ClassVar[str]
     targets: Targets = Targets()
+    valid: ClassVar[tuple[constraints.Constraint, str]] = (constraints.real, "real numbers")
 
     def __init__(self) -> None:
         self.own = OwnParameters()
@@ -220,34 +219,29 @@ class Likelihood:
                 f"of 'y', which has shape {tuple(y.shape)}): give the net {heads * out} outputs "
                 f"or y {width // heads} columns"
             )
-        if y.is_complex() or (y.dtype == torch.bool and not self.targets.classes):
+        if y.dtype == torch.bool and not self.targets.classes:
             raise TypeError(f"'y' has dtype {y.dtype} but {name} expects real numbers")
         check_finite("y", y)
-        if error := self._value_error(y):
-            raise ValueError(error)
+        support, words = self.valid
+        if len(wrong := y[~support.check(y.double())]):
+            raise ValueError(f"'y' must hold {words} for {name}, got {float(wrong[0]):g}")
         return y.reshape(len(y), -1).to(dtype)
 
-    def _value_error(self, y: Tensor) -> str | None:
-        """What is wrong with finite values; None if nothing is."""
-        return None
-
-    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
+    def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
         """Distribution of one datum given the network output, batch shape (\\*batch, N)."""
         raise NotImplementedError
 
-    def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """Log density of every datum in nats, shape (\\*batch, N)."""
         return self.distribution(f, params).log_prob(y)
 
-    def mean_variance(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def mean_variance(self, f: Tensor, params: Params) -> Pair:
         """Mean and variance of a number given the network output, both (\\*batch, N, out); infinite where they are."""
         law = self.distribution(f, params)
         return law.mean, law.variance
 
-    def cdf(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         """P(Y < y) and P(Y ≤ y), both (\\*batch, N, out) and float64: equal where y is observed on a continuous scale.
-
-        Between the two lies what the datum does not tell: the probability integral transform is uniform on it.
 
         Raises:
             Refused: it is not known.
@@ -256,15 +250,15 @@ class Likelihood:
             f"the distribution function of {type(self).__name__} is not known: judge it by log_prob"
         )
 
-    def loc_scale(self, f: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def loc_scale(self, f: Tensor, params: Params) -> Pair:
         """Mean and noise standard deviation, both (\\*batch, N, out), where y is normal."""
         raise NotImplementedError
 
-    def probs(self, f: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
+    def probs(self, f: Tensor, params: Params | None = None) -> Tensor:
         """Probabilities (\\*batch, N, class) where y is a label; of 1, (\\*batch, N, out), where it is binary."""
         raise NotImplementedError
 
-    def fisher_root(self, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r"""A square root of the expected Fisher information of one datum in the network output.
 
         .. math:: S_n S_n^\top = H_n = E_{y \sim p(\cdot \mid f_n)}\left[ -\partial_f^2 \log p(y \mid f_n) \right]
@@ -283,11 +277,8 @@ class Likelihood:
             f"the Gauss-Newton matrix of {type(self).__name__} is not known: use curvature='hessian'"
         )
 
-    def curvature_root(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """A square root (N, width, k) of the curvature that the Gauss-Newton matrix takes: the Fisher information.
-
-        Where that depends on what was observed (a censored row tells less), it is the observed one at ``y``.
-        """
+    def curvature_root(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
+        """As :meth:`fisher_root`; of a censored row, which tells less, the observed information at ``y``."""
         return self.fisher_root(f, params)
 
     def like(self, weight: Tensor) -> Likelihood:
@@ -296,9 +287,7 @@ class Likelihood:
         moved.own = self.own.like(weight)
         return moved
 
-    def observe(
-        self, f: Tensor, y: Tensor | None, params: Mapping[str, Tensor], num_data: float | None = None
-    ) -> Tensor:
+    def observe(self, f: Tensor, y: Tensor | None, params: Params, num_data: float | None = None) -> Tensor:
         """The Pyro statement of the data: sampled, or observed at ``y``; scaled to ``num_data`` for a mini-batch."""
         # weighted batches make it a fraction, which Pyro's plate takes
         size: Any = len(f) if num_data is None else num_data
@@ -307,11 +296,11 @@ class Likelihood:
 
     def __repr__(self) -> str:
         parts = [f"{kind} {name}" for name, kind in self.own.kinds.items()]
-        return f"{type(self).__name__}({', '.join(parts + self._options())})"
-
-    def _options(self) -> list[str]:
-        """What its repr says beside its own parameters."""
-        return []
+        options = vars(self) | {name: getattr(self.targets, name) for name in ("exposure", "censoring")}
+        parts += [
+            f"{name}={value}" for name, value in options.items() if isinstance(value, int | float | str)
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 class Sampled(TorchDistribution):
@@ -325,7 +314,7 @@ class Sampled(TorchDistribution):
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     support = constraints.independent(constraints.real, 1)
 
-    def __init__(self, likelihood: Any, f: Tensor, params: Mapping[str, Tensor], columns: int):
+    def __init__(self, likelihood: Any, f: Tensor, params: Params, columns: int):
         self.likelihood, self.f, self.params, self.columns = likelihood, f, params, columns
         super().__init__(f.shape[:-1], torch.Size([columns]), validate_args=False)
 
@@ -339,21 +328,3 @@ class Sampled(TorchDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         return self.likelihood.draw(self.f.expand(*sample_shape, *self.f.shape), self.params)
-
-
-def by_scipy(function: str, *values: Tensor) -> Tensor:
-    """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
-    from scipy import special  # imported late: a fit needs none of it
-
-    with np.errstate(all="ignore"):
-        found = getattr(special, function)(*(value.detach().double().cpu().numpy() for value in values))
-    return torch.from_numpy(np.asarray(found)).to(values[0].device)
-
-
-def _positive(name: str, value: Any) -> Tensor:
-    value = torch.as_tensor(value).detach().clone()
-    if not value.is_floating_point():
-        value = value.to(torch.get_default_dtype())
-    if value.dim() > 1 or not bool(torch.isfinite(value).all() and (value > 0).all()):
-        raise ValueError(f"{name!r} must be positive with shape () or (out,), got {value}")
-    return value

@@ -21,7 +21,7 @@ class Response:
     """A likelihood by name.
 
     Attributes: ``likelihood`` of the settings of a study, what they leave open being inferred or learned; ``options``,
-    those of the study that it has a use for, among noise, exposure, event and bounds; ``task`` that it is of.
+    those of the study that it has a use for, among noise, exposure and event; ``task`` that it is of.
     """
 
     likelihood: Callable[[Mapping[str, Any]], Likelihood]
@@ -53,7 +53,6 @@ def _scale(given: Mapping[str, Any]) -> Any:
 RESPONSES: dict[str, Response] = {
     "gaussian": Response(_gaussian, ("noise",)),
     "student_t": Response(lambda given: likelihoods.StudentT("inferred", _scale(given)), ("noise",)),
-    "mixture_density": Response(lambda given: likelihoods.MixtureDensity()),
     "poisson": Response(lambda given: likelihoods.Poisson(given.get("exposure")), ("exposure",)),
     "negative_binomial": Response(
         lambda given: likelihoods.NegativeBinomial(dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")),
@@ -61,12 +60,6 @@ RESPONSES: dict[str, Response] = {
     ),
     "censored_normal": Response(lambda given: likelihoods.CensoredNormal(_scale(given)), ("noise", "event")),
     "weibull": Response(lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)), ("event",)),
-    "beta": Response(
-        lambda given: likelihoods.Beta(
-            dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
-        ),
-        ("bounds",),
-    ),
     "ordinal": Response(
         lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"), task="classification"
     ),
@@ -91,7 +84,7 @@ def check_response(response: str, task: str, options: Mapping[str, Any]) -> None
     Args:
         response: one of `RESPONSES`.
         task: of the data.
-        options: name → value of noise, exposure, event and bounds; None where it was not given.
+        options: name → value of noise, exposure and event; None where it was not given.
 
     Raises:
         ValueError: naming them, and what to do.

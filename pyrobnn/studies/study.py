@@ -53,7 +53,6 @@ def make_study(
     response: str = "gaussian",
     exposure: str | None = None,
     event: str | None = None,
-    bounds: Sequence[float] | None = None,
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Study:
@@ -69,7 +68,6 @@ def make_study(
             classes in their order; plain classes have none.
         exposure: of counts, the feature that holds each row's.
         event: of censored targets, the feature, then none any more, that says which were observed.
-        bounds: of ``"beta"``; default 0 and 1.
         test_fraction: share of the points held out.
         seed: of the split and of the net's initial weights.
 
@@ -78,7 +76,7 @@ def make_study(
     """
     check_count("seed", seed, minimum=0)
     given = {"noise": None if noise == "inferred" else noise}
-    check_response(response, dataset.task, given | {"exposure": exposure, "event": event, "bounds": bounds})
+    check_response(response, dataset.task, given | {"exposure": exposure, "event": event})
     dataset = with_events(dataset, event, response)
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
@@ -97,7 +95,6 @@ def make_study(
         "noise": noise,
         "response": response,
         "exposure": None if exposure is None else column_of(dataset, exposure, "exposure"),
-        "bounds": [0.0, 1.0] if bounds is None else list(bounds),
         "seed": seed,
         "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
         "units": {

@@ -119,7 +119,7 @@ def test_dict_prior_without_an_entry_is_named():
 
 
 def test_scale_mixture_density_and_draws():
-    prior = pb.priors.ScaleMixtureNormal(0.3, 2.0, 0.1)
+    prior = pb.priors.ScaleMixture(0.3, 2.0, 0.1).distribution
     grid = torch.linspace(-20, 20, 200_001, dtype=torch.float64)
     assert torch.trapezoid(prior.log_prob(grid).exp(), grid).item() == pytest.approx(1.0, abs=1e-6)
     with torch.random.fork_rng():
