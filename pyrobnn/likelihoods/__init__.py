@@ -8,7 +8,7 @@ A new response is a subclass of :class:`Likelihood` and a line in the contract t
 """
 
 from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood, Targets
-from pyrobnn.likelihoods.families import (
+from pyrobnn.likelihoods.catalogue import (
     Bernoulli,
     Categorical,
     CensoredNormal,
