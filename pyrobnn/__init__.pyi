@@ -37,6 +37,8 @@ from .inference import Optimizer as Optimizer
 from .inference import Posterior as Posterior
 from .inference import distributed as distributed
 from .inference.preflight import preflight as preflight
+from .log_density import LogDensity as LogDensity
+from .log_density import sample as sample
 from .model import BNN as BNN
 from .posterior.datatree import to_datatree as to_datatree
 from .posterior.prediction import Prediction as Prediction

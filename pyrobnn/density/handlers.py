@@ -97,7 +97,8 @@ class Supply(Messenger):
     Those of a plain program are read from it (``stored``). A BNN has its own, whatever another model, or this one when
     it was traced, has left there under the same name. A value may be a function of the site's distribution, for a
     support that depends on other sites. A latent site with an improper prior cannot be drawn: without a
-    value it gets one uniform in the box of starts, of the dtype and on the device of ``like``.
+    value it gets one uniform in the box of starts, of the dtype and on the device of ``like`` (of the site's ``infer``,
+    if it has one).
     """
 
     def __init__(
@@ -121,7 +122,8 @@ class Supply(Messenger):
         elif not msg["done"] and is_improper(msg["fn"]):
             transform = biject_to(msg["fn"].support)
             shape = transform.inverse_shape(msg["fn"].batch_shape + msg["fn"].event_shape)
-            msg["value"], msg["done"] = transform(self.like.new_empty(shape).uniform_(-RADIUS, RADIUS)), True
+            like = msg["infer"].get("like", self.like)
+            msg["value"], msg["done"] = transform(like.new_empty(shape).uniform_(-RADIUS, RADIUS)), True
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
         name = msg["name"]

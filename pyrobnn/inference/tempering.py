@@ -52,7 +52,7 @@ def refuse_without_prior(density: Density) -> None:
         name = (improper or list(density.masked))[0]
         raise Refused(
             f"the prior of {name!r} is improper (or masked out), so there is nothing to begin from and no evidence: "
-            "give it a wide proper prior, or use NUTS"
+            "give it a wide proper prior (of pb.sample: a distribution as its support), or use NUTS"
         )
     check_batched(density, "SMC")
 

@@ -27,7 +27,10 @@ _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay
 
 
 def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Tensor, Tensor | None]:
-    """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one."""
+    """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one.
+
+    Chains of one draw each are starts as they are: they say nothing of the scale.
+    """
     density, uniform = problem.density, not problem.is_bnn
     with seeded(seed, problem.device):
         scale = None
@@ -36,10 +39,11 @@ def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Ten
             if init is None
             else start_chains(problem.model, density, init, num_chains)
         )
-        if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1:
+        exact = isinstance(init, Posterior) and init.num_draws == 1 and init.meta.get("kind") == "chains"
+        if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1 and not exact:
             flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
             scale = flat.std(0).clamp(min=1e-6)
-        elif init is not None:  # around one point: apart, so that R-hat has something to judge
+        elif init is not None and not exact:  # around one point: apart, so that R-hat has something to judge
             z = z + 0.1 * torch.randn_like(z)
         # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
         tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(_TRIES))
