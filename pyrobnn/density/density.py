@@ -25,7 +25,7 @@ from pyrobnn.compile.trees import leaves_of
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.density.gradient import at_each
-from pyrobnn.density.handlers import RADIUS, OwnTensors, Supply, WatchWrites, all_rows, at_many_points
+from pyrobnn.density.handlers import RADIUS, Supply, all_rows, at_many_points
 from pyrobnn.density.nodes import (
     Derived,
     Node,
@@ -76,11 +76,10 @@ class Density:
             ``"held"`` keeps them at their values.
         values: values of held or initial point parameters, by name; missing ones come from the program.
 
-    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names),
-    ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names of those whose support depends on
-    other sites, as that of ``Uniform(0, 1 - a)``: their ``transform`` is one of many), ``plate_sizes`` (of the plates
-    that draw a subsample, by name), ``writes`` (whether the program writes into tensors), ``derived`` (what it says
-    beside its density), ``initial_points`` and ``constraints`` (of the point parameters, by name).
+    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names), ``masked``
+    (names of the latent sites that a mask touches), ``dependent`` (names of those whose support depends on other sites,
+    as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates that draw a subsample, by name), ``derived`` (what
+    it says beside its density), ``initial_points`` and ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
@@ -114,7 +113,7 @@ class Density:
         self.program, self.args, self.points = program, args, points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
-        self._all_rows, self.writes = True, False
+        self._all_rows = True
         self.device = device_of({}, leaves_of(args))
         nodes = self._first_trace()
         self.device = device_of(nodes, leaves_of(args))
@@ -122,8 +121,7 @@ class Density:
         if not self.sites:
             raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
         self.dim = sum(site.size for site in self.sites)
-        latent = [node["value"] for node in nodes.values() if node["name"] in {s.name for s in self.sites}]
-        self.dtype = functools.reduce(torch.promote_types, (value.dtype for value in latent))
+        self.dtype = functools.reduce(torch.promote_types, (nodes[s.name]["value"].dtype for s in self.sites))
         self.derived = Derived.of(nodes)
         self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
         self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
@@ -159,14 +157,8 @@ class Density:
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
-            return at_each(lambda one: self._run_dependent(one)[0], z, batch=z.shape[:-1])
-        # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
-        parts = z.split([site.size for site in self.sites], -1)
-        shape = z.shape[:-1]
-        return {
-            site.name: site.transform(part.reshape(shape + site.unconstrained_shape))
-            for site, part in zip(self.sites, parts)
-        }
+            return at_each(lambda one: self._at(one)[0], z, batch=z.shape[:-1])
+        return {site.name: site.transform(u) for site, u in self._split(z)}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape).
@@ -174,31 +166,30 @@ class Density:
         Raises:
             ValueError: a site is missing or has the wrong shape.
         """
-        parts = []
-        values = self._at_origin(values) if self.dependent else values
+        given, batch = {}, torch.Size()
         for site in self.sites:
             if site.name not in values:
                 raise ValueError(f"the site {site.name!r} is missing; given: {', '.join(values)}")
-            value = torch.as_tensor(values[site.name], device=self.device)
+            value = torch.as_tensor(values[site.name], device=self.device).to(self.dtype)
             batch = value.shape[: value.dim() - len(site.shape)]
             if value.shape[len(batch) :] != site.shape:
                 raise ValueError(
                     f"the site {site.name!r} has shape {tuple(value.shape)}, expected (…, {site.shape})"
                 )
-            flat = site.transform.inv(value.to(self.dtype))
-            parts.append(flat.reshape(batch + (site.size,)))
-        return torch.cat(parts, -1)
+            given[site.name] = value
+        inverse = at_each(self._inverse_of_dependent, given, batch=batch) if self.dependent else {}
+        inverse |= {s.name: s.transform.inv(given[s.name]) for s in self.sites if s.name not in inverse}
+        return torch.cat([inverse[s.name].reshape(*batch, s.size) for s in self.sites], -1)
 
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
         """log ``|det dT/dz|`` of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
         if self.dependent and z.dim() > 1:
             return at_each(lambda one: self.log_jacobian(one, only), z, batch=z.shape[:-1])
-        found = self._run_dependent(z)[1] if self.dependent else {}
+        transforms = self._at(z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
-        for site in self.sites if only is None else (only,):
-            transform = found.get(site.name, site.transform)
-            if site.kind == "latent" and not is_identity(transform):
-                u = self._slice(site, z)
+        for site, u in self._split(z):
+            transform = transforms.get(site.name, site.transform)
+            if site.kind == "latent" and only in (None, site) and not is_identity(transform):
                 term = transform.log_abs_det_jacobian(u, transform(u))
                 total = total + term.reshape(z.shape[:-1] + (-1,)).sum(-1)
         return total
@@ -211,8 +202,11 @@ class Density:
         """The site of that name, latent or free point parameter."""
         return self._by_name[name]
 
-    def _slice(self, site: Site, z: Tensor) -> Tensor:
-        return z[..., site.start : site.stop].reshape(z.shape[:-1] + site.unconstrained_shape)
+    def _split(self, z: Tensor) -> list[tuple[Site, Tensor]]:
+        """Each site with its part of flat vectors, (\\*batch, \\*unconstrained_shape)."""
+        # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
+        parts = z.split([site.size for site in self.sites], -1)
+        return [(s, part.reshape(z.shape[:-1] + s.unconstrained_shape)) for s, part in zip(self.sites, parts)]
 
     # -- supports that depend on other sites: known, and the bijection with them, only while the program runs --------
 
@@ -223,38 +217,28 @@ class Density:
         if not bounded:
             return ()
         other = self.constrain(self.sample_box(1, seed=1)[0])
-        again = self.trace({name: value for name, value in other.items() if name in latent})
+        again = self.trace({name: other[name] for name in latent})
         return tuple(
             name
             for name, bounds in bounded.items()
             if not all(map(torch.equal, bounds, _bounds(again[name]["fn"].support)))
         )
 
-    def _run_dependent(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
+    def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
-        values: dict[str, Any] = {site.name: site.transform(self._slice(site, z)) for site in self.sites}
-        found: dict[str, Transform] = {}
+        parts, found = {site.name: (site, u) for site, u in self._split(z)}, {}
 
-        def follow(site: Site, fn: Any) -> Tensor:
-            found[site.name] = bijection(site.name, fn.support)
-            return found[site.name](self._slice(site, z))
+        def follow(name: str, fn: Any) -> Tensor:
+            found[name] = bijection(name, fn.support)
+            return found[name](parts[name][1])
 
-        following = {name: functools.partial(follow, self.site(name)) for name in self.dependent}
-        nodes = self.trace(values | following)
-        return values | {name: nodes[name]["value"] for name in found}, found
+        values: dict[str, Any] = {name: site.transform(u) for name, (site, u) in parts.items()}
+        nodes = self.trace(values | {name: functools.partial(follow, name) for name in self.dependent})
+        return values | {name: nodes[name]["value"] for name in self.dependent}, found
 
-    def _at_origin(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values (\\*batch, \\*shape) with those of the dependent sites as their ``transform`` would have made them."""
-        latent = {site.name: values[site.name] for site in self.sites if site.name in values}
-
-        def one(given: dict[str, Tensor]) -> dict[str, Tensor]:
-            nodes = self.trace(given)
-            inner = {n: bijection(n, nodes[n]["fn"].support).inv(given[n]) for n in self.dependent}
-            return {name: self.site(name).transform(u) for name, u in inner.items()}
-
-        first = self.sites[0]
-        batch = latent[first.name].shape[: latent[first.name].dim() - len(first.shape)]
-        return {**values, **at_each(one, latent, batch=batch)}
+    def _inverse_of_dependent(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        nodes = self.trace(values)
+        return {name: bijection(name, nodes[name]["fn"].support).inv(values[name]) for name in self.dependent}
 
     # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
 
@@ -286,20 +270,19 @@ class Density:
         terms = [log_prob_sum(nodes[n]) + self.log_jacobian(z, self.site(n)).double() for n in names]
         return sum(terms, torch.zeros((), dtype=torch.float64, device=z.device))
 
-    def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
-        """What each datum contributes to the log joint at ``z`` (dim,), (data,); observed sites are concatenated.
+    def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
+        """What each datum contributes to the log joint at ``z`` (dim,), site → (\\*axes), or (data,) under a mask.
 
         Not scaled to the rows that a plate leaves out; with the weight that ``poutine.scale`` gives a datum; without
-        the data that are masked. The sum is the log likelihood of :meth:`log_parts` where no row is left out and no
-        ``pyro.factor`` stands outside of the plates.
+        the data that are masked.
         """
-        parts = self.data_terms(z, *args).values()
-        return torch.cat([*parts]) if parts else z.new_zeros(0)
-
-    def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
-        """As :meth:`log_likelihood`, by the name of the observed site, each (data,)."""
         nodes = self.trace(self.constrain(z), args)
         return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
+
+    def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
+        """As :meth:`data_terms`, of all observed sites together, (data,)."""
+        parts = [terms.reshape(-1) for terms in self.data_terms(z, *args).values()]
+        return torch.cat(parts) if parts else z.new_zeros(0)
 
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
@@ -331,20 +314,14 @@ class Density:
         """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians."""
         given = {name: value for name, value in (values or {}).items() if name in self._by_name}
         missing = [site for site in self.sites if site.name not in given]
-        return self.unconstrain(given | self._prior_medians(missing, seed))
-
-    @torch.no_grad()
-    def _prior_medians(self, sites: Sequence[Site], seed: int) -> dict[str, Tensor]:
-        """Medians of a few prior draws in unconstrained space; only of these sites: others may be large."""
-        if not sites:
-            return {}
-        draws: dict[str, list[Tensor]] = {site.name: [] for site in sites}
-        with seeded(seed, self.device):
-            for _ in range(25):
+        draws: dict[str, list[Tensor]] = {site.name: [] for site in missing}
+        with seeded(seed, self.device), torch.no_grad():
+            for _ in range(25 if missing else 0):
                 nodes = self.trace({})
-                for site in sites:
+                for site in missing:  # of these alone: others may be large
                     draws[site.name].append(site.transform.inv(nodes[site.name]["value"].to(self.dtype)))
-        return {site.name: site.transform(torch.stack(draws[site.name]).median(0).values) for site in sites}
+        medians = {s.name: s.transform(torch.stack(draws[s.name]).median(0).values) for s in missing}
+        return self.unconstrain(given | medians)
 
     # -- running the program ---------------------------------------------------------------------------------------
 
@@ -358,28 +335,23 @@ class Density:
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
-        own = [v for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
-        writes = OwnTensors(own[0]) if own and self.writes else none
         given = (v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point())
         supply = Supply(values, self._held, stored=self.owner is None, like=next(given, None))
-        with without_validation(), pyro.poutine.block(), supply, rows, there, writes, at_many_points():
+        with without_validation(), pyro.poutine.block(), supply, rows, there, at_many_points():
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _first_trace(self) -> Mapping[str, Node]:
         with seeded(0, *used_devices()), torch.no_grad():  # where it computes is known once it has run
             try:
-                with all_rows(self.plate_sizes), WatchWrites() as watch:
-                    nodes = self.trace({})
-                self.writes = watch.found
-                return nodes
+                with all_rows(self.plate_sizes):
+                    return self.trace({})
             except (RuntimeError, ValueError, IndexError) as error:
                 if not self.plate_sizes:
                     raise
                 raise Refused(
                     f"the plate {self.stochastic!r} draws a subsample, and the program cannot be run with all of its "
                     f"rows ({type(error).__name__}: {str(error).splitlines()[0]}): take every size and value inside "
-                    "from the rows the plate gives (with pyro.plate(…) as rows: … x[rows] …), or take out "
-                    "subsample_size"
+                    "from the rows that the plate gives, or take out subsample_size"
                 ) from error
 
     def _layout(self, nodes: Mapping[str, Node]) -> Iterator[Site]:
@@ -395,29 +367,28 @@ class Density:
         start = 0
         for node in nodes.values():
             if node["type"] == "sample" and not is_observed(node) and not is_subsample(node):
-                if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
+                name, fn = node["name"], node["fn"]
+                if not isinstance(node["value"], Tensor) or fn.support.is_discrete:
                     raise Refused(
-                        f"the latent site {node['name']!r} is discrete: sum it out, gradients need continuous sites"
+                        f"the latent site {name!r} is discrete: sum it out, gradients need continuous sites"
                     )
                 if plate := next(
                     (p.name for p in node["cond_indep_stack"] if p.name in self.plate_sizes), None
                 ):
                     raise Refused(
-                        f"the latent site {node['name']!r} has a value for every row of the plate {plate!r}, which "
-                        "draws a subsample: take out subsample_size, and fit all rows at once"
+                        f"the latent site {name!r} has a value for every row of the plate {plate!r}, which draws a "
+                        "subsample: take out subsample_size, and fit all rows at once"
                     )
-                site = _site(node, node["fn"].support, start, "latent")
+                yield (site := _site(node, fn.support, start, "latent"))
                 start = site.stop
-                yield site
         for node in nodes.values():
             if node["type"] == "param":
                 support = node["kwargs"].get("constraint", constraints.real)
                 self.initial_points[node["name"]] = node["value"].detach().to(self.device)
                 self.constraints[node["name"]] = support
                 if self.points == "free":
-                    site = _site(node, support, start, "point")
+                    yield (site := _site(node, support, start, "point"))
                     start = site.stop
-                    yield site
 
 
 def _site(node: Node, support: constraints.Constraint, start: int, kind: Literal["latent", "point"]) -> Site:

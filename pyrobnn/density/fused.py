@@ -25,12 +25,12 @@ class WrittenOut(TorchFunctionMode):
     predictions and Hessians need. A packed sequence is left to torch.
     """
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ATTENTION:
-            with _in_plain_products():
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
         if func in _CELLS and not kwargs:
             return _cell(_CELLS[func], *args)
@@ -40,12 +40,6 @@ class WrittenOut(TorchFunctionMode):
         if func.__name__ == "_weight_norm" and not kwargs:
             return _of_length(*args)
         return func(*args, **kwargs)
-
-
-def _in_plain_products() -> Any:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _lstm(gates: Tensor, state: State, weights: Weights) -> State:

@@ -43,7 +43,7 @@ def why_not_batched(error: RuntimeError) -> str:
     if "data-dependent control flow" in said or ".item()" in said:
         return "the program's Python depends on the values of its sites (if, while, assert, float() or .item() of one)"
     if "in-place" in said or "inplace" in said:
-        return f"the program writes into a tensor that all points share ({said})"
+        return "the program writes into a tensor that all points share: collect values in a list and torch.stack them"
     return f"torch cannot run one of its operations at many points at once ({said or type(error).__name__})"
 
 

@@ -1,13 +1,13 @@
 """Handlers under which a program runs: where values and point parameters come from, which rows it sees, many points.
 
 A program is written for one point. Run or traced for many, it needs Cholesky factors that do not raise, layers that
-are not fused (:mod:`pyrobnn.density.fused`), questions to its data answered, and tensors that are each point's own.
+are not fused (:mod:`pyrobnn.density.fused`), and questions to its data answered.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -16,7 +16,6 @@ from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.replay_messenger import ReplayMessenger
-from pyro.poutine.runtime import Message
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 from torch.distributions import biject_to, constraints
@@ -37,15 +36,6 @@ _QUESTIONS = {
     *("count_nonzero", "unique", "nonzero", "bincount", "__getitem__", "long", "int", "bool"),
     *("item", "tolist", "__int__", "__index__", "__bool__", "__float__"),
 }
-_WRITES = {
-    *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imatmul__"),
-    *("copy_", "fill_", "add_", "sub_", "mul_", "div_", "exp_", "index_put_", "index_copy_", "scatter_"),
-}
-_MAKERS = {
-    *(torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.tensor, torch.clone, Tensor.clone),
-    *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
-    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
-}
 
 
 def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
@@ -60,35 +50,18 @@ def given(name: str) -> Tensor | None:
     ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
     replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them.
     """
-    message: Message[Any, Any] = {
+    # a block may ask for the kind of distribution
+    message: dict[str, Any] = {
         "type": "sample",
         "name": name,
-        # a block may ask for the kind of distribution
-        "fn": None,  # type: ignore[typeddict-item]
+        "fn": None,
         "value": None,
         "is_observed": False,
         "infer": {},
         "stop": False,
     }
-    return offered(message, (ConditionMessenger, ReplayMessenger, BlockMessenger))
-
-
-def state_in_store(name: str, value: Tensor, support: constraints.Constraint) -> None:
-    """The ``pyro.param`` statement of a fitted value: it enters Pyro's present store.
-
-    Raises:
-        ValueError: the store holds another value, which the program would use instead.
-    """
-    stored = pyro.param(name, value.clone(), constraint=support).detach()
-    if stored.shape != value.shape or not torch.allclose(stored, value.to(stored), rtol=1e-4, atol=1e-6):
-        raise ValueError(
-            f"Pyro's param store holds {_brief(stored)} as {name!r} where this fit has {_brief(value)}, and the "
-            "program would use it: call guide and program inside 'with pyro.get_param_store().scope():'"
-        )
-
-
-def _brief(value: Tensor) -> str:
-    return f"{value.item():.4g}" if value.numel() == 1 else f"values of shape {tuple(value.shape)}"
+    found: Tensor | None = offered(message, (ConditionMessenger, ReplayMessenger, BlockMessenger))
+    return found
 
 
 class Supply(Messenger):
@@ -178,9 +151,7 @@ class _Factors(TorchFunctionMode):
     the many that are evaluated together: a sampler has to see that the density of this one is not finite.
     """
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in _CHOLESKY or "out" in kwargs:
             return func(*args, **kwargs)
@@ -199,9 +170,7 @@ class _Answered(TorchFunctionMode):
         super().__init__()
         self._tracer = tracer
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.__name__ in _QUESTIONS:
             plain = self._tracer.innermost(args)
@@ -210,33 +179,3 @@ class _Answered(TorchFunctionMode):
                 with self._tracer.paused():
                     return func(*plain, **named)
         return func(*args, **kwargs)
-
-
-class WatchWrites(TorchFunctionMode):
-    """Sees whether what runs inside writes into tensors (``found``)."""
-
-    found = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.found = self.found or getattr(func, "__name__", "") in _WRITES
-        return func(*args, **(kwargs or {}))
-
-
-class OwnTensors(TorchFunctionMode):
-    """Tensors that a program makes, to write into them, are each point's own: ``vmap`` refuses writes into shared ones.
-
-    Args:
-        like: a value that every point has of its own.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        super().__init__()
-        self._zero = torch.zeros_like(like).sum()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made + self._zero.to(made.dtype) if func in _MAKERS and made.is_floating_point() else made

@@ -154,11 +154,10 @@ def log_prob_sum(node: Node) -> Tensor:
 
 
 def datum_terms(node: Node) -> Tensor:
-    """What each datum of the site contributes to the log joint density, (data,).
+    """What each datum of the site contributes to the log joint density, in its batch shape; under a mask (data,).
 
-    With the scale the program gives a datum (``poutine.scale``: a datum of weight 3 is three data that are left out
-    together), but without the one by which a plate makes up for the rows it leaves out. A masked datum is not there:
-    it has no term, rather than one of zero, which would be a datum of density one.
+    With the scale the program gives a datum (``poutine.scale``), but without the one by which a plate makes up for the
+    rows it leaves out. A masked datum has no term, rather than one of zero, which would be a datum of density one.
 
     Raises:
         ValueError: which data are masked depends on a latent site.
@@ -173,7 +172,7 @@ def datum_terms(node: Node) -> Tensor:
         log_prob = log_prob * scale
     log_prob = log_prob.to(node["value"].dtype) if node["value"].is_floating_point() else log_prob
     if kept is None:
-        return log_prob.reshape(-1)
+        return log_prob
     try:
         rows = kept.expand(log_prob.shape).reshape(-1).nonzero()[:, 0]
     except RuntimeError as error:  # raised by vmap, for a mask that is batched

@@ -15,7 +15,6 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.density.handlers import state_in_store
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
@@ -122,16 +121,13 @@ class FlatApproximation:
 
     def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
         """Covariance (k, k) of the coordinates ``index`` (k,) of the flat vector, float64; by draws for a flow."""
-        at = torch.as_tensor(index, device=self._state["loc"].device)
-        state = {name: value.double() for name, value in self._state.items()}
-        if self.family == "normal":
-            return state["scale"][at].square().diag()
-        if self.family == "full_rank":
-            rows = state["scale_tril"][at]
-            return rows @ rows.T
-        if self.family == "low_rank":
-            rows = state["cov_factor"][at]
-            return rows @ rows.T + state["cov_diag"][at].diag()
+        at, family = torch.as_tensor(index, device=self._state["loc"].device), self.family
+        if family == "normal":
+            return self._state["scale"].double()[at].square().diag()
+        if family in ("full_rank", "low_rank"):
+            rows = self._state["scale_tril" if family == "full_rank" else "cov_factor"].double()[at]
+            rest = 0.0 if family == "full_rank" else self._state["cov_diag"].double()[at].diag()
+            return rows @ rows.T + rest
         with seeded(0, at.device):
             return torch.cov(self.distribution.sample((10_000,))[:, at].double().T)
 
@@ -146,18 +142,25 @@ def state_points(layout: Density) -> None:
         ValueError: the store holds another value under the name of a plain program's parameter.
         Refused: the BNN has layers in training mode, whose statistics belong to each draw.
     """
-    model = layout.owner
-    if model is None:
-        for name, value in layout.initial_points.items():
-            state_in_store(name, value, layout.constraints[name])
+    points = layout.initial_points.items()
+    if layout.owner is None:
+        for name, value in points:
+            stored = pyro.param(name, value.clone(), constraint=layout.constraints[name]).detach()
+            if stored.shape != value.shape or not torch.allclose(
+                stored, value.to(stored), rtol=1e-4, atol=1e-6
+            ):
+                raise ValueError(
+                    f"Pyro's param store holds {stored} as {name!r} where this fit has {value}, and the program would "
+                    "use it: call guide and program inside 'with pyro.get_param_store().scope():'"
+                )
         return
-    if layers := model.stochastic_layers():
+    if layers := layout.owner.stochastic_layers():
         raise Refused(
             f"the layers {', '.join(layers)} are in training mode: every posterior draw has batch statistics of its "
-            "own, which a guide's draw has not. Use "
-            "pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them, or predict"
+            "own, which a guide's draw has not. Use predict, or "
+            "pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them"
         )
-    for name, value in layout.initial_points.items():
+    for name, value in points:
         pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
 
 

@@ -8,38 +8,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
+from arviz_base import dict_to_dataset
+from torch import Tensor, nn
 
 from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import generator, seeded
+from pyrobnn.density import derived
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior.description import describe_model
 from pyrobnn.posterior.invariance import moved_functions
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
-from pyrobnn.posterior.program_groups import (
-    Coords,
-    Dims,
-    density_of,
-    draws_dataset,
-    log_densities_by_site,
-    relabelled,
-    to_numpy,
-)
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
-#: predictive observations at each training point, at the least; of use only to methods of few draws
-MIN_REPLICATES = 200
 MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
-
+Dims = Mapping[str, Sequence[str | None]]
 
 #: also a function: ``to_datatree(posterior, x, y)``
 to_datatree = Posterior.to_datatree
@@ -67,17 +59,15 @@ def network_groups(
     return groups | _grid_group(posterior, x, grid, true_function)
 
 
-def whole_tree(
-    posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None, coords: Coords, dims: Dims
-) -> xr.DataTree:
+def whole_tree(posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None) -> xr.DataTree:
     """The tree of a posterior's own groups and of those made of data, with its provenance."""
-    own = {group.POSTERIOR: draws_dataset(posterior.draws, posterior.meta.get("axes", {}))}
+    own = {group.POSTERIOR: _draws(posterior.draws, posterior.meta.get("axes", {}))}
     if posterior.sample_stats:
-        own[group.SAMPLE_STATS] = draws_dataset(posterior.sample_stats, {})
+        own[group.SAMPLE_STATS] = _draws(posterior.sample_stats, {})
     if posterior.history:
         steps = {name: ((f"step_{name}",), to_numpy(v)) for name, v in posterior.history.items()}
         own[group.HISTORY] = xr.Dataset(steps)
-    tree = xr.DataTree.from_dict(relabelled(own | groups, coords, dims))
+    tree = xr.DataTree.from_dict(own | groups)
     tree.attrs.update(_attributes(posterior, label))
     return tree
 
@@ -85,7 +75,7 @@ def whole_tree(
 def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[str, xr.Dataset]:
     few = _thinned(posterior, len(y))
     log_prior, log_likelihood = log_densities(few, x, y)
-    fewest = MIN_REPLICATES if len(x) * MIN_REPLICATES <= MAX_PAIRS else 0
+    fewest = 200 if len(x) * 200 <= MAX_PAIRS else 0  # of use only to methods of few draws
     return {
         group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
         group.OBSERVED_DATA: _observed(few.bnn, y, "obs"),
@@ -114,17 +104,14 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
-        log_prior, terms = log_densities_by_site(posterior, density_of(posterior, x, y))
+        log_prior, terms = _log_densities_by_site(posterior, _density_of(posterior, x, y))
         flat = [value.flatten(2) for value in terms.values()]
         return log_prior, torch.cat([log_prior.new_zeros(*log_prior.shape, 0), *flat], -1)
-    model = posterior.model
-    prior = sum(site.log_prob(posterior.draws[name]) for name, site in model.priors.items())
+    prior = sum(site.log_prob(posterior.draws[name]) for name, site in posterior.model.priors.items())
     x = torch.as_tensor(x)
-    # bounded: the mixture components of this many points at once
-    size = max(1, 4_000_000 // (posterior.num_chains * posterior.num_draws))
+    size = max(1, 4_000_000 // (posterior.num_chains * posterior.num_draws))  # points at once
     pieces = zip(x.split(size), torch.as_tensor(y).split(size))
-    parts = [posterior.predict(px).log_prob_draws(py) for px, py in pieces]
-    return prior, torch.cat(parts, -1)
+    return prior, torch.cat([posterior.predict(px).log_prob_draws(py) for px, py in pieces], -1)
 
 
 def _function_groups(
@@ -151,7 +138,7 @@ def _function_groups(
     groups = {group.FUNCTION: found.assign_coords(layer=list(norms))}
     if num_prior_draws:
         prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
-        groups[group.PRIOR] = draws_dataset(prior.draws, {})
+        groups[group.PRIOR] = _draws(prior.draws, {})
         groups[group.PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
     return groups
 
@@ -307,3 +294,126 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
             plain = isinstance(value, (str, int, float)) and value == value
             found[name] = json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
     return found
+
+
+def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
+    """Net, prior and likelihood of a BNN, each in a few words; of a plain program its name.
+
+    Example:
+        >>> import pyrobnn as pb
+        >>> noise = pb.likelihoods.HomoskedasticGaussian(0.1)
+        >>> describe_model(pb.BNN(pb.networks.mlp(3, (20,), seed=0), pb.priors.FanInNormal(), noise))["net"]
+        '3-20-1, Tanh, 101 weights'
+    """
+    if not isinstance(model, BNN):
+        return {"program": getattr(model, "__name__", type(model).__name__)}
+    parts = [part for part in model.net.modules() if not list(part.children())]
+    linear, names = (
+        [p for p in parts if isinstance(p, nn.Linear)],
+        dict.fromkeys(type(p).__name__ for p in parts),
+    )
+    if linear and len(linear) == sum(bool(list(part.parameters(recurse=False))) for part in parts):
+        widths = "-".join(
+            str(width) for width in (linear[0].in_features, *(layer.out_features for layer in linear))
+        )
+        net = ", ".join([widths, *(name for name in names if name != "Linear")])
+    else:
+        net = f"{type(model.net).__name__} of {', '.join(names)}"
+    own = [f"{name.rpartition('.')[-1]} ~ {_called(d)}" for name, d in model.likelihood.own.priors.items()]
+    units = "" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"
+    return {
+        "net": f"{net}, {model.num_weights:,} weights",
+        "prior": _called(model.prior),
+        "likelihood": "; ".join([repr(model.likelihood), *own]) + units,
+    }
+
+
+def _called(thing: Any) -> str:
+    """A prior or distribution as one would write it: its name and its numbers."""
+    while type(thing).__name__ in ("Independent", "ExpandedDistribution"):
+        thing = thing.base_dist
+    is_law, shown = isinstance(thing, torch.distributions.Distribution), []
+    for name, value in (
+        {n: getattr(thing, n, None) for n in thing.arg_constraints} if is_law else vars(thing)
+    ).items():
+        if isinstance(value, torch.distributions.Distribution):
+            shown.append(f"{name.lstrip('_')}={_called(value)}")
+        elif isinstance(value, float | str) or (isinstance(value, Tensor) and value.numel() == 1):
+            shown.append(
+                f"{name.lstrip('_')}={value if isinstance(value, str) else format(float(value), '.4g')}"
+            )
+    return f"{type(thing).__name__}({', '.join(shown)})"
+
+
+# -- plain programs: every observed site under its own name ----------------------------------------------------------
+
+
+def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: int) -> dict[str, xr.Dataset]:
+    """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
+    density = _density_of(posterior, x, y)
+    axes, sizes = density.derived.axes, density.derived.replicated
+    few = _thinned(posterior, max(sum(sizes.values()), 1))
+    log_prior, terms = _log_densities_by_site(few, density)
+    before, replicated = derived.prior(density, num_prior_draws, seed) if num_prior_draws else ({}, {})
+    first, last = (density.trace({n: v[at] for n, v in few.draws.items()}) for at in ((0, 0), (-1, -1)))
+    pairs = {name: (first[name]["value"], last[name]["value"]) for name in sizes}
+    fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in pairs.items()}
+    # residuals that a program computes from latent values are no data; gaps that those fill may stay
+    data = {name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()}
+    of_terms = {
+        name: axes[name][: value.dim() - 2]
+        for name, value in terms.items()
+        if name in axes and value.shape[2:] == first[name]["value"].shape[: value.dim() - 2]
+    }
+    drawn = derived.replicates(density, few.draws, seed)
+    groups = {
+        group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
+        group.LOG_LIKELIHOOD: _draws(terms, of_terms),
+        group.OBSERVED_DATA: _draws(data, axes, sample_dims=[]),
+        group.POSTERIOR_PREDICTIVE: _draws({name: drawn[name] for name in data}, axes),
+        group.PRIOR: _draws(before, axes),
+        group.PRIOR_PREDICTIVE: _draws({n: v for n, v in replicated.items() if n in data}, axes),
+    }
+    if isinstance(x, Tensor) and x.dim():
+        rows = {(axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()}
+        row, length = next(iter(rows)) if len(rows) == 1 else (None, None)
+        dims = (row if row and length == len(x) else "obs", "feature")
+        groups[group.CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
+    return {name: data for name, data in groups.items() if data.data_vars}
+
+
+def _density_of(posterior: Any, x: Any, y: Any) -> Density:
+    """The density of a posterior's program given its data, with point parameters at their fitted values."""
+    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
+    return Density(posterior.model, (x, y), points="held", values=fixed)
+
+
+def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log prior (chain, draw) with the factors of no datum, and each datum's terms, site → (chain, draw, \\*axes)."""
+    z = density.unconstrain(posterior.draws)
+    parts = [
+        at_each(
+            lambda one: {"": density.log_base(one), **density.data_terms(one)}, part
+        )  # no site has this name
+        for part in z.reshape(-1, density.dim).split(64)
+    ]
+    terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    terms = {
+        n: v.reshape(*z.shape[:-1], *(v.shape[1:] if v.dim() > 1 or not n else (1,)))
+        for n, v in terms.items()
+    }
+    return terms.pop(""), terms
+
+
+def _draws(
+    values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS
+) -> xr.Dataset:
+    """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
+    known: dict[Hashable, Sequence[Hashable]] = {n: [*sample_dims, *dims[n]] for n in values if n in dims}
+    arrays = {name: to_numpy(value) for name, value in values.items()}
+    # an interrupted run may have more chains than draws
+    return dict_to_dataset(arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False)
+
+
+def to_numpy(value: Tensor) -> np.ndarray:
+    return value.detach().cpu().numpy()

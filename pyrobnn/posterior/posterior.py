@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -210,8 +210,6 @@ class Posterior:
         true_function: Callable[[Tensor], Tensor] | None = None,
         num_prior_draws: int = 200,
         label: str | None = None,
-        coords: Mapping[str, Sequence[Any]] | None = None,
-        dims: Mapping[str, Sequence[str | None]] | None = None,
         seed: int = 0,
     ) -> DataTree:
         """An ArviZ ``xarray.DataTree`` of this posterior, of a BNN or of a plain Pyro program.
@@ -227,18 +225,16 @@ class Posterior:
             true_function: x → the true mean, evaluated on the grid, where the data are synthetic.
             num_prior_draws: draws for the groups prior and prior_predictive; 0 leaves them out.
             label: name in reports; default the method's.
-            coords: dimension → labels of its values, as ArviZ's converters take them.
-            dims: variable → names of its dimensions but chain and draw, likewise; of a program's sites, plates name
-                them (``pyro.plate("school", 8)``), else ``<site>_dim_0``.
             seed: of the predictive draws.
 
         Returns:
-            A tree with the group posterior and those groups that the arguments allow; provenance in its attributes.
+            A tree with the group posterior and those groups that the arguments allow; provenance in its attributes. The
+            dimensions of a program's sites are its plates (``pyro.plate("school", 8)``), else ``<site>_dim_0``.
 
         Raises:
-            TypeError, ValueError: as :meth:`predict`; ``coords`` or ``dims`` that fit nothing.
+            TypeError, ValueError: as :meth:`predict`.
         """
-        from pyrobnn.posterior import datatree, invariance, program_groups
+        from pyrobnn.posterior import datatree, invariance
 
         groups, is_bnn = {}, isinstance(self.model, BNN)
         if is_bnn:
@@ -248,12 +244,12 @@ class Posterior:
         if is_bnn and x is not None:
             groups = datatree.network_groups(self, x, y, probe_x, grid, true_function, num_prior_draws, seed)
         elif not is_bnn and has_data:
-            groups = program_groups.program_groups(self, x, y, datatree.MAX_PAIRS, num_prior_draws, seed)
+            groups = datatree.program_groups(self, x, y, num_prior_draws, seed)
         if has_data and (found := invariance.stein_statistics(self, x, y)) is not None:
             groups[STEIN] = found
         if is_bnn and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
-        return datatree.whole_tree(self, groups, label, coords or {}, dims or {})
+        return datatree.whole_tree(self, groups, label)
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle)."""

@@ -175,8 +175,10 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
         test=(study.test.x, study.test.y),
         true_function=study.train.true_function,
         label=label,
-        coords=names(study.train, study.settings["num_outputs"]),
     )
+    coords = names(study.train, study.settings["num_outputs"])
+    for part in tree.children.values():
+        part.dataset = part.to_dataset().assign_coords({d: v for d, v in coords.items() if d in part.dims})
     if OBSERVED_DATA in tree.children and study.train.target_unit:
         tree[OBSERVED_DATA]["y"].attrs["units"] = study.train.target_unit
     tree.attrs["data"] = study.train.name

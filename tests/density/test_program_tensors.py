@@ -56,8 +56,7 @@ def test_a_program_that_counts_its_missing_data_is_traced():
         missing = torch.isnan(x)
         with pyro.plate("missing", int(missing.sum())):
             guess = pyro.sample("guess", dist.Normal(0.0, 1.0))
-        whole = x.clone()
-        whole[missing] = guess
+        whole = x.index_put((missing.nonzero()[:, 0],), guess)
         with pyro.plate("seen", len(x[~missing])):
             pyro.sample("x", dist.Normal(0.5, 1.0), obs=x[~missing])
         with pyro.plate("data", len(y)):

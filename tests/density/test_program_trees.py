@@ -133,26 +133,6 @@ def test_events_axes_outside_of_plates_and_deterministic_events_are_named_as_arv
     assert tree["posterior_predictive"]["y"].dims[2:] == ("group", "row", "y_dim_0")
 
 
-def test_coords_and_dims_are_those_of_arviz():
-    posterior = fitted()
-    names = list("ABCDEFGH")
-    tree = posterior.to_datatree(
-        ERRORS, EFFECTS, coords={"school": names}, dims={"eta": ["place"], "effect": ["pupil"]}
-    )
-    assert list(tree["posterior"]["theta"].sel(school="C").dims) == ["chain", "draw"]
-    assert tree["posterior"]["eta"].dims == ("chain", "draw", "place")
-    for group in ("log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"):
-        assert tree[group]["effect"].dims[-1] == "pupil", group
-    for wrong, message in (
-        ({"coords": {"scool": names}}, "scool"),
-        ({"coords": {"school": names[:3]}}, "3 values"),
-        ({"dims": {"thetta": ["place"]}}, "thetta"),
-        ({"dims": {"theta": ["a", "b"]}}, "theta"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            posterior.to_datatree(ERRORS, EFFECTS, **wrong)
-
-
 def test_a_posterior_that_was_saved_gives_the_same_tree(tmp_path):
     posterior = fitted()
     loaded = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), schools)
