@@ -25,7 +25,6 @@ def choose(
     num_weights: int,
     width: int,
     *,
-    weighted: bool = False,
     normal: bool = True,
     joint: bool = False,
     compile: bool = True,
@@ -36,7 +35,6 @@ def choose(
         num_data: rows N.
         num_weights: scalar parameters of the net.
         width: of the net's output.
-        weighted: whether rows have weights that are no whole numbers.
         normal: whether the weights have normal priors, whose width can be tuned.
         joint: whether the elements of a weight depend on each other under its prior, which no diagonal holds.
         compile: the method's option.
@@ -47,10 +45,8 @@ def choose(
     size = f"{num_data:,} rows, {num_weights:,} weights"
     whole = num_data <= MAX_WHOLE_ROWS
     batch = None if whole else 1000
-    if weighted or joint or num_data <= FEW_ROWS:
-        if weighted:
-            size += ", each row with a weight of its own"
-        elif joint:
+    if joint or num_data <= FEW_ROWS:
+        if joint:
             size += ", a prior of weights that depend on each other"
         if num_data <= MAX_NUTS_ROWS:
             return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
+from pyrobnn.estimators.conformal import conformal_set
 from pyrobnn.estimators.estimator import Estimator
 from pyrobnn.likelihoods import Categorical, Likelihood
 
@@ -23,7 +24,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     .. math:: y \sim \mathrm{Categorical}(\mathrm{softmax} f_\theta(x)), \qquad \theta \sim p(\theta)
 
-    Args: as of :class:`pyrobnn.BNNRegressor`, without ``noise``; ``net`` gives one logit per class. ``likelihood``
+    Args: as of :class:`pyrobnn.BNNRegressor` (``noise`` has no use); ``net`` gives one logit per class. ``likelihood``
         may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order; the net then gives one number.
 
     Where ``method="auto"`` takes Laplace's approximation it finds the prior's widths, one for each layer, by the
@@ -67,16 +68,21 @@ class BNNClassifier(ClassifierMixin, Estimator):
         Warns:
             UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
         """
+        self._check_likelihood()
+        if self.noise != "inferred":
+            raise ValueError(
+                f"'noise' is of numbers, and classes have none: leave it out, got {self.noise!r}"
+            )
         x, y = self._validated(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
-        weights = self._checked_weights(x, sample_weight)
-        if weights is not None:
-            x, y, weights = x[weights > 0], y[weights > 0], weights[weights > 0]
+        copies = self._copies(x, sample_weight)
+        if copies is not None:
+            x, y, copies = x[copies > 0], y[copies > 0], copies[copies > 0]
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"'y' holds a single class, {str(self.classes_[0])!r}: two are needed")
-        self._fit(x, labels.astype(np.int64), weights, len(self.classes_))
+        self._fit(x, labels.astype(np.int64), copies, len(self.classes_))
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -94,23 +100,16 @@ class BNNClassifier(ClassifierMixin, Estimator):
         Args:
             X: inputs (n, feature).
             level: in (0, 1).
-            conformal: False takes the most probable classes until they have that probability; True or a pair (X, y) as
-                of :meth:`pyrobnn.BNNRegressor.predict_interval`: see :func:`pyrobnn.conformal_set`.
+            conformal: False takes the most probable classes until they have that probability; a pair (X, y) of rows
+                that the fit has not seen calibrates them, see :func:`pyrobnn.conformal_set`.
 
         Returns:
             (n, class), truth values, in the order of ``classes_``.
-
-        Raises:
-            Refused, TypeError, ValueError: as of :meth:`pyrobnn.BNNRegressor.predict_interval`.
         """
         check_number("level", level, above=0, below=1)
         if conformal is not False:
-            from pyrobnn.estimators.conformal import conformal_set
-
-            train, calibration = self._conformal_rows(conformal)
-            found = conformal_set(
-                self.posterior_, self._inputs(X), train=train, calibration=calibration, alpha=1 - level
-            )
+            held = self._calibration(conformal)
+            found = conformal_set(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
             return found.member.numpy()
         probs = self.predict_proba(X)
         order = np.argsort(-probs, axis=1, kind="stable")
@@ -136,9 +135,6 @@ class BNNClassifier(ClassifierMixin, Estimator):
         if unknown:
             raise ValueError(f"'y' holds the class {str(unknown[0])!r}, which the fit has not seen")
         return torch.tensor(np.searchsorted(self.classes_, y))
-
-    def _takes(self, likelihood: Likelihood) -> bool:
-        return likelihood.targets.kind == "label"
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         return Categorical()

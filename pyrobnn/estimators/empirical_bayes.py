@@ -1,11 +1,17 @@
-"""Noise and prior widths found by the evidence: the weights averaged out, and the mode sought anew for each."""
+"""Noise and prior widths found by the evidence: the weights averaged out, and the mode sought anew for each.
+
+Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -13,17 +19,20 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
-from pyrobnn.estimators.prior_width import MAX_TRIED_ROWS, select_prior_width
+from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.linearized import Linearized
+from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGaussian, StudentT
 from pyrobnn.likelihoods.base import Sampled, Targets
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding, as_json, warn
 
+#: a method of :class:`Laplace`, the model, x, y and the options of ``fit``, to the fit and what was found, in words
 Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]
+#: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes
+MAX_TRIED_ROWS = 20_000
 
 
 def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
@@ -57,13 +66,17 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class _Try:
-    """A fit, and the noise (out,) of its model."""
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings of fits that are tried: those of the one that is kept follow."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
-    posterior: Posterior
-    scale: Tensor
-    evidence: float
+
+def _tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    keep = torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64).round().long()
+    return x[keep], y[keep]
 
 
 def fit_by_evidence(
@@ -73,49 +86,37 @@ def fit_by_evidence(
 
     Weights and noise that are maximised together fit the noise where there are few rows per weight. So each fit is
     followed by one, from the start, under the noise of each output that its residuals ask for, for as long as the
-    evidence rises; the first has what a Bayesian linear regression leaves. Of more than 20,000 rows so many are tried,
-    evenly spaced, and the last fit is of all.
-
-    Args:
-        method: with a ``log_evidence``.
-        model: with one noise per output.
-        x, y: (N, feature) and (N, out), in the units of the data.
-        options: of ``method.fit``.
-
-    Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
+    evidence rises; the first has what a Bayesian linear regression leaves.
     """
-    keep = torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64).round().long()
-    rows = x[keep], y[keep]
-    likelihood = model.likelihood
+    rows = _tried(x, y)
+    prior = model.likelihood.own.priors.get(SCALE)
     scale = linear = linear_residual_scale(model, *rows)
-    tries: list[_Try] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # those of the one that is kept follow below
+    tries: list[tuple[float, Tensor, Posterior]] = []
+    with _quiet():
         power = 2  # over-relaxed at first: steps become small before the evidence is highest
         while power and len(tries) < 12:
-            posterior = method.fit(_under(model, scale), *rows, **options)
+            posterior = method.fit(_with_noise(model, scale), *rows, **options)
             evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
-            if SCALE in likelihood.own.priors:
-                evidence += float(likelihood.own.priors[SCALE].log_prob(scale).sum())
-            if tries and evidence < max(each.evidence for each in tries) + 1:
+            evidence += 0.0 if prior is None else float(prior.log_prob(scale).sum())
+            if tries and evidence < max(tries, key=itemgetter(0))[0] + 1:
                 power //= 2
-            tries.append(_Try(posterior, scale, evidence))
-            best = max(tries, key=lambda each: each.evidence)
-            scale = best.scale * _residual_ratio(best.posterior, *rows) ** power
-    posterior = best.posterior
-    if len(keep) < len(x):
+            tries.append((evidence, scale, posterior))
+            _, best, posterior = max(tries, key=itemgetter(0))
+            scale = best * _residual_ratio(posterior, *rows) ** power
+    of = ""
+    if len(rows[0]) < len(x):
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
+        of = f", of {len(rows[0]):,} of {len(x):,} rows"
     else:
         warn(posterior.meta["warnings"], stacklevel=4)
-    of = "" if len(keep) == len(x) else f", of {len(keep):,} of {len(x):,} rows"
-    shares = ", ".join(f"{each:.2g}" for each in best.scale / linear)
+    shares = ", ".join(f"{each:.2g}" for each in best / linear)
     return (
         posterior,
         f"noise {shares} of what a linear model leaves, the best of {len(tries)} by the evidence{of}",
     )
 
 
-def _under(model: BNN, scale: Tensor) -> BNN:
+def _with_noise(model: BNN, scale: Tensor) -> BNN:
     """The model with known noise (out,)."""
     scale = scale if len(scale) > 1 else scale[0]
     likelihood = model.likelihood.like(scale)
@@ -132,7 +133,7 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     the variance of f times the Fisher information, the effective number of parameters.
     """
     model, likelihood = posterior.bnn, posterior.bnn.likelihood
-    x, y = (part.to(model.device) for part in _inside(model, x, y))
+    x, y = (part.to(model.device) for part in _standard(model, x, y))
     known = (*likelihood.own.priors, *likelihood.own.points)
     own = {name: value.mean((0, 1)) for name, value in posterior.draws.items() if name in known}
     f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
@@ -145,13 +146,13 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> Tensor:
     """Standard deviation (out,) of what a Bayesian linear regression leaves of each target, in the model's units."""
-    x, y = _inside(model, x, y)
+    x, y = _standard(model, x, y)
     inputs = x.flatten(1).numpy()
     found = [BayesianRidge().fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
     return torch.tensor(found, dtype=y.dtype).clamp_min(1e-4 * y.std(0).clamp_min(1e-12))
 
 
-def _inside(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     units = model.standardizer
     return (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
 
@@ -190,39 +191,32 @@ def fit_noise_em(
     before it left the mean and the noise of each row, and has the prior's width that suited it, where this is tuned.
     The first starts with the noise that a linear model leaves, so that it goes down from there.
 
-    Args:
-        method: Laplace, linearised, and tuned where the priors are normal.
-        model: with a :class:`pyrobnn.likelihoods.HeteroskedasticGaussian`.
-        x, y: (N, feature) and (N, out), in the units of the data.
-        options: of ``method.fit``.
-
-    Reference: Bayesian Interpolation (MacKay, 1992), whose noise is the residuals' over N − γ: the fixed point of these
-    rounds where the model is linear; Variational Heteroscedastic Gaussian Process Regression (Lázaro-Gredilla &
-    Titsias, 2011).
+    Reference: Variational Heteroscedastic Gaussian Process Regression (Lázaro-Gredilla & Titsias, 2011).
     """
     likelihood = cast(HeteroskedasticGaussian, model.likelihood)
     start = linear_residual_scale(model, x, y)
-    x_in, y_in = _inside(model, x, y)
+    x_in, y_in = _standard(model, x, y)
     common = {name: value for name, value in options.items() if name != "num_draws"}
-    search = method.map or MAP(num_steps=method.num_steps, compile=method.compile)
-    rounds, factor = BNN(model.net, model.prior, Averaged(likelihood.min_scale)), 1.0
-    priors = rounds.priors
+    factor, moved, count = 1.0, math.inf, 0
+    priors = BNN(model.net, model.prior, Averaged(likelihood.min_scale)).priors
     held = torch.cat([start.expand_as(y), start.square().expand_as(y)], 1)
-    log_scale, moved, count = start.log().expand_as(y), math.inf, 0
-    # until log σ moves by less than .05 on average
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what holds of the last fit follows below
-        while count < 3 or (moved >= 0.05 and count < 8):
+    log_scale = start.log().expand_as(y)
+    with _quiet():
+        while count < 3 or (moved >= 0.05 and count < 8):  # until log σ moves by less than .05 on average
             fresh = BNN(model.net, model.prior, Averaged(likelihood.min_scale))
             fresh.priors = priors
             data = x_in, torch.cat([y_in, held], 1)
-            mode = search.fit(fresh, *data, **common)
+            mode = method.search.fit(fresh, *data, **common)
             found = method.fit(fresh, *data, init=mode, num_draws=1, **common)
             priors, count = found.bnn.priors, count + 1
             if method.tune is not None:
                 factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
-            square, var, scale, log_var = moments(found, x_in, y_in)
-            raised = (square + var) * (2 * log_var).clamp_max(2.0).exp()
+            device = found.bnn.device
+            f, cov = (part.to(y) for part in cast(Linearized, found.network).output_moments(x_in.to(device)))
+            loc, scale = found.bnn.likelihood.loc_scale(f, {})
+            var, raw_var = cov.diagonal(dim1=1, dim2=2).chunk(2, -1)
+            log_var = raw_var * (f.chunk(2, -1)[1].sigmoid() / scale).square()
+            raised = ((y_in - loc).square() + var) * (2 * log_var).clamp_max(2.0).exp()
             held = torch.cat([scale, raised], 1)
             moved, log_scale = float((scale.log() - log_scale).abs().mean()), scale.log()
         final = BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
@@ -238,12 +232,84 @@ def fit_noise_em(
     return replace(posterior, meta=meta), words
 
 
-def moments(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Squared residuals, the variance of the mean, σ and the variance of its logarithm, each (N, out)."""
-    device = posterior.bnn.device
-    # as the method that is chosen makes it
-    f, cov = (part.to(y) for part in cast(Linearized, posterior.network).output_moments(x.to(device)))
-    loc, scale = posterior.bnn.likelihood.loc_scale(f, {})
-    var, raw_var = cov.diagonal(dim1=1, dim2=2).chunk(2, -1)
-    log_var = raw_var * (f.chunk(2, -1)[1].sigmoid() / scale).square()
-    return (y - loc).square(), var, scale, log_var
+def select_prior_width(
+    method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
+) -> tuple[Posterior, str]:
+    """The fit whose prior widths, one per layer, have the largest evidence, and those widths in words.
+
+    Widths that are tuned once, at the mode of the declared prior, leave the mean where it was: underconfident where the
+    classes can be told apart, and following the labels where they cannot, for there the evidence has a second maximum,
+    at a net that is constant. So the mode is found anew for every width: for narrower and narrower ones until the
+    evidence has fallen twice in a row, and then, from the best, for those that suit the last mode, as long as the
+    evidence rises.
+    """
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
+    common = {name: value for name, value in options.items() if name != "num_draws"}
+    still, search = replace(method, tune=None), method.search
+    # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
+    steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
+    warm = replace(still, map=replace(search, num_steps=steps))
+    rows = _tried(x, y)
+    few = len(rows[0]) == len(x)
+    tries: list[tuple[float, dict[str, float], Posterior]] = []
+
+    def attempt(factors: dict[str, float], start: Posterior | None = None) -> None:
+        fit, around = (still, model) if start is None else (warm, _at_mode(model, start))
+        posterior = fit.fit(_scaled(around, factors), *rows, num_draws=1, **common)
+        tries.append((cast(float, posterior.log_evidence), factors, posterior))
+
+    with _quiet():
+        for factor in (1.0, 9.0, 81.0, 729.0):  # widths of 1, 1/3, 1/9, 1/27
+            attempt(dict.fromkeys(layers, factor), tries[-1][2] if tries else None)
+            best = max(tries, key=itemgetter(0))
+            if len(tries) > 2 and best[0] > max(each[0] for each in tries[-2:]):
+                break
+        if best is not tries[0]:
+            attempt(dict.fromkeys(layers, 1 / 9))  # from a wider prior, whose mode has not shrunk to nothing
+            best = max(tries, key=itemgetter(0))
+        tuning = replace(still, tune="per_layer")
+        for _ in range(6):
+            here = _scaled(_at_mode(model, best[2]), best[1])
+            tuned = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]
+            found = tuned["prior_precision_factor"]
+            attempt({name: best[1][name] * found.get(name, found.get("all")) for name in layers}, best[2])
+            gained = tries[-1][0] - best[0]
+            best = max(best, tries[-1], key=itemgetter(0))
+            if gained < 0.5:  # nats
+                break
+    factors = best[1]
+    posterior = (warm if few else still).fit(_scaled(_at_mode(model, best[2]), factors), x, y, **options)
+    meta = posterior.meta | {"tuned": {"prior_precision_factor": dict(factors), "noise_factor": 1.0}}
+    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
+    words = (
+        f"its prior's widths times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
+    )
+    if not few:
+        words += f", of {len(rows[0]):,} of {len(x):,} rows"
+    if min(factors.values()) >= 81:
+        words += ": the inputs tell so little of the target that it is predicted nearly the same everywhere"
+    return replace(posterior, meta=meta), words
+
+
+def _scaled(model: BNN, factors: Mapping[str, float]) -> BNN:
+    """The model with its prior's precision times a factor in each layer."""
+    scaled = copy.copy(model)
+    scaled.priors = model.priors | {
+        name: with_precision(name, prior, factors[name.rpartition(".")[0]])
+        for name, prior in model.priors.items()
+        if name.startswith(NET)
+    }
+    return scaled
+
+
+def _at_mode(model: BNN, posterior: Posterior) -> BNN:
+    """The model with its net where the posterior's mode is, so that a search starts there."""
+    approximation = cast(BlockGaussian, posterior.approximation)
+    held = {name: value[0, 0] for name, value in posterior.draws.items()}  # of weights without a prior
+    values = held | approximation.layout.constrain(approximation.centre)
+    moved = copy.copy(model)
+    moved.net = copy.deepcopy(model.net)
+    with torch.no_grad():
+        for name, parameter in moved.net.named_parameters():
+            parameter.copy_(values[NET + name])
+    return moved

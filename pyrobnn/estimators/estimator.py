@@ -25,20 +25,17 @@ from pyrobnn import networks, priors
 from pyrobnn.core.checks import Refused, check_choice, check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.data.columns import Columns, check_names, refuse_gaps
+from pyrobnn.data.columns import Columns, check_names
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import choose, families, named
 from pyrobnn.estimators.empirical_bayes import empirical_bayes
-from pyrobnn.estimators.sample_weights import as_rows, fit_weighted, weighted_units
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.wording.findings import Finding, warn
-
-_Rows = tuple[Tensor, Tensor]
 
 
 class Estimator(BaseEstimator):
@@ -55,6 +52,7 @@ class Estimator(BaseEstimator):
         net: Any = None,
         prior: Any = None,
         likelihood: Any = None,
+        noise: Any = "inferred",
         standardize: bool = True,
         missing: Any = "refuse",
         num_draws: int | None = None,
@@ -69,6 +67,7 @@ class Estimator(BaseEstimator):
         self.net = net
         self.prior = prior
         self.likelihood = likelihood
+        self.noise = noise
         self.standardize = standardize
         self.missing = missing
         self.num_draws = num_draws
@@ -79,34 +78,42 @@ class Estimator(BaseEstimator):
 
     # -- fit --------------------------------------------------------------------------------------------------------
 
-    def _fit(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None, width: int) -> None:
+    def _fit(self, x: np.ndarray, y: np.ndarray, copies: np.ndarray | None, width: int) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
+        self._weighted = copies is not None
+        warn(constant_features(x, self._names(x)), stacklevel=3)
+        if copies is None:
+            warn(copied_rows(x, y), stacklevel=3)
+        else:
+            x, y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
+        order = np.lexsort(np.column_stack([x, y]).T)  # data in another order give the same numbers
+        self._x, self._y = (torch.from_numpy(np.ascontiguousarray(part[order])) for part in (x, y))
         seed = self._seed()
-        self._weighted = weights is not None
-        copied = [] if self._weighted else copied_rows(x, y)
-        warn([*constant_features(x, self._names(x)), *copied], stacklevel=3)
-        x, y, fractions = _canonical(x, y, weights)
-        self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
-        units = self._units(fractions)
-        likelihood = self._checked_likelihood(units, width)
+        units = Standardizer.fit(Dataset(self._x, self._y, "train", self.task)) if self.standardize else None
+        likelihood: Likelihood = (
+            self._default_likelihood(units, width) if self.likelihood is None else self.likelihood
+        )
+        exposure = likelihood.targets.exposure is not None
+        if exposure and self.columns_ is not None:
+            raise ValueError(
+                "'exposure' names a column of numbers, but 'X' is a table whose columns become others: encode it first"
+            )
         self._width = likelihood.width(width)
-        net = self._net(x.shape[1] - (likelihood.targets.exposure is not None), self._width, seed)
+        net = self._net(x.shape[1] - exposure, self._width, seed)
         prior = priors.FanInNormal() if self.prior is None else self.prior
         model = BNN(net, prior, likelihood, standardizer=units)
-        self.method_, self.method_reason_, options = self._method(model, width, fractions is not None)
+        self.method_, self.method_reason_, options = self._method(model, width)
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-        auto = isinstance(self.method, str) and self.method == "auto" and fractions is None
+        auto = isinstance(self.method, str) and self.method == "auto"
         fit = empirical_bayes(self.method_, model, len(x)) if auto else None
-        if fit is not None:
-            self.posterior_, chosen = fit(self.method_, model, self._x, self._y, options)
-            self.method_reason_ += f"; {chosen}"
-        elif fractions is None:
+        if fit is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
         else:
-            self.posterior_ = fit_weighted(self.method_, model, self._x, self._y, fractions, options)
+            self.posterior_, chosen = fit(self.method_, model, self._x, self._y, options)
+            self.method_reason_ += f"; {chosen}"
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, feature), float64, and targets; a table with other columns than numbers is encoded.
@@ -114,24 +121,22 @@ class Estimator(BaseEstimator):
         Args:
             options: of scikit-learn's ``validate_data`` for the targets.
         """
-        self.columns_: Columns | None = None
-        self._is_table = isinstance(X, pd.DataFrame)
         check_choice("missing", self.missing, ("refuse", "impute"))
-        if not self._is_table or (self.missing == "refuse" and not _has_other_than_numbers(X)):
-            options |= {"dtype": np.float64, "ensure_min_samples": 2, "ensure_all_finite": self._finite}
-            x, y = validate_data(self, X, y, **options)
-            if self.missing == "refuse":
-                return x, y
-            frame = _frame_of(x)
-            self.columns_ = Columns.fit(frame, self.missing, "X")
-            return self.columns_.transform(frame, "X")[0], y
-        names = [str(name) for name in X.columns]
-        check_names("X", names)
-        if self.missing == "refuse":
-            refuse_gaps("X", X.isna(), "use missing='impute', or fill them with scikit-learn's SimpleImputer")
-        columns = Columns.fit(X.set_axis(names, axis=1), self.missing, "X")
-        x, _ = columns.transform(X.set_axis(names, axis=1), "X")
-        _, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2, **options)
+        self.columns_: Columns | None = None
+        self._is_table = isinstance(X, pd.DataFrame) and (
+            self.missing == "impute" or X.select_dtypes(["number", "bool"]).shape[1] < X.shape[1]
+        )
+        options |= {"dtype": np.float64, "ensure_min_samples": 2}
+        if not self._is_table:
+            x, y = validate_data(self, X, y, ensure_all_finite=self._finite, **options)
+            if self.missing == "impute":
+                self.columns_ = Columns.fit(_frame(x), self.missing, "X")
+                x = self.columns_.transform(_frame(x), "X")[0]
+            return x, y
+        frame = _frame(X)
+        check_names("X", list(frame.columns))
+        columns = Columns.fit(frame, self.missing, "X")
+        x, y = validate_data(self, columns.transform(frame, "X")[0], y, **options)
         _check_feature_names(self, X, reset=True)
         self.n_features_in_, self.columns_ = X.shape[1], columns
         return x, y
@@ -156,18 +161,14 @@ class Estimator(BaseEstimator):
             return check_count("random_state", self.random_state, minimum=0)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _checked_weights(self, x: np.ndarray, sample_weight: Any) -> np.ndarray | None:
+    def _copies(self, x: np.ndarray, sample_weight: Any) -> np.ndarray | None:
+        """How often each row counts (n,)."""
         if sample_weight is None:
             return None
-        checked = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        return cast(np.ndarray, checked)
-
-    def _units(self, weights: Tensor | None) -> Standardizer | None:
-        if not self.standardize:
-            return None
-        if weights is None:
-            return Standardizer.fit(Dataset(self._x, self._y, "train", self.task))
-        return weighted_units(self._x, self._y if self.task == "regression" else None, weights)
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        if (weights != np.round(weights)).any():
+            raise Refused("'sample_weight' must be whole numbers: a row counts as so many rows")
+        return cast(np.ndarray, weights.astype(np.int64))
 
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
         if self.net is None:
@@ -186,34 +187,22 @@ class Estimator(BaseEstimator):
         with seeded(seed):
             return cast(nn.Module, self.net(num_inputs, width))
 
-    def _checked_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
-        if self.likelihood is None:
-            return self._default_likelihood(units, width)
-        self._check_likelihood()
-        if self.likelihood.targets.exposure is not None and self.columns_ is not None:
-            raise ValueError(
-                "'exposure' names a column of numbers, but 'X' is a table whose columns become others: encode it first"
-            )
-        return cast(Likelihood, self.likelihood)
-
     def _check_likelihood(self) -> None:
         """Raise where a likelihood was given that is none, or not of this kind of target."""
         given = self.likelihood
         if given is None:
             return
-        if not isinstance(given, Likelihood) or not self._takes(given):
+        classes = self.task == "classification"
+        known = isinstance(given, Likelihood)
+        if not known or (given.targets.kind != "label" if classes else given.targets.classes):
             raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {given!r}")
-
-    def _takes(self, likelihood: Likelihood) -> bool:
-        raise NotImplementedError
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
-    def _method(self, model: BNN, width: int, weighted: bool) -> tuple[Any, str, dict[str, Any]]:
+    def _method(self, model: BNN, width: int) -> tuple[Any, str, dict[str, Any]]:
         """The method, why it, and the options of its ``fit``."""
         options = {} if self.num_draws is None else {"num_draws": self.num_draws}
-        facts = families(model)
         if not isinstance(self.method, str):
             if isinstance(self.method, type) or not isinstance(self.method, Method):
                 raise TypeError(
@@ -222,9 +211,10 @@ class Estimator(BaseEstimator):
                 )
             return self.method, f"{type(self.method).__name__}, as it was given", options
         check_choice("method", self.method, ("auto", *METHODS))
+        facts = families(model)
         if self.method == "auto":
-            size = len(self._x), model.num_weights, width
-            return *choose(*size, weighted=weighted, **facts, compile=self.compile), options
+            chosen = choose(len(self._x), model.num_weights, width, **facts, compile=self.compile)
+            return *chosen, options
         method, why, own = named(self.method, normal=facts["normal"], compile=self.compile)
         return method, why, own | options
 
@@ -232,16 +222,13 @@ class Estimator(BaseEstimator):
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        if self.columns_ is not None:
-            if not self._is_table:
-                x = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=self._finite)
-                return torch.tensor(self.columns_.transform(_frame_of(x), "X")[0])
-            if not isinstance(X, pd.DataFrame):
-                raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
-            _check_feature_names(self, X, reset=False)
-            frame = X.set_axis([str(name) for name in X.columns], axis=1)
-            return torch.tensor(self.columns_.transform(frame, "X")[0])
-        return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
+        if not self._is_table:
+            x = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=self._finite)
+            return torch.tensor(x if self.columns_ is None else self.columns_.transform(_frame(x), "X")[0])
+        if not isinstance(X, pd.DataFrame):
+            raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
+        _check_feature_names(self, X, reset=False)
+        return torch.tensor(cast(Columns, self.columns_).transform(_frame(X), "X")[0])
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
@@ -265,33 +252,24 @@ class Estimator(BaseEstimator):
         found = self._predict(X, lambda p: part(p).flatten(0, 1)[keep.to(p.f.device)].movedim(0, 1))[0]
         return np.moveaxis(found, 0, 1)
 
-    def _conformal_rows(self, conformal: Any) -> tuple[_Rows | None, _Rows | None]:
-        """The rows that a conformal prediction is made from: those of the fit, or others to calibrate it by."""
-        check_is_fitted(self)
-        if conformal is True:
-            if self._weighted:
-                raise Refused(
-                    "rows with weights are not exchangeable with new ones: pass conformal=(X, y), rows that the fit "
-                    "has not seen"
-                )
-            return (self._x, self._y), None
+    def _calibration(self, conformal: Any) -> tuple[Tensor, Tensor]:
+        """The rows to calibrate a conformal prediction by."""
         if not isinstance(conformal, (tuple, list)) or len(conformal) != 2:
             raise TypeError(
-                f"'conformal' must be True, False or a pair (X, y), got {type(conformal).__name__}"
+                f"'conformal' must be False or a pair (X, y) that the fit has not seen, got {conformal!r}"
             )
         x, y = self._inputs(conformal[0]), self._targets(conformal[1])
-        known = {row.tobytes() for row in self._joined(self._x, self._y)}
-        shared = sum(row.tobytes() in known for row in self._joined(x, y))
-        if shared > len(x) / 2:
+        joined = (torch.column_stack(part).tolist() for part in ((self._x, self._y), (x, y)))
+        known, rows = ({tuple(row) for row in part} for part in joined)
+        if len(rows & known) > len(rows) / 2:
             raise ValueError(
-                f"{shared} of the {len(x)} calibration rows were in the fit, where the errors are too small: pass rows "
-                "that the fit has not seen"
+                f"{len(rows & known)} of the {len(x)} calibration rows were in the fit, where the errors are too "
+                "small: pass rows that the fit has not seen"
             )
-        return None, (x, y)
+        return x, y
 
-    @staticmethod
-    def _joined(x: Tensor, y: Tensor) -> np.ndarray:
-        return np.concatenate([x.numpy(), y.reshape(len(y), -1).double().numpy()], axis=1)
+    def _targets(self, y: Any) -> Tensor:
+        raise NotImplementedError
 
     # -- judgement --------------------------------------------------------------------------------------------------
 
@@ -304,30 +282,17 @@ class Estimator(BaseEstimator):
 
     def _tree(self, test: tuple[Tensor, Tensor] | None = None) -> Any:
         check_is_fitted(self)
-        # of weighted rows the likelihood is none of data: to leave one out, or to draw it anew, has no meaning
-        y = None if self._weighted else self._y
-        return self.posterior_.to_datatree(self._x, y, test=test)
+        # of rows that are counted more than once none can be left out
+        return self.posterior_.to_datatree(self._x, None if self._weighted else self._y, test=test)
 
     def report(self, path: str | Path, X: Any = None, y: Any = None) -> Path:
-        """Write the page that judges the fit.
-
-        Args:
-            path: of the HTML file.
-            X, y: held-out rows, on which the predictions are then scored.
-
-        Returns:
-            The file.
-        """
+        """Write the report of the fit to ``path`` (HTML), and return it; held-out rows X, y are scored in it."""
         from pyrobnn.report import write_report
 
-        check_is_fitted(self)
         if (X is None) != (y is None):
             raise ValueError("'X' and 'y' are the held-out rows together: pass both, or neither")
         tree = self._tree(None if X is None else (self._inputs(X), self._targets(y)))
         return Path(write_report({str(tree.attrs["label"]): tree}, Path(path)))
-
-    def _targets(self, y: Any) -> Tensor:
-        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -356,36 +321,8 @@ def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Fin
     return [Finding("far_rows", {"rows": int(beyond.any(1).sum()), "total": len(x), **ends})]
 
 
-def _has_other_than_numbers(X: Any) -> bool:
-    """Whether it is a DataFrame with text, categories or dates, which scikit-learn would not make numbers of."""
-    if not isinstance(X, pd.DataFrame):
-        return False
-    return any(
-        not (pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_bool_dtype(dtype)) for dtype in X.dtypes
-    )
-
-
-def _frame_of(x: np.ndarray) -> pd.DataFrame:
-    """An array (n, feature) as a table."""
+def _frame(x: np.ndarray | pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns are named by text."""
+    if isinstance(x, pd.DataFrame):
+        return x.set_axis([str(name) for name in x.columns], axis=1)
     return pd.DataFrame(x, columns=[f"x{index}" for index in range(x.shape[1])])
-
-
-def _canonical(
-    x: np.ndarray, y: np.ndarray, weights: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
-    """Rows in an order of their own, so that data in another order give the same numbers, and their weights.
-
-    Rows of weight zero are left out. Whole weights become that many rows: there are none left then.
-    """
-    if weights is not None:
-        rows = as_rows(weights)
-        if rows is None:
-            rows = np.flatnonzero(weights)
-            weights = weights[rows]
-        else:
-            weights = None
-        x, y = x[rows], y[rows]
-    columns = [x, y[:, None] if y.ndim == 1 else y] + ([] if weights is None else [weights[:, None]])
-    order = np.lexsort(np.concatenate(columns, axis=1).T)
-    fractions = None if weights is None else torch.from_numpy(weights[order])
-    return np.ascontiguousarray(x[order]), np.ascontiguousarray(y[order]), fractions

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
+from pyrobnn.estimators.conformal import conformal_interval
 from pyrobnn.estimators.estimator import Estimator
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
 
@@ -69,41 +70,6 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     task: Task = "regression"
 
-    def __init__(
-        self,
-        method: Any = "auto",
-        *,
-        hidden: Any = (50,),
-        activation: Any = "tanh",
-        net: Any = None,
-        prior: Any = None,
-        likelihood: Any = None,
-        noise: Any = "inferred",
-        standardize: bool = True,
-        missing: Any = "refuse",
-        num_draws: int | None = None,
-        compile: bool = True,
-        device: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ):
-        super().__init__(
-            method,
-            hidden=hidden,
-            activation=activation,
-            net=net,
-            prior=prior,
-            likelihood=likelihood,
-            standardize=standardize,
-            missing=missing,
-            num_draws=num_draws,
-            compile=compile,
-            device=device,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.noise = noise
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
@@ -116,8 +82,7 @@ class BNNRegressor(RegressorMixin, Estimator):
             X: inputs (n, feature), an array or a DataFrame.
             y: targets (n,) or (n, output); of a censored response (n, 2), the value and whether it was observed, or a
                 structured array.
-            sample_weight: (n,), how often each row counts: its log likelihood is multiplied by it. Whole weights are
-                that many rows; with fractions, methods that need more of the likelihood than its density refuse.
+            sample_weight: (n,), whole numbers: as how many rows each row counts.
 
         Returns:
             Itself.
@@ -131,11 +96,10 @@ class BNNRegressor(RegressorMixin, Estimator):
         self._check_likelihood()
         x, y = self._validated(X, self._read(y), multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        weights = self._checked_weights(x, sample_weight)
         flat, y = y.ndim == 1, y.reshape(len(y), -1)
         self.n_outputs_ = self._values(y).shape[1]
         self._flat = flat or self.n_outputs_ < y.shape[1]
-        self._fit(x, y, weights, self.n_outputs_)
+        self._fit(x, y, self._copies(x, sample_weight), self.n_outputs_)
         return self
 
     def _read(self, y: Any) -> Any:
@@ -146,9 +110,6 @@ class BNNRegressor(RegressorMixin, Estimator):
     def _values(self, y: np.ndarray) -> np.ndarray:
         """The columns of y that are predicted."""
         return y if self.likelihood is None else self.likelihood.targets.values(torch.tensor(y)).numpy()
-
-    def _takes(self, likelihood: Likelihood) -> bool:
-        return not likelihood.targets.classes
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictive mean.
@@ -199,29 +160,22 @@ class BNNRegressor(RegressorMixin, Estimator):
         Args:
             X: inputs (n, feature).
             level: in (0, 1).
-            conformal: False takes the model at its word; True gives the interval that holds so many observations on
-                average even where the model is wrong, without held-out rows, from draws of a posterior; a pair (X, y)
-                of rows that the fit has not seen does it for every method. See :func:`pyrobnn.conformal_interval`,
-                whose notes become warnings.
+            conformal: False takes the model at its word; a pair (X, y) of rows that the fit has not seen gives
+                intervals that hold so often on average even where the model is wrong, see
+                :func:`pyrobnn.conformal_interval`.
 
         Returns:
             (n, 2) or (n, output, 2): its lower and its upper end.
 
         Raises:
-            Refused: a conformal interval of several outputs, of rows with weights, or (True) by a method whose draws
-                are of no posterior.
+            Refused: a conformal interval of several outputs.
             TypeError, ValueError: naming the argument.
         """
         check_number("level", level, above=0, below=1)
         if conformal is False:
-            tail = (1 - level) / 2
-            return self.predict_quantiles(X, (tail, 1 - tail))
-        from pyrobnn.estimators.conformal import conformal_interval
-
-        train, calibration = self._conformal_rows(conformal)
-        found = conformal_interval(
-            self.posterior_, self._inputs(X), train=train, calibration=calibration, alpha=1 - level
-        )
+            return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
+        held = self._calibration(conformal)
+        found = conformal_interval(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
         ends = torch.stack([found.lower, found.upper], -1).numpy()
         return ends if self._flat else ends[:, None]
 

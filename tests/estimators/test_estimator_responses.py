@@ -37,11 +37,6 @@ def test_counts_with_an_exposure_column():
     quantiles = model.predict_quantiles(x, (0.05, 0.95))
     assert quantiles.shape == (120, 2) and (quantiles == quantiles.round()).all()
     assert ((quantiles[:, 0] <= y) & (y <= quantiles[:, 1])).mean() > 0.85
-    weights = np.where(np.arange(120) % 2, 0.5, 1.5)  # fractions
-    weighted = pb.BNNRegressor(
-        pb.MAP(num_steps=150, lr=0.1, compile=False), likelihood=lk.Poisson(exposure=-1), **OPTIONS
-    ).fit(x, y, weights)
-    np.testing.assert_allclose(weighted.predict(once), np.exp(1 + X[:, 0]), rtol=0.25)
 
 
 def test_survival_times_as_scikit_survival_has_them():

@@ -105,7 +105,7 @@ def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeyp
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
-    monkeypatch.setattr("pyrobnn.estimators.prior_width.MAX_TRIED_ROWS", 60)
+    monkeypatch.setattr("pyrobnn.estimators.empirical_bayes.MAX_TRIED_ROWS", 60)
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(120, 5)), generator.uniform(size=120) < 0.5
     fitted = pb.BNNClassifier(hidden=(6,), random_state=0, num_draws=200).fit(x, y)

@@ -20,7 +20,6 @@ NUM, HIDDEN = 60, 4  # of 50 rows and fewer everything is sampled
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(NUM, 2))
 Y = 3 * X[:, 0] + 0.1 * RNG.normal(size=NUM)
-HALVES = np.where(np.arange(NUM) % 2, 0.5, 1.5)
 #: a width under which a net is nearly constant, as a posterior is that keeps it
 NARROW = 1e-3
 
@@ -66,8 +65,6 @@ KINDS = {
     "inferred": lambda **options: pb.BNNRegressor(**options).fit(X, Y),
     "heteroskedastic": lambda **options: pb.BNNRegressor(noise="heteroskedastic", **options).fit(X, Y),
     "classes": lambda **options: pb.BNNClassifier(**options).fit(X, X[:, 0] > 0),
-    "weighted": lambda **options: pb.BNNRegressor(**options).fit(X, Y, HALVES),
-    "many weighted": lambda **options: pb.BNNRegressor(**options).fit(X, Y, HALVES),
 }
 SEARCH = pb.MAP(num_steps=60, lr=0.05, polish_steps=30, compile=False)
 
@@ -95,8 +92,6 @@ def _check(prior: str, kind: str, method: str, scale: float, monkeypatch) -> Non
     monkeypatch.setattr(
         "pyrobnn.estimators.estimator.named", lambda name, **facts: shorter(*named(name, **facts))
     )
-    if kind == "many weighted":
-        monkeypatch.setattr(auto, "MAX_NUTS_ROWS", 0)
     options = {"method": method, "hidden": (HIDDEN,), "compile": False, "random_state": 0}
     wide = {"width": 2} if prior == "SitePriors" and kind in ("heteroskedastic", "classes") else {}
     declared = PRIORS[prior](scale, **wide)

@@ -34,8 +34,6 @@ MAY_NAME = {
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",
     "estimators/empirical_bayes.py": "",
-    "estimators/prior_width.py": "",
-    "estimators/sample_weights.py": "Laplace",
     "cli/options.py": "nuts",  # what `pyrobnn fit` runs
     "data/synthetic.py": "",  # data sets of studies of a method
     "references/reference.py": "NUTS",
