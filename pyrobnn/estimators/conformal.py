@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
+from pyrobnn.wording.findings import Finding, warn
 
 __all__ = ["ConformalInterval", "ConformalSet", "conformal_interval", "conformal_set"]
 
@@ -181,10 +181,9 @@ def _quantile(scores: Tensor, alpha: float) -> float:
     rank = math.ceil((1 - alpha) * (len(scores) + 1) - 1e-9)
     if rank <= len(scores):
         return float(scores.sort().values[rank - 1])
-    warnings.warn(
-        f"{len(scores)} rows cannot tell an outcome that is missed with probability {alpha:g}: the sets hold "
-        f"everything; {math.ceil(1 / alpha - 1e-9) - 1} rows are the fewest",
-        UserWarning,
+    fewest = math.ceil(1 / alpha - 1e-9) - 1
+    warn(
+        [Finding("few_calibration_rows", {"rows": len(scores), "alpha": alpha, "fewest": fewest})],
         stacklevel=3,
     )
     return math.inf
