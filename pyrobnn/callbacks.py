@@ -1,9 +1,10 @@
-"""What to do while a method runs: show progress, score held-out rows, log to a tracker, draw the predictive, stop.
+"""What to do while a method runs: show progress, score held-out rows, draw the predictive, stop.
 
 A callback is any function ``callback(step, metrics) -> bool | None``. ``step`` counts the finished steps from 1,
 ``metrics`` maps names to what the method reports at this step (``"loss"`` for the gradient methods), and True asks
 the method to stop; what it has reached by then is kept. Under ``"snapshot"`` a method puts a function
-without arguments that returns the current :class:`~pyrobnn.Posterior`; it costs something only when called.
+without arguments that returns the current :class:`~pyrobnn.Posterior`; it costs something only when called. A tracker
+is such a function too: ``lambda step, metrics: wandb.log(pb.callbacks.scalars(metrics), step=step)``.
 
 A callback that has a method ``end()`` is called by it when the run is over, however it ends. One that has served one
 fit may serve the next: a step that is not larger than the last starts it anew.
@@ -11,18 +12,14 @@ fit may serve the next: a step that is not larger than the last starts it anew.
 
 from __future__ import annotations
 
-import importlib
 import math
-import random
 import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import TqdmWarning
@@ -31,20 +28,8 @@ from pyrobnn.core.checks import as_tensor, check_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
-__all__ = [
-    "Callback",
-    "EarlyStopping",
-    "LivePlot",
-    "MLflowLogger",
-    "ProgressBar",
-    "TensorBoardLogger",
-    "Tracker",
-    "Validation",
-    "WandbLogger",
-    "duration",
-]
+__all__ = ["Callback", "EarlyStopping", "LivePlot", "ProgressBar", "Validation", "duration", "scalars"]
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -66,7 +51,12 @@ class Callback(Protocol):
 
 
 def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
-    """The metrics that are single numbers (no truth values), among ``names`` when given."""
+    """The metrics that are single numbers (no truth values), among ``names`` when given: what a tracker takes.
+
+    Example:
+        >>> scalars({"loss": torch.tensor(0.5), "phase": "warm-up"})
+        {'loss': 0.5}
+    """
     values = {k: v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for k, v in metrics.items()}
     return {
         name: float(value)
@@ -235,172 +225,6 @@ class EarlyStopping:
         return step - self._best_step >= self.patience
 
 
-@runtime_checkable
-class Tracker(Protocol):
-    """A callback that also takes figures, those of a live plot."""
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
-        """Record the scalar metrics of a step."""
-
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
-        """Record a figure that was drawn at a step."""
-
-    def close(self) -> None:
-        """Write the buffer and end the run; a ``with`` block does so by itself."""
-
-
-class _Closing:
-    """A ``with`` block that closes."""
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class TensorBoardLogger(_Closing):
-    """Writes every scalar metric, and figures, to TensorBoard's event files: ``tensorboard --logdir LOG_DIR``.
-
-    Args:
-        log_dir: directory of this run; made when missing.
-
-    Raises:
-        ImportError: TensorBoard is not installed (the extra ``tracking``).
-    """
-
-    def __init__(self, log_dir: str | Path) -> None:
-        library = needed("torch.utils.tensorboard", "TensorBoardLogger", "TensorBoard", "'pyrobnn[tracking]'")
-        self.log_dir = Path(log_dir)
-        self._writer = library.SummaryWriter(str(log_dir))
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        for name, value in scalars(metrics).items():
-            self._writer.add_scalar(name, value, step)
-
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
-        """Add the figure as an image, under a slider of steps."""
-        self._writer.add_figure(name, figure, step, close=False)
-
-    def close(self) -> None:  # noqa: D102
-        self._writer.close()
-
-
-class MLflowLogger(_Closing):
-    """Writes every scalar metric, and figures as artifacts, to a run of MLflow: ``mlflow ui --backend-store-uri URI``.
-
-    Args:
-        uri: where runs are kept: a data base, the address of a tracking server (``"http://…"``), or a directory, which
-            MLflow 3 takes only with ``MLFLOW_ALLOW_FILE_STORE=true`` in the environment.
-        experiment: name under which runs are gathered; made when missing.
-        run_name: of this run.
-        client: an ``MlflowClient`` of one's own instead.
-
-    Raises:
-        ImportError: MLflow is not installed; no extra of this package, since it asks for an older protobuf than
-            TensorBoard's.
-    """
-
-    def __init__(
-        self,
-        uri: str | Path = "sqlite:///mlflow.db",
-        *,
-        experiment: str = "pyrobnn",
-        run_name: str | None = None,
-        client: Any = None,
-    ) -> None:
-        artifacts = {}
-        if client is None:
-            library = needed("mlflow.tracking", "MLflowLogger", "MLflow", "mlflow")
-            if str(uri).startswith(
-                "sqlite:///"
-            ):  # figures beside the data base, not in the working directory
-                folder = Path(str(uri).removeprefix("sqlite:///")).resolve().parent / "mlruns"
-                artifacts = {"artifact_location": folder.as_uri()}
-            client = library.MlflowClient(str(uri) if ":" in str(uri) else Path(uri).resolve().as_uri())
-        self._client = client
-        known = client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else client.create_experiment(experiment, **artifacts)
-        state = random.getstate()  # MLflow draws a name from the global generator
-        self.run_id: str = client.create_run(number, run_name=run_name).info.run_id
-        random.setstate(state)
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        for name, value in scalars(metrics).items():
-            self._client.log_metric(self.run_id, name, value, step=step)
-
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
-        """Keep the figure as an artifact, ``NAME/STEP.png``."""
-        self._client.log_figure(self.run_id, figure, f"{name}/{step:07d}.png")
-
-    def close(self) -> None:  # noqa: D102
-        self._client.set_terminated(self.run_id)
-
-
-class WandbLogger(_Closing):
-    """Writes every scalar metric, and figures as images, to a run of Weights & Biases.
-
-    Offline nothing leaves the machine: ``wandb sync DIRECTORY/wandb/offline-run-…`` sends it later.
-
-    Args:
-        project: name under which runs are gathered.
-        directory: where the run is kept.
-        mode: ``"offline"``; ``"online"`` sends to the account of ``wandb login``.
-        run: a run of one's own (``wandb.init(...)``) instead.
-
-    Raises:
-        ImportError: wandb is not installed (the extra ``wandb``).
-    """
-
-    def __init__(
-        self,
-        project: str = "pyrobnn",
-        *,
-        directory: str | Path = ".",
-        mode: str = "offline",
-        run: Any = None,
-    ) -> None:
-        self._library = needed("wandb", "WandbLogger", "wandb", "'pyrobnn[wandb]'")
-        if run is None:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            run = self._library.init(project=project, dir=str(directory), mode=mode)
-        self.run = run
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.run.log(scalars(metrics), step=step)
-
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
-        """Add the figure as an image of the step."""
-        self.run.log({name: self._library.Image(rendered(figure))}, step=step)
-
-    def close(self) -> None:  # noqa: D102
-        self.run.finish()
-
-
-def rendered(figure: Figure) -> Image:
-    """A figure as an image, from a canvas of its own: the user's stays as it is."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image as images
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return images.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-
-
-def needed(module: str, who: str, library: str, requirement: str) -> Any:
-    """A library that is no requirement of the package, imported.
-
-    Raises:
-        ImportError: how to install it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{who} needs {library}: install it with  pip install {requirement}") from error
-
-
 class _Evaluation:
     """Evaluates the posterior so far at the first report after every few steps; a smaller step begins a new run."""
 
@@ -444,91 +268,51 @@ class LivePlot(_Evaluation):
 
     Args:
         x: inputs of the data (N, 1), in the units the model is fitted in.
-        y: targets (N,) or (N, output), in the same units.
+        y: targets (N,) or (N, 1), in the same units.
         every: steps between two drawings, at the least; each costs a prediction at 200 points, which reach a
             quarter of the data's range beyond it.
-        output: which output is drawn.
         num_draws: draws of each chain that are used.
-        gif: file that the drawings are written to, as frames, when the fit ends.
-        trackers: that each drawing goes to, under the name ``"predictive"``.
 
     Attributes:
         figure: the latest drawing, None before the first.
 
     Raises:
-        TypeError: a tracker that takes no figures.
-        ValueError: inputs of more than one dimension, counts below 1, or a file that is no .gif; when called, a method
-            that takes no snapshots.
+        ValueError: inputs of more than one dimension, or counts below 1; when called, a method that takes no snapshots.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        every: int = 100,
-        output: int = 0,
-        num_draws: int = 100,
-        gif: str | Path | None = None,
-        trackers: Sequence[Tracker] = (),
-    ) -> None:
+    def __init__(self, x: Tensor, y: Tensor, *, every: int = 100, num_draws: int = 100) -> None:
         super().__init__(x, y, every, num_draws)
         if self.x.ndim != 2 or self.x.shape[1] != 1:
             raise ValueError(f"a live plot needs inputs (N, 1), got x with shape {tuple(self.x.shape)}")
-        if gif is not None and Path(gif).suffix.lower() != ".gif":
-            raise ValueError(f"'gif' must be the name of a .gif file, got {str(gif)!r}")
-        if wrong := [type(each).__name__ for each in trackers if not isinstance(each, Tracker)]:
-            raise TypeError(f"{wrong[0]} is no tracker: it has no log_figure(name, figure, step)")
-        self.y = self.y.reshape(len(self.y), -1)
-        if not 0 <= output < self.y.shape[1]:
-            raise ValueError(f"'output' must lie in 0 … {self.y.shape[1] - 1}, got {output}")
-        self.output, self.trackers = output, tuple(trackers)
         low, high = float(self.x.min()), float(self.x.max())
         margin = (high - low) / 4
         self.grid = torch.linspace(low - margin, high + margin, 200).to(self.x)[:, None]
-        self.gif = None if gif is None else Path(gif)
         self.figure: Figure | None = None
         self._display: Any = None
-        self._frames: list[Image] = []
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if self._begins(step, self.every):
-            self._frames = []
+        self._begins(step, self.every)
         if not self._is_due(step):
             return
         self.figure = self._drawn(self._predict(self.grid, metrics), step)
-        if self.gif is not None:
-            self._frames.append(rendered(self.figure).quantize())
         if self._display is not None:
             self._display.update(self.figure)
         elif _in_notebook():
             from IPython.display import display
 
             self._display = display(self.figure, display_id=True)
-        for tracker in self.trackers:
-            tracker.log_figure("predictive", self.figure, step)
-
-    def end(self) -> None:
-        """Write the animation, at the end of a fit, however it ends."""
-        if self.gif is not None and self._frames:
-            first, *others = self._frames
-            shown = [400] * len(others) + [1600]  # milliseconds; the last is held for longer
-            first.save(self.gif, save_all=True, append_images=others, duration=shown, loop=0)
 
     def _drawn(self, prediction: Any, step: int) -> Figure:
         from pyrobnn.plots.style import INK, MUTED, bands, panels, style
 
-        mean, epistemic, total = (
-            values[:, self.output].cpu().double()
-            for values in (prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt())
-        )
-        grid = self.grid[:, 0].cpu()
+        found = prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt()
+        grid, mean, *sds = (values[:, 0].cpu().double() for values in (self.grid, *found))
         with style():
             figure, axes = panels(1, size=(5.5, 3.5))
             ax = axes[0, 0]
-            bands(ax, grid, mean, epistemic, total)
+            bands(ax, grid, mean, *sds)
             ax.plot(grid, mean, color=INK, label="mean")
-            ax.plot(self.x[:, 0].cpu(), self.y[:, self.output].cpu(), ".", color=MUTED, ms=3, label="data")
+            ax.plot(self.x[:, 0].cpu(), self.y.reshape(len(self.y), -1)[:, 0].cpu(), ".", color=MUTED, ms=3)
             ax.set(title=f"step {step}", xlabel="x", ylabel="y")
             figure.legend(loc="outside lower center", ncols=4)
         return figure
@@ -593,24 +377,6 @@ class Validation(_Evaluation):
             found["loss"] = metrics["loss"]
         for name, value in found.items():
             self.history.setdefault(name, []).append(float(value))
-
-    def figure(self) -> Figure:
-        """The two curves over the steps.
-
-        Raises:
-            ValueError: nothing has been evaluated.
-        """
-        if not self.history:
-            raise ValueError("there is no curve yet: pass this callback to fit")
-        from pyrobnn.plots.style import panels, style
-
-        labels = {"val_loss": "−log density of held-out rows, nats a row", "val_error": "their error"}
-        with style():
-            figure, axes = panels(2, size=(3.5, 2.6))
-            for axis, (name, label) in zip(axes.flat, labels.items(), strict=True):
-                axis.plot(self.history["step"], self.history[name])
-                axis.set(xlabel="step", ylabel=label)
-        return figure
 
 
 def _in_notebook() -> bool:

@@ -312,7 +312,9 @@ def residuals(trees: Trees, *, output: int = 0) -> Figure:
     """
     trees = gather(trees)
     found = {
-        label: pair for label, each in trees.items() if (pair := _standardised(each, output)) is not None
+        label: pair
+        for label, each in trees.items()
+        if (pair := standardised_residuals(each, output)) is not None
     }
     with style():
         if not found:
@@ -352,7 +354,7 @@ def _bins(column: np.ndarray, count: int) -> list[np.ndarray]:
     return np.array_split(np.argsort(column, kind="stable"), count)
 
 
-def _standardised(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
+def standardised_residuals(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Inputs (point, feature) and standardised residuals (point,)."""
     points = regression_points(evidence, output)
     if points is None:
@@ -364,12 +366,6 @@ def _standardised(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarr
     if evidence.likelihood not in ("", "gaussian") and points.pit is not None:
         z = norm.ppf(points.pit)  # of counts, bounds, heavy tails and censored rows
     return (x.astype(np.float64), z) if np.isfinite(z).all() and np.isfinite(x).all() else None
-
-
-def num_inputs(evidence: Evidence) -> int:
-    """Number of inputs along which `residuals` can be drawn, 0 where the tree does not hold them."""
-    found = _standardised(evidence, 0)
-    return 0 if found is None else found[0].shape[1]
 
 
 def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:

@@ -225,12 +225,3 @@ def interval_row(axes: Axes, at: float, values: np.ndarray, colour: str) -> None
         axes.hlines(at, p5, p95, color=colour, lw=1.0)
         axes.hlines(at, p25, p75, color=colour, lw=3.2)
         axes.plot(p50, at, "o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.8)
-
-
-def name_rows(figure: Figure, axes: Axes, names: list[str]) -> None:
-    """Finish a figure of :func:`interval_row`: names at the left, the legend above."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set(ylim=(len(names) - 0.5, -0.5))
-    axes.set_xlim(left=0)
-    axes.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper right", ncols=4)

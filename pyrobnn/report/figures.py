@@ -6,7 +6,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from pyrobnn import plots
-from pyrobnn.core.groups import FUNCTION, GRID, HISTORY, SAMPLE_STATS
+from pyrobnn.core.groups import GRID
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.leave_one_out import leave_one_out, loo_pit
 from pyrobnn.diagnostics.points import class_points, output_names, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.predictive import expected, num_inputs
+from pyrobnn.plots.predictive import expected, standardised_residuals
+from pyrobnn.plots.sampling import histories
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, RULE
 from pyrobnn.plots.uncertainty import decomposed
 
@@ -48,21 +48,13 @@ BAND_KEY: Key = (
 
 @dataclass(frozen=True)
 class Block:
-    """Inline SVG elements under a heading.
-
-    Args:
-        title: heading. how: one sentence on how to read it. svgs: inline SVG elements. key: legend entries. wide:
-            whether each SVG needs a row of its own. notes: what could not be drawn, and why. columns: how many SVGs
-            stand side by side where there is room; 0 for as many as fit.
-    """
+    """Inline SVG elements under a heading: how to read them, legend entries, and what could not be drawn, and why."""
 
     title: str
     how: str
     svgs: tuple[str, ...]
     key: Key = ()
-    wide: bool = False
-    notes: tuple[str, ...] = ()
-    columns: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,68 +71,45 @@ class Spec:
     """One kind of figure: of which trees it can be drawn, by what, and how it is read.
 
     Args:
-        section: key of `SECTIONS`. title: heading. how: one sentence on how to read it.
-        draw: figures of some trees; of one output where ``outputs``. has: whether a tree can be drawn.
-        alt: text alternative.
-        split: one SVG per panel, of ``stack`` axes each; else the whole figure is one.
-        outputs: a figure for each output. each: a row of figures for each tree. lines: a legend of one line per tree.
+        section: key of `SECTIONS`. title: heading. how: one sentence on how to read it. alt: text alternative.
+        draw: the figure of some trees; of one output where ``outputs``. has: whether a tree can be drawn.
+        stack: one SVG per panel, of so many axes each; 0 for the whole figure as one.
+        key: legend entries of these trees.
     """
 
     section: str
     title: str
     how: str
-    draw: tuple[Callable[..., Figure], ...]
+    draw: Callable[..., Figure]
     has: Callable[[Evidence], Any]
     alt: str
-    split: bool = True
     stack: int = 1
     outputs: bool = False
-    each: bool = False
-    lines: bool = False
-    key: Key = field(default=())
+    key: Callable[[Trees], Key] = lambda trees: ()
 
     def blocks(self, trees: Trees) -> list[Block]:
-        """Its blocks of the trees that it can be drawn of; a tree that makes it raise is named in one of its own."""
+        """A block, or one per output, of the trees that it can be drawn of; why not, where it cannot."""
         try:
             have = {label: tree for label, tree in trees.items() if self.has(tree)}
-            return self._drawn(have) if have else []
+            outputs = output_labels(have) if have and self.outputs else [""][: len(have)]
+            return [self._block(have, output, name) for output, name in enumerate(outputs)]
         except Exception as error:
-            why = f"{', '.join(trees)} cannot be drawn{' together' if len(trees) > 1 else ''}: {said(error)}."
-        alone = {k: self.blocks({k: tree}) for k, tree in trees.items()} if len(trees) > 1 else {}
-        bad = [label for label, blocks in alone.items() if not all(block.svgs for block in blocks)]
-        if not bad:
-            return [Block(f"{self.title}: not drawn", "", (), notes=(why,))]
-        rest = self.blocks({label: tree for label, tree in trees.items() if label not in bad})
-        return rest + [block for label in bad for block in alone[label]]
+            if len(trees) > 1:  # those that can be drawn are, each beside the others' reasons
+                return [block for label, tree in trees.items() for block in self.blocks({label: tree})]
+            return [Block(f"{', '.join(trees)}: {self.title}", "", (), note=f"Not drawn: {said(error)}.")]
 
-    def _drawn(self, trees: Trees) -> list[Block]:
-        found = []
-        for number, label in enumerate(trees if self.each else [""]):
-            some = {label: trees[label]} if self.each else trees
-            title = f"{label}: {self.title}" if self.each else self.title
-            for output, name in enumerate(output_labels(some) if self.outputs else [""]):
-                of = f": {name}" if name else ""
-                options = {"output": output} if self.outputs else {}
-                rows = [
-                    self._svgs(draw(some, **options), f"{self.title}-{number}-{output}-{row}", of)
-                    for row, draw in enumerate(self.draw)
-                ]
-                columns = len(rows[0]) if len(rows) > 1 else 0
-                wide = self.each and not columns
-                key = line_key(some) if self.lines else self.key
-                svgs = tuple(svg for row in rows for svg in row)
-                found.append(Block(title + of, self.how, svgs, key, wide, columns=columns))
-        return found
-
-    def _svgs(self, figure: Figure, prefix: str, of: str) -> tuple[str, ...]:
-        prefix = "".join(letter if letter.isalnum() else "-" for letter in prefix.lower())
-        if not figure.axes or not any(ax.axison for ax in figure.axes):
-            return ()
-        if not self.split:
-            return (inline_svg(figure, alt=f"{self.alt}{of}", prefix=prefix),)
-        titles = [ax.get_title(loc="left") for ax in figure.axes[:: self.stack]]
-        alts = [f"{title}: {self.alt}{of}" for title in titles]
-        return tuple(inline_panels(figure, alts=alts, prefix=prefix))
+    def _block(self, trees: Trees, output: int, name: str) -> Block:
+        of = f": {name}" if name else ""
+        figure = self.draw(trees, output=output) if self.outputs else self.draw(trees)
+        prefix = "".join(
+            c if c.isalnum() else "-" for c in f"{self.title}-{'-'.join(trees)}-{output}".lower()
+        )
+        if self.stack:
+            titles = [ax.get_title(loc="left") for ax in figure.axes[:: self.stack]]
+            svgs = inline_panels(figure, alts=[f"{each}: {self.alt}{of}" for each in titles], prefix=prefix)
+        else:
+            svgs = [inline_svg(figure, alt=f"{self.alt}{of}", prefix=prefix)]
+        return Block(self.title + of, self.how, tuple(svgs), self.key(trees))
 
 
 def output_labels(trees: Trees) -> list[str]:
@@ -159,31 +128,35 @@ def line_key(trees: Trees) -> Key:
 
 def build_sections(trees: Trees) -> list[Section]:
     """The sections with a figure of at least one of the trees."""
+    # the prior is the model's, whatever the method: beside chains, where there are any
+    prior = sorted(
+        (label for label, tree in trees.items() if _has_prior(tree)), key=lambda k: trees[k].is_iid
+    )[:1]
+    found: dict[str, list[Block]] = {anchor: [] for anchor in SECTIONS}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        found: dict[str, list[Block]] = {anchor: [] for anchor in SECTIONS}
         for spec in SPECS:
-            some = trees
-            if (
-                spec.has is _has_prior
-            ):  # of the model, whatever the method: beside chains, where there are any
-                have = [label for label, tree in trees.items() if _has_prior(tree)]
-                some = {label: trees[label] for label in sorted(have, key=lambda k: trees[k].is_iid)[:1]}
+            some = {label: trees[label] for label in prior} if spec.has is _has_prior else trees
             found[spec.section] += spec.blocks(some)
     return [Section(SECTIONS[anchor], anchor, tuple(blocks)) for anchor, blocks in found.items() if blocks]
 
 
-def _is_chains(tree: Evidence) -> bool:
-    return not tree.is_iid and tree.draws_per_chain > 1
-
-
 def _has_prior(tree: Evidence) -> bool:
-    return expected(tree) is not None and tree.likelihood != "ordinal" and not tree.is_point
+    try:
+        return expected(tree) is not None and tree.likelihood != "ordinal" and not tree.is_point
+    except Exception:  # a malformed tree has no figure
+        return False
 
 
 def _has_draws(tree: Evidence) -> bool:
     points = regression_points(tree)
     return points is not None and points.draws is not None
+
+
+def _loss(trees: Trees) -> Figure:
+    """The loss, else the first tracked scalar, of the trees that have it."""
+    tracked = [name for tree in trees.values() for name in histories(tree)]
+    return plots.training(trees, names=["loss" if "loss" in tracked else tracked[0]])
 
 
 SPECS = (
@@ -192,33 +165,22 @@ SPECS = (
         "Predictive bands",
         "One panel per method, same axes. Between and beyond the data the blue band should open: there the function is "
         "unknown. Below each, the two sds against the input.",
-        (plots.predictive_bands,),
+        plots.predictive_bands,
         lambda tree: tree.variable(GRID, "mean") is not None,
         "data, predictive mean, 95 % bands and sds against the input",
         stack=2,
         outputs=True,
-        key=BAND_KEY,
+        key=lambda trees: BAND_KEY,
     ),
     Spec(
         "predictions",
         "Predicted against observed",
         "Each held-out point (of the training data where none were held out) with its 95 % interval; orange crosses "
         "are points whose interval misses the diagonal. One in twenty should.",
-        (plots.predicted_vs_observed,),
+        plots.predicted_vs_observed,
         lambda tree: tree.variable(GRID, "mean") is None and regression_points(tree) is not None,
         "observed against predicted outcome with 95 % intervals",
         outputs=True,
-    ),
-    Spec(
-        "predictions",
-        "most uncertain items",
-        "The held-out items with the highest epistemic entropy: bars are class probabilities, the true class is "
-        "outlined.",
-        (plots.most_uncertain,),
-        lambda tree: class_points(tree) is not None,
-        "the most uncertain items with their class probabilities",
-        split=False,
-        each=True,
     ),
     Spec(
         "predictions",
@@ -226,7 +188,7 @@ SPECS = (
         "Blue: data sets that the posterior makes; dark: the observed data. They should look alike: skew, tails, "
         "bounds, number of modes. Of classes and small counts, the share of each value, with 50 and 95 % of the data "
         "sets.",
-        (plots.posterior_predictive,),
+        plots.posterior_predictive,
         lambda tree: replicates(tree, whole=True) is not None,
         "observed and replicated data",
         outputs=True,
@@ -237,7 +199,7 @@ SPECS = (
         "Grey: 50 and 90 % of the prior of the function at the probes (or of the outcome at the data); "
         "blue: of the posterior; dashed: the range of the data. A prior far beyond the data, or inside them, is the "
         "wrong one. Of classes, the probability of the likeliest: a prior near 1 is sure before it has seen data.",
-        (plots.prior_and_posterior,),
+        plots.prior_and_posterior,
         _has_prior,
         "prior and posterior of the function or the outcome",
         outputs=True,
@@ -248,38 +210,28 @@ SPECS = (
         "Mean of (observed − predicted) / predicted sd in bins, one line per method; it should stay in the grey "
         "range. A slope or a bend is missing from the mean function. Of many inputs, the twelve with the largest "
         "differences.",
-        (plots.residuals,),
-        num_inputs,
+        plots.residuals,
+        lambda tree: standardised_residuals(tree, 0) is not None,
         "standardised residuals of each method",
         outputs=True,
-        lines=True,
+        key=line_key,
     ),
     Spec(
         "calibration",
         "Coverage",
         "A calibrated method stays in the grey range; below the diagonal it is overconfident.",
-        (plots.calibration,),
+        plots.calibration,
         _has_draws,
         "Observed against claimed coverage, one line per method",
-        split=False,
+        stack=0,
         outputs=True,
-    ),
-    Spec(
-        "calibration",
-        "Leave-one-out PIT",
-        "On the training data. An S that rises, then falls, is overconfidence. Methods whose leave-one-out weights "
-        "(k-hat) are unreliable are not drawn: their lines would mislead.",
-        (plots.loo_pit,),
-        lambda tree: _has_draws(tree) and loo_pit(tree) is not None,
-        "Leave-one-out PIT: its ECDF minus the uniform, one line per method",
-        split=False,
     ),
     Spec(
         "calibration",
         "Reliability",
         "Accuracy in bins of confidence; below the diagonal is overconfidence. Grey bars show where the confidences "
         "lie.",
-        (plots.reliability,),
+        plots.reliability,
         lambda tree: class_points(tree) is not None,
         "accuracy against confidence",
     ),
@@ -288,76 +240,38 @@ SPECS = (
         "Aleatoric and epistemic",
         "Sand is noise that stays, however many data there are; blue is doubt that more data would remove. Dot: median "
         "over held-out points; thick line: middle half; thin line: middle 90 %.",
-        (plots.uncertainty_decomposition,),
+        plots.uncertainty_decomposition,
         lambda tree: decomposed(tree)[1] is not None,
         "Aleatoric and epistemic uncertainty of each method at the held-out points",
-        split=False,
+        stack=0,
         outputs=True,
     ),
     Spec(
         "calibration",
         "Entropy of right and wrong predictions",
         "A useful model has its wrong predictions (orange outline) further right than its right ones.",
-        (plots.entropy_split,),
+        plots.entropy_split,
         lambda tree: class_points(tree) is not None and decomposed(tree)[1] is not None,
         "histograms of aleatoric and epistemic entropy, right and wrong predictions apart",
         stack=2,
     ),
     Spec(
-        "calibration",
-        "Error against uncertainty",
-        "Errors should grow along the dashed diagonal; a flat line: the predicted sd does not show where the "
-        "errors are.",
-        (plots.error_vs_uncertainty,),
-        _has_draws,
-        "absolute error against predicted standard deviation",
-        outputs=True,
-    ),
-    Spec(
         "draws",
-        "chains",
-        "Chains (one colour each) should overlap in the trace and have flat rank histograms inside the grey range. "
-        "Shown are the log density, the function where the chains agree least, and the noise; of programs, the sites "
-        "where they agree least.",
-        (plots.trace, plots.rank),
-        _is_chains,
-        "trace and rank histograms of every chain",
-        each=True,
-    ),
-    Spec(
-        "draws",
-        "Energy",
-        "The transitions (orange) should be about as wide as the marginal (blue); BFMI below 0.3 means that the tails"
-        " are missed.",
-        (plots.energy,),
-        lambda tree: _is_chains(tree) and tree.variable(SAMPLE_STATS, "energy") is not None,
-        "distributions of the energy and of its change between draws",
-    ),
-    Spec(
-        "draws",
-        "Pareto k-hat of leaving each datum out",
-        "Above the dashed line a leave-one-out estimate cannot be trusted. All points high: the approximation is "
-        "poor. A few: influential data.",
-        (plots.khat,),
-        lambda tree: leave_one_out(tree) is not None,
-        "Pareto k-hat of each datum",
+        "Chains",
+        "Chains (one colour each) should overlap like one band. Shown are the log density, the function where the "
+        "chains agree least, and the noise; of programs, the sites where they agree least.",
+        plots.trace,
+        lambda tree: not tree.is_iid and tree.draws_per_chain > 1,
+        "trace of every chain",
     ),
     Spec(
         "draws",
         "Loss",
         "A loss that still falls at the end has not converged. The first tenth may lie above the frame.",
-        (plots.loss,),
-        lambda tree: any(not name.startswith("warmup_") for name in tree.names(HISTORY)),
-        "loss against the step",
-    ),
-    Spec(
-        "draws",
-        "Norms of the layers",
-        "Unlike single weights, norms do not change when hidden units swap places: methods can be compared.",
-        (plots.weight_norms,),
-        lambda tree: tree.variable(FUNCTION, "layer_norm") is not None,
-        "Posterior of each layer's weight norm",
-        split=False,
+        _loss,
+        lambda tree: any(not name.startswith("warmup_") for name in histories(tree)),
+        "loss against the step, one line per method",
+        stack=0,
     ),
 )
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy import stats
 from torch import Tensor
 
+from pyrobnn.inference.fitting.problem import make_posterior, prepare
+from pyrobnn.inference.hmc.machine import Machine
+from pyrobnn.inference.hmc.metric import form_of
+from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.method import Method
+from pyrobnn.inference.nuts import NUTS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities, prior_posterior
@@ -83,6 +89,50 @@ def replicate(
     truth, y = simulate(model, x, seed)
     posterior = method.fit(model, x, y, num_draws=num_draws, seed=seed + 2)
     return rank(truth, posterior, x, y, probe_x, num_ranked, seed)
+
+
+def fit_batch(
+    method: NUTS, model: BNN, x: Tensor, ys: Sequence[Tensor], *, num_draws: int, seed: int = 0
+) -> list[Posterior]:
+    """Posteriors by NUTS of one model given each of several sets of targets: their chains are chains of one machine.
+
+    Step size and mass matrix are adapted over the chains of all data sets together, then frozen.
+
+    Args:
+        method: NUTS with ``num_chains`` per data set and ``num_warmup``; chains start from the prior.
+        model: a BNN.
+        x: inputs (N, …) of all data sets.
+        ys: targets, each (N, out) or (N,).
+        num_draws: draws per chain.
+        seed: of starts and of all randomness.
+    """
+    problems = [prepare(model, x, y, points="held") for y in ys]
+    density, chains, warmup = problems[0].density, method.num_chains * len(problems), method.num_warmup or 0
+    inputs, targets = (
+        torch.stack(each).repeat_interleave(method.num_chains, 0)
+        for each in zip(*((problem.x, problem.y) for problem in problems))
+    )
+    batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
+    machine = Machine(
+        lambda z: batched(z, inputs, targets),
+        chains,
+        density.dim,
+        max(num_draws, warmup),
+        model.dtype,
+        density.device,
+        method.max_tree_depth,
+        method.trajectory,
+        method.target_accept,
+    )
+    form = form_of(method.mass_matrix, is_bnn=True)
+    run = Run(machine, seed=seed, num_warmup=warmup, mass_matrix=form, step_size=None, compile=method.compile)
+    with torch.no_grad():
+        run.begin(density.sample_prior(chains, seed))
+        z = run.sample(num_draws).positions.reshape(len(problems), method.num_chains, num_draws, -1)
+    return [
+        make_posterior(problem, method, density.constrain(each), seed=seed, timings={})
+        for problem, each in zip(problems, z, strict=True)
+    ]
 
 
 def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:

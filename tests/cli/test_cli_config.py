@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import runpy
 import signal
 from pathlib import Path
 
@@ -270,88 +267,6 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
 def test_a_fit_that_cannot_be_is_refused_before_any_compute(words, message, capsys):
     assert cli.main(["fit", *words]) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_study_of_svi_and_mcmc_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
-    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
-    path = written(
-        tmp_path,
-        "data: [gap, clusters]\nnoise: [inferred, learned]\nhidden: 3\nno_compile: true\nno_progress: true\n"
-        "methods:\n  wide: {method: svi, init_scale: 0.5, num_steps: 20, num_draws: 5}\n  mle: {num_steps: 5}\n",
-    )
-    out = tmp_path / "study"
-    options = ["--config", path, f"--out={out}", "--methods", "wide", "--noise", "inferred", "--data", "gap"]
-    options += ["--seeds", "0", "1"]
-    assert script["main"](options) == 0
-    table = pd.read_csv(out / "table.csv")
-    assert list(table["method"]) == ["wide"] * 2 and list(table["seed"]) == [0, 1]
-    assert table["in gap"].notna().all() and table["in gap"].nunique() == 2
-    printed = capsys.readouterr().out
-    assert re.search(r"gap inferred +wide 0 of 2 .* ± ", printed)
-    assert re.search(r"^2 comparisons: at most about .* of an idle machine", printed)
-    assert re.search(r"\n1 of 2 comparisons: \d+ s, \d+ CPU s; about .* left\n", printed)
-    assert re.search(r"\n2 of 2 comparisons: \d+ s, \d+ CPU s\n", printed)
-    files = {each.name for each in (out / "gap-inferred-0").iterdir()}
-    assert {"report.html", "bands.png", "bands.svg", "wide.nc"} <= files
-    assert {"gaps.png", "gaps.svg"} <= {each.name for each in out.iterdir()}
-    monkeypatch.setattr(compare, "_fitted", None)  # nothing is fitted again
-    assert script["main"](options) == 0
-    assert script["main"]([*options, "--wide.num_step", "3"]) == 2
-
-
-def test_the_study_moves_its_knobs_on_two_clusters_or_where_it_is_told():
-    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
-    names = {"data": None, "noise": None, "seeds": None, "methods": None}
-    study, asked = script["_study"](None), argparse.Namespace(**names, quick=False, every_knob=False)
-    cells = script["_cells"](study, asked)
-    knobs = set(study["knobs"])
-    plain, left_out = script["_planned"](study, cells[0], asked)
-    assert len(cells) == 8 and not knobs & set(plain["methods"])
-    assert [set(names.split(", ")) for names in left_out] == [knobs]
-    for cell in cells:
-        plain, left_out = script["_planned"](study, cell, asked)
-        assert (knobs <= set(plain["methods"])) == (cell["data"] == "study_two_clusters") == (not left_out)
-    asked.every_knob = True
-    assert knobs <= set(script["_planned"](study, cells[0], asked)[0]["methods"])
-    asked.every_knob, asked.quick = False, True
-    plain, left_out = script["_planned"](script["_shortened"](study), cells[2], asked)
-    assert not knobs & set(plain["methods"]) and plain["methods"]["nuts"]["max_seconds"] == 45
-    assert "--every-knob" in next(iter(left_out.values()))
-
-
-def test_the_study_says_what_has_not_converged(tmp_path, capsys):
-    script = runpy.run_path(str(ROOT / "scripts" / "compare_svi_mcmc.py"))
-    study = script["_study"](None)
-    asked = argparse.Namespace(data=None, noise=None, seeds=None, quick=False)
-    order = [cell["noise"] for cell in script["_cells"](study, asked)]
-    assert order == ["inferred"] * 4 + ["heteroskedastic"] * 4
-
-    def checks(**found):
-        return [{"name": name, "status": status} for name, status in found.items()]
-
-    converged = script["_converged"]
-    assert converged(checks(rhat_function="pass", ess_function="pass", pit="fail"))
-    assert not converged(checks(ess="fail")) and not converged(
-        checks(rhat_function="pass", ess_function="warn")
-    )
-    assert converged(checks(khat="pass")) is None
-    rows = [
-        {
-            "data": "clusters",
-            "noise": "inferred",
-            "method": method,
-            "verdict": "fail",
-            "in gap": 2.0,
-            "converged": said,
-        }
-        for method, said in (("nuts", False), ("svi", None), ("other", True))
-    ]
-    script["_tell"](pd.DataFrame(rows), tmp_path)
-    said = capsys.readouterr().out
-    assert "converged: 1 of 2; not converged, so not to be relied on: nuts clusters inferred\n" in said
-    faces = [line.get_markerfacecolor() for line in script["gaps"](pd.DataFrame(rows)).axes[0].get_lines()]
-    assert faces.count("white") == 1
 
 
 @pytest.mark.slow

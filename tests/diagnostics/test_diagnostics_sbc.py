@@ -11,8 +11,7 @@ from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.posterior import Posterior
-from pyrobnn.studies.nuts_batch import fit_batch
-from pyrobnn.studies.sbc import combined, replicate, replication_seed, simulate, uniformity
+from pyrobnn.studies.sbc import combined, fit_batch, replicate, replication_seed, simulate, uniformity
 
 NOISE, NUM_RANKED, REPLICATIONS = 0.5, 49, 150
 
@@ -114,9 +113,3 @@ def test_replications_fitted_as_one_batch_have_their_own_posteriors():
         draws = torch.cat([fit.draws["net.weight"].flatten(2), fit.draws["net.bias"]], -1)
         assert_mean_within(draws, mean)
         assert_var_within(draws, covariance.diagonal(), mean=mean)
-        assert fit.sample_stats["diverging"].dtype == torch.bool  # as NUTS has it
-
-
-def test_a_batch_needs_the_compiled_engine():
-    with pytest.raises(ValueError, match="engine='compiled'"):
-        fit_batch(pb.NUTS(engine="pyro"), None, torch.zeros(2, 1), [torch.zeros(2)], num_draws=5)

@@ -25,8 +25,7 @@ from test_contract import METHODS, num_draws
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.studies.nuts_batch import fit_batch
-from pyrobnn.studies.sbc import combined, rank, simulate, uniformity
+from pyrobnn.studies.sbc import combined, fit_batch, rank, simulate, uniformity
 
 # runs this short are told to be too short
 pytestmark = pytest.mark.filterwarnings(

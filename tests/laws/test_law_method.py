@@ -29,7 +29,7 @@ PACKAGE = Path(pb.__file__).parent
 #: experiments about methods that they name, a surname, a start in trees of old, and what chooses
 #: a method for a user of estimators
 MAY_NAME = {
-    "studies/nuts_batch.py": "",
+    "studies/sbc.py": "",
     "report/sentences.py": "Laplace",
     "diagnostics/evidence.py": "map",
     "estimators/auto.py": "",

@@ -17,11 +17,9 @@ from models import normal_prior
 
 import pyrobnn as pb
 from pyrobnn import plots
-from pyrobnn.density.density import Density
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
 from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, PAGE, bands, panels, style
-from pyrobnn.posterior.approximation import FlatApproximation
 
 KINDS = {
     "regression_1d": factory.regression_1d(),
@@ -79,8 +77,7 @@ def test_wrong_trees_are_refused(bad: object, error: type[Exception]) -> None:
 
 def test_chains_of_independent_draws_are_not_drawn() -> None:
     iid = factory.regression_1d("SVI", iid=True)
-    for function in (plots.trace, plots.rank, plots.energy):
-        assert not function(iid).axes[0].lines
+    assert not plots.trace(iid).axes[0].lines
 
 
 @pytest.mark.parametrize("num_data", [20, 60, 200])
@@ -146,18 +143,6 @@ def test_the_last_row_of_panels_is_not_left_half_empty(count: int, shape: tuple[
     assert axes[0, 0].get_gridspec().get_geometry() == shape
 
 
-def test_the_count_of_high_khats_is_not_written_over_marks() -> None:
-    tree = factory.regression_1d()
-    tree["log_likelihood"]["y"] = 1000 * tree["log_likelihood"]["y"]  # every k-hat is at the top
-    figure = plots.khat(tree)
-    figure.draw_without_rendering()
-    (ax,) = figure.axes
-    note = ax.texts[0].get_window_extent().transformed(ax.transData.inverted())
-    highest = max(float(np.max(line.get_ydata())) for line in ax.lines if len(line.get_ydata()))
-    assert highest == 2.0
-    assert note.y0 > highest + 0.1  # a cross is that high
-
-
 def test_evenly_spread_data_have_no_gap() -> None:
     tree = factory.regression_1d()
     tree["constant_data"]["x"] = xr.DataArray(np.linspace(-3, 3, 80)[:, None], dims=("obs", "feature"))
@@ -197,39 +182,10 @@ def test_leave_one_out_needs_log_q_of_an_approximation() -> None:
     assert leave_one_out(bare) is None
 
 
-def test_loss_panel_keeps_the_end_in_sight() -> None:
-    ax = plots.loss(factory.regression_1d("SVI", iid=True)).axes[0]
-    assert ax.get_ylim()[1] < 400  # the loss starts near 1000 and ends near 95
-
-
 def test_a_dollar_in_a_label_is_text() -> None:
-    figure = plots.energy({"cost $x^ and $y": factory.regression_1d()})
+    figure = plots.predictive_bands({"cost $x^ and $y": factory.regression_1d()})
     figure.draw_without_rendering()
     assert "cost $x^ and $y" in texts(figure)
-
-
-def _gaussian(matrix: np.ndarray) -> pb.Posterior:
-    """A posterior whose approximation is a normal of this covariance over the two weights of a line."""
-    with seeded(0):
-        model = pb.BNN(torch.nn.Linear(1, 1), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.5))
-    layout = Density(model, (torch.zeros(3, 1), torch.zeros(3, 1)))
-    state = {"loc": torch.zeros(2), "scale_tril": torch.linalg.cholesky(torch.tensor(matrix))}
-    return pb.Posterior(
-        model, {}, meta={"method": "q"}, approximation=FlatApproximation(layout, "full_rank", state)
-    )
-
-
-def test_the_covariance_shown_is_that_of_the_approximation() -> None:
-    cov = np.array([[2.0, -0.6], [-0.6, 0.5]])
-    posterior = _gaussian(cov)
-    wanted = {"covariance": cov, "precision": np.linalg.inv(cov), "correlation": [[1, -0.6], [-0.6, 1]]}
-    for matrix, expected in wanted.items():
-        figure = plots.covariance({"q": posterior}, matrix=matrix)
-        np.testing.assert_allclose(figure.axes[0].images[0].get_array(), expected, rtol=1e-6)
-    figure = plots.covariance(posterior, sites=["net.bias"])
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["bias"]
-    with pytest.raises(ValueError, match=r"'sites' has \['net.no'\]"):
-        plots.covariance(posterior, sites=["net.no"])
 
 
 @pytest.mark.parametrize("structure", ["full", "kron"])
@@ -267,11 +223,12 @@ def test_training_puts_every_fit_into_one_axes() -> None:
         plots.training(trees, names=["no"])
 
 
-@pytest.mark.parametrize("plot", [plots.training, plots.loss])
-def test_a_history_of_means_over_blocks_is_drawn_against_its_steps(plot) -> None:
+def test_a_history_of_means_over_blocks_is_drawn_against_its_steps() -> None:
     tree = xr.DataTree.from_dict({"history": xr.Dataset({"loss": ("step", -np.arange(100.0))})})
     tree.attrs["num_steps"] = 300
-    assert max(line.get_xdata().max() for line in plot(tree).axes[0].lines) == pytest.approx(300, rel=0.02)
+    assert max(line.get_xdata().max() for line in plots.training(tree).axes[0].lines) == pytest.approx(
+        300, rel=0.02
+    )
 
 
 def test_counts_have_intervals_of_counts_and_few_values_a_bin_each():

