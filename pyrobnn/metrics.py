@@ -1,18 +1,14 @@
 r"""How good are predictions? Scores of point forecasts, densities, draws, intervals and probabilities.
 
-Every function takes tensors on any device, one entry per held-out point, and returns a float, except those that
-return an entry per level, bin or point. Averages are over points; :func:`mean_and_error` gives the average of any
-per-point score with its standard error.
-
-Shapes: ``point`` are the held-out points, ``draw`` the draws of the predictive (chains flattened), ``output`` the
-outputs of a regression, ``class`` the classes. Outputs have units of their own: a score
+Every function takes tensors on any device, one entry per held-out point; :func:`mean_and_error` averages any per-point
+score. Draws are of the predictive, chains flattened: (draw, point[, output]). Outputs have units of their own: a score
 in the units of y is of one output, or of several each in its ``scale``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +17,10 @@ from torch import Tensor
 __all__ = [
     "Reliability",
     "accuracy",
-    "auroc",
     "brier",
     "crps",
     "ece",
     "interval_coverage",
-    "interval_width",
     "log_predictive_density",
     "mean_and_error",
     "nll",
@@ -171,24 +165,6 @@ def interval_coverage(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5
     return inside.double().flatten(1).mean(1)
 
 
-def interval_width(
-    draws: Tensor,
-    y: Tensor,
-    levels: tuple[float, ...] = (0.5, 0.9, 0.95),
-    *,
-    scale: Tensor | None = None,
-) -> Tensor:
-    """The mean width of the central predictive interval of each level, (level,); as interval_coverage.
-
-    In the units of y; of several outputs the mean of each one's width in its ``scale``, as in :func:`rmse`.
-    """
-    _check_one_unit(y, scale)
-    _check_draws(draws, y)
-    low, high = central_intervals(draws, levels)
-    width = (high - low).double()
-    return (width if scale is None else width / scale).flatten(1).mean(1)
-
-
 def accuracy(probs: Tensor, y: Tensor) -> float:
     """The share of points whose most probable class (point, class) is the label (point,)."""
     _check_probs(probs, y)
@@ -213,94 +189,47 @@ def brier(probs: Tensor, y: Tensor) -> float:
     return float((probs.double() - target).square().sum(-1).mean())
 
 
-def auroc(score: Tensor, positive: Tensor) -> float:
-    """Area under the ROC curve of a score for being positive: 0.5 is chance, 1 a perfect order.
-
-    Used for binary classifiers (score: probability of class 1) and for out-of-distribution detection (score:
-    an uncertainty, positive: whether the point is from elsewhere).
-
-    Args:
-        score: (point,), larger means more likely positive.
-        positive: (point,), bool or 0/1, with both kinds present.
-
-    Raises:
-        ValueError: shapes that differ, or only one kind of point.
-    """
-    _check_same("score", score, "positive", positive)
-    labels = positive.bool()
-    if bool(labels.all()) or not bool(labels.any()):
-        raise ValueError("'positive' holds one kind of point only: the area under the ROC curve needs both")
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(labels.cpu().numpy(), score.double().cpu().numpy()))
-
-
-def reliability(
-    probs: Tensor, y: Tensor, num_bins: int = 15, *, equal: Literal["width", "count"] = "width"
-) -> Reliability:
-    """Confidence of the predicted class against how often it was right, in bins of confidence.
+def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
+    """Confidence of the predicted class against how often it was right, in bins of equal width on [0, 1].
 
     Args:
         probs: (point, class), rows that sum to 1.
         y: labels (point,), int64.
         num_bins: number of bins; empty ones are left out.
-        equal: what is the same for every bin: its "width" on [0, 1], as in most tables, or the "count" of its points,
-            which leaves no bin to a handful of them (the report's choice).
 
     Returns:
         :class:`Reliability`, each field (bin,) for the bins with points.
 
     Raises:
-        ValueError: shapes that do not fit, fewer than one bin, or an unknown `equal`.
+        ValueError: shapes that do not fit, or fewer than one bin.
     """
     _check_probs(probs, y)
-    confidence, predicted = probs.double().max(-1)
-    return confidence_bins(confidence, predicted == y, num_bins, equal=equal)
-
-
-def confidence_bins(
-    confidence: Tensor, right: Tensor, num_bins: int, *, equal: Literal["width", "count"]
-) -> Reliability:
-    """As :func:`reliability`, from the confidence of each prediction (point,) and whether it was right (point,)."""
     if num_bins < 1:
         raise ValueError(f"'num_bins' must be at least 1, got {num_bins}")
-    if equal == "width":
-        # right-closed bins: a confidence of exactly 1 belongs to the last
-        index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
-    elif equal == "count":
-        order = confidence.argsort(stable=True)
-        index = torch.empty_like(order)
-        for number, part in enumerate(order.tensor_split(num_bins)):
-            index[part] = number
-    else:
-        raise ValueError(f"'equal' must be 'width' or 'count', got {equal!r}")
+    confidence, predicted = probs.double().max(-1)
+    # right-closed bins: a confidence of exactly 1 belongs to the last
+    index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
     count = torch.bincount(index, minlength=num_bins)
-    used = count > 0
-    total = {
-        name: torch.bincount(index, weights=values, minlength=num_bins)[used] / count[used]
-        for name, values in (("confidence", confidence.double()), ("accuracy", right.double()))
-    }
-    return Reliability(**total, count=count[used])
+    means = [
+        torch.bincount(index, weights=values, minlength=num_bins)[count > 0] / count[count > 0]
+        for values in (confidence, (predicted == y).double())
+    ]
+    return Reliability(means[0], means[1], count[count > 0])
 
 
-def ece(probs: Tensor, y: Tensor, num_bins: int = 15, *, equal: Literal["width", "count"] = "width") -> float:
+def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
     r"""Expected calibration error, :math:`\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|`.
 
     It is biased upwards when bins hold few points: compare it between methods on the same points only.
 
     Args:
-        probs, y, num_bins, equal: as in :func:`reliability`.
+        probs, y, num_bins: as in :func:`reliability`.
 
     References:
         On Calibration of Modern Neural Networks (Guo et al., 2017), https://arxiv.org/abs/1706.04599
     """
-    return mean_gap(reliability(probs, y, num_bins, equal=equal))
-
-
-def mean_gap(bins: Reliability) -> float:
-    """The mean over points of the gap between accuracy and confidence of their bins: the ECE."""
-    gap = (bins.accuracy - bins.confidence).abs()
-    return float((gap * bins.count).sum() / bins.count.sum())
+    bins = reliability(probs, y, num_bins)
+    return float(((bins.accuracy - bins.confidence).abs() * bins.count).sum() / bins.count.sum())
 
 
 def central_intervals(draws: Tensor, levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:

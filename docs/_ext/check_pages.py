@@ -7,8 +7,7 @@ from pathlib import Path
 
 import check_rates
 
-from pyrobnn.diagnostics.check_table import TABLE, Row
-from pyrobnn.diagnostics.damage import AUDIT
+from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 
 QUESTIONS = {
     "draws": "are these draws the posterior of this model?",

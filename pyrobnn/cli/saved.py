@@ -46,7 +46,7 @@ def report(argv: Sequence[str], command: str) -> int:
         raise ValueError("two files have the same name: rename one, names label the methods in the report")
     verdicts = judge(trees, asked.out, asked.out.with_suffix(".json"), {}).values()
     questions = [question for question in QUESTIONS if asked.strict in (question, "all")]
-    failed = any(verdict.line(question)[0] == "fail" for verdict in verdicts for question in questions)
+    failed = any(verdict.answer(question) == "fail" for verdict in verdicts for question in questions)
     # what nothing was checked of has not passed
     unchecked = any(not any(map(verdict.checked, questions)) for verdict in verdicts)
     return int(bool(questions) and (failed or unchecked))

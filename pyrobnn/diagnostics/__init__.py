@@ -1,19 +1,18 @@
 """Whether a posterior can be believed: evidence, limits and next actions, from a DataTree alone.
 
 `diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
-DataTrees: `convergence`, `importance`, `loo`, `compare` and `refit_points`, `score`, `pit` and `loo_pit`, `fidelity`,
-`power_scaling`. Given a tree's `Evidence` instead, they share what they compute.
+DataTrees: `convergence`, `importance`, `loo`, `compare` and `refit_points`, `score`, `pit` and `loo_pit`, `fidelity`.
+Given a tree's `Evidence` instead, they share what they compute.
 """
 
 from __future__ import annotations
 
 from pyrobnn.diagnostics.calibration import pit
 from pyrobnn.diagnostics.convergence import Convergence, convergence
-from pyrobnn.diagnostics.damage import audit
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, fidelity
-from pyrobnn.diagnostics.importance import Importance, importance, power_scaling
-from pyrobnn.diagnostics.judge import diagnose
+from pyrobnn.diagnostics.importance import Importance, importance
+from pyrobnn.diagnostics.judge import audit, diagnose
 from pyrobnn.diagnostics.leave_one_out import compare, loo, loo_pit, refit_points
 from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
 from pyrobnn.diagnostics.verdict import Check, Verdict
@@ -37,7 +36,6 @@ __all__ = [
     "loo",
     "loo_pit",
     "pit",
-    "power_scaling",
     "refit_points",
     "score",
 ]

@@ -1,4 +1,7 @@
-"""Calibration: whether predictive intervals are as wide as errors are large, and classes as frequent as predicted."""
+"""Calibration: whether predictive intervals are as wide as errors are large, and classes as frequent as predicted.
+
+`held_out`, `uniform` and `class_calibration` take arrays; the rows of the table give them those of a tree.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy import stats
 from scipy.special import expit, softmax
 
-from pyrobnn import metrics
 from pyrobnn.core.groups import HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
@@ -18,17 +19,17 @@ from pyrobnn.diagnostics.points import (
     FEWEST_DRAWS,
     class_replicates,
     has_classes,
+    pit_of,
     predictive_draws,
     replicates,
 )
-from pyrobnn.diagnostics.scores import class_tensors, expected_calibration_error
+from pyrobnn.diagnostics.scores import class_arrays, expected_calibration_error
 from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
 
 #: rates at which a model that is right may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
 MIN_DATA = 20
-#: held-out values of which coverage and confidence say something, by an exact tail and a simulated one: that none of
-#: eight lies inside happens to nobody
+#: held-out values of which coverage and confidence say something, by an exact tail and a simulated one
 FEWEST_HELD_OUT = 8
 LEVEL = 0.9
 _NUM_SIMULATED = 400
@@ -46,12 +47,21 @@ def pit(evidence: Evidence) -> np.ndarray | None:
     Returns:
         `pyrobnn.metrics.pit` of the held-out replicates; None where the tree has fewer than 25.
     """
-    draws = predictive_draws(evidence)
-    y = evidence.values(HELD_OUT, "y")
+    outcomes = _outcomes(evidence)
+    return None if outcomes is None else pit_of(*outcomes)
+
+
+def _outcomes(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Replicates (draw, point, output) of held-out data, and these (point, output)."""
+    draws, y = predictive_draws(evidence), evidence.values(HELD_OUT, "y")
     if draws is None or y is None or len(y) == 0 or len(draws) < FEWEST_DRAWS:
         return None
-    y = y.astype(np.float64).reshape(len(y), -1)
-    return metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+    return draws, y.astype(np.float64).reshape(len(y), -1)
+
+
+def outcomes_of(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """What `held_out` judges of a tree: of regressions alone."""
+    return None if has_classes(evidence) else _outcomes(evidence)
 
 
 def held_out_pit(evidence: Evidence) -> np.ndarray | None:
@@ -64,15 +74,19 @@ def left_out_pit(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     return None if has_classes(evidence) else loo_pit(evidence)
 
 
-def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the PIT of held-out data is uniform; of few, whether 90 % intervals hold enough of them."""
-    u = held_out_pit(evidence)
-    if u is None or len(u) < FEWEST_HELD_OUT:
+def held_out(outcomes: tuple[np.ndarray, np.ndarray], limits: tuple[float, ...]) -> Found | None:
+    """Whether the PIT of held-out data is uniform; of few, whether 90 % intervals hold enough of them.
+
+    Of draws (draw, point[, output]) of their predictions, and the outcomes (point[, output]).
+    """
+    draws, y = outcomes
+    if len(y) < FEWEST_HELD_OUT:
         return None
+    u, dependence = pit_of(draws, y), dependence_of(draws)
     if len(u) >= MIN_DATA:
-        return uniform(u, limits, "held-out", dependence_of(evidence))
+        return uniform(u, limits, "held-out", dependence)
     covered = float((np.abs(u - 0.5) <= 0.5 * LEVEL).mean())
-    count = max(1, round(len(u) / dependence_of(evidence).coverage ** 2))
+    count = max(1, round(len(u) / dependence.coverage**2))
     p = float(stats.binom.cdf(round(covered * count), count, LEVEL))
     numbers = {"count": u.size, "which": "held-out", "outer": 1.0 - covered, "p": p}
     status: Status = "fail" if p < RATES[1] else "warn" if p < RATES[0] else "info"
@@ -91,7 +105,7 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     outcomes = None if found is not None or has_classes(evidence) else replicates(evidence)
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
-    u = metrics.pit(torch.as_tensor(outcomes[0]), torch.as_tensor(outcomes[1])).numpy()
+    u = pit_of(*outcomes)
     trained = uniform(u, limits, "training")
     if trained.code != "too_wide":
         return trained if trained.status != "pass" else replace(trained, status="info")
@@ -99,11 +113,8 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     # E|Φ(s Z) − ½| = arctan(s) / π
     allowed = float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
     gap = allowed - float(np.abs(u - 0.5).mean())
-    p = float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE))
-    status = grade_tested(p, gap, RATES, limits)
-    return Found(
-        "info" if status == "pass" else status, trained.value, "too_wide", trained.numbers, limits[0]
-    )
+    status = grade_tested(float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE)), gap, RATES, limits)
+    return replace(trained, status="info" if status == "pass" else status)
 
 
 def _free_parameters(evidence: Evidence) -> int:
@@ -118,9 +129,7 @@ def _free_parameters(evidence: Evidence) -> int:
 class Dependence(NamedTuple):
     """Factors, at the least 1, by which errors exceed those of independent data.
 
-    Args:
-        distance: of the distance of the PIT from uniform. coverage: of the share in 90 % intervals.
-        mean, size: of the mean of the PIT, and of its mean distance from a half.
+    Of the distance of the PIT from uniform, the share in 90 % intervals, the PIT's mean, its mean distance from a half.
     """
 
     distance: float = 1.0
@@ -129,56 +138,47 @@ class Dependence(NamedTuple):
     size: float = 1.0
 
 
-_INDEPENDENT = Dependence()
+def dependence_of(draws: np.ndarray) -> Dependence:
+    """By what the errors of the PIT exceed those of independent data, from draws (draw, point[, output]).
 
-
-@statistic
-def dependence_of(evidence: Evidence) -> Dependence:
-    """By what the errors of the PIT of held-out data exceed those of independent data.
-
-    All held-out predictions share the one function, whose error is common to them: replicates of all points by one draw
-    say by how much, being outcomes of the model itself.
+    All predictions share the one function, whose error is common to them: replicates of all points by one draw say by
+    how much, being outcomes of the model itself.
     """
-    draws = predictive_draws(evidence)
-    if draws is None:
-        return _INDEPENDENT
     chosen = draws[spread(len(draws), _NUM_SIMULATED)][:, spread(draws.shape[1], MAX_DATA)]
     u = (chosen.argsort(axis=0).argsort(axis=0) + 0.5) / len(chosen)
     flat = u.reshape(len(u), -1)
     size = flat.shape[1]
     ordered, place = np.sort(flat, axis=1), np.arange(size) / size
-    # Kolmogorov's
-    distance = np.median(np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1))
+    distance = np.median(
+        np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1)
+    )  # Kolmogorov's
     share = (np.abs(flat - 0.5) <= 0.5 * LEVEL).mean(axis=1)
-    independent = np.sqrt(LEVEL * (1.0 - LEVEL) / size)
-    moments = flat.mean(axis=1).std() / _SD_MEAN, np.abs(flat - 0.5).mean(axis=1).std() / _SD_SIZE
     factors = (
         distance / stats.kstwo.median(size),
-        share.std() / independent,
-        *(moment * np.sqrt(size) for moment in moments),
+        share.std() / np.sqrt(LEVEL * (1.0 - LEVEL) / size),
+        flat.mean(axis=1).std() / _SD_MEAN * np.sqrt(size),
+        np.abs(flat - 0.5).mean(axis=1).std() / _SD_SIZE * np.sqrt(size),
     )
     return Dependence(*(max(1.0, float(factor)) for factor in factors))
 
 
-def _p_uniform(u: np.ndarray, distance: float, dependence: Dependence) -> float:
-    """p-value of values (point,) being uniform, by their distance, their mean and their size (Bonferroni)."""
-    errors = np.array([_SD_MEAN * dependence.mean, _SD_SIZE * dependence.size]) / np.sqrt(u.size)
-    z = np.abs([u.mean() - 0.5, np.abs(u - 0.5).mean() - 0.25]) / errors
-    each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(2.0 * stats.norm.sf(z)))
-    return float(min(1.0, len(each) * min(each)))
-
-
 def uniform(
-    u: np.ndarray, limits: tuple[float, ...], which: str, dependence: Dependence = _INDEPENDENT
+    u: np.ndarray, limits: tuple[float, ...], which: str, dependence: Dependence | None = None
 ) -> Found:
-    """Whether PIT values are uniform: by a distance that matters, and that is no chance."""
-    u = u.ravel()
-    distance = float(stats.kstest(u, "uniform").statistic)
-    p = _p_uniform(u, distance, dependence)
+    """Whether PIT values are uniform: by a distance that matters, and that is no chance.
+
+    By their distance, their mean and their size (Bonferroni).
+    """
+    u, dependence = u.ravel(), dependence or Dependence()
+    distance, mean = float(stats.kstest(u, "uniform").statistic), float(u.mean())
+    errors = np.array([_SD_MEAN * dependence.mean, _SD_SIZE * dependence.size]) / np.sqrt(u.size)
+    z = np.abs([mean - 0.5, np.abs(u - 0.5).mean() - 0.25]) / errors
+    each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(2.0 * stats.norm.sf(z)))
+    p = float(min(1.0, len(each) * min(each)))
     status = grade_tested(p, distance, RATES, limits)
     outer = float(((u < 0.05) | (u > 0.95)).mean())
     # intervals that are too wide for most and yet too narrow for the last per cent: noise with heavy tails
-    extreme, mean = float(((u < 0.005) | (u > 0.995)).mean()), float(u.mean())
+    extreme = float(((u < 0.005) | (u > 0.995)).mean())
     numbers = {"count": u.size, "which": which, "outer": outer, "extreme": extreme, "mean": mean, "p": p}
     code = "too_narrow" if outer > 0.1 else "too_wide"
     if status == "pass":
@@ -193,62 +193,61 @@ def uniform(
 # classes
 
 
-def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+class Labelled(NamedTuple):
+    """Labels (point,) beside class probabilities (point, class).
+
+    Args:
+        error: variance (class,) of the predicted shares, as all predictions share one function.
+        where: "held-out" or "training".
+    """
+
+    probs: np.ndarray
+    labels: np.ndarray
+    error: np.ndarray | float = 0.0
+    where: str = "held-out"
+
+
+def labelled_of(evidence: Evidence) -> Labelled | None:
+    """The held-out labels of a tree, else those of the training data with the shares of their replicates."""
+    probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
+    if probs is not None and y is not None and len(y) >= FEWEST_HELD_OUT:
+        arrays, f = class_arrays(probs, y), evidence.draws(PREDICTIONS, "f")
+        if f is None or f.ndim != 4 or f.shape[3] not in (1, arrays[0].shape[1]):
+            return Labelled(*arrays)
+        each = softmax(f, axis=-1) if f.shape[3] > 1 else np.concatenate([1.0 - expit(f), expit(f)], axis=-1)
+        return Labelled(*arrays, each.mean(axis=2).var(axis=(0, 1)))
+    outcomes = class_replicates(evidence)
+    if outcomes is None or len(outcomes[1]) < MIN_DATA:
+        return None
+    is_class = outcomes[0][..., None] == np.arange(1 + max(int(part.max()) for part in outcomes))
+    error = is_class.mean(axis=1).var(axis=0)
+    return Labelled(is_class.mean(axis=0), outcomes[1], error, "training")
+
+
+def class_calibration(data: Labelled, limits: tuple[float, ...]) -> Found | None:
     """Whether classes are as frequent as predicted, and held-out ones as often right as their confidence says.
 
     Confidence is held against what a perfectly calibrated forecast would score on as many data.
     """
-    probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
-    if probs is None or y is None or len(y) < FEWEST_HELD_OUT:
-        return _trained_shares(evidence, limits[1:])
-    p_class, labels = class_tensors(probs, y)
-    shares = _shares(p_class.numpy(), labels.numpy(), _error_of_shares(evidence), "held-out", limits[1:])
-    if shares.status == "fail":
+    shares = _shares(data, limits[1:])
+    if shares.status == "fail" or data.where == "training":
         return shares
-    confidence, correct = p_class.max(dim=1).values.numpy(), (p_class.argmax(dim=1) == labels).numpy()
+    confidence, correct = data.probs.max(axis=1), data.probs.argmax(axis=1) == data.labels
     ece, _ = expected_calibration_error(confidence, correct)
-    simulated = np.random.default_rng(0).random((_NUM_SIMULATED, len(y))) < confidence
-    null = np.array([expected_calibration_error(confidence, row)[0] for row in simulated])
+    simulated = np.random.default_rng(0).random((_NUM_SIMULATED, len(correct))) < confidence
+    null = [expected_calibration_error(confidence, row)[0] for row in simulated]
     limit = float(np.quantile(null, 0.99))
     status: Status = "pass" if ece <= limit else "fail" if ece > limit + limits[0] else "warn"
     if status == "pass" and shares.status != "pass":
         return shares
     gap = float(confidence.mean() - correct.mean())
     code = "" if status == "pass" else "overconfident" if gap > 0 else "underconfident"
-    return Found(status, ece, code, {"gap": gap, "count": len(y)}, limit)
+    return Found(status, ece, code, {"gap": gap, "count": len(correct)}, limit)
 
 
-def _trained_shares(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the classes of the training data are as frequent as in their replicates, where no rows are held out."""
-    outcomes = class_replicates(evidence)
-    if outcomes is None or len(outcomes[1]) < MIN_DATA:
-        return None
-    draws, labels = outcomes
-    every = np.arange(1 + max(int(draws.max()), int(labels.max())))
-    of_draw = np.stack([(draws == label).mean(axis=1) for label in every], axis=1)
-    probs = np.stack([(draws == label).mean(axis=0) for label in every], axis=1)
-    return _shares(probs, labels, of_draw.var(axis=0), "training", limits)
-
-
-def _error_of_shares(evidence: Evidence) -> np.ndarray | float:
-    """Variance (class,) of predicted shares of the held-out data: all predictions share one function."""
-    f = evidence.draws(PREDICTIONS, "f")
-    probs = evidence.values(PREDICTIONS, "probs")
-    if (
-        f is None
-        or probs is None
-        or f.ndim != 4
-        or f.shape[3] not in (1, probs.reshape(len(probs), -1).shape[1])
-    ):
-        return 0.0
-    each = softmax(f, axis=-1) if f.shape[3] > 1 else np.concatenate([1.0 - expit(f), expit(f)], axis=-1)
-    return each.mean(axis=2).var(axis=(0, 1))
-
-
-def _shares(
-    probs: np.ndarray, labels: np.ndarray, error: np.ndarray | float, where: str, limits: tuple[float, ...]
-) -> Found:
+def _shares(data: Labelled, limits: tuple[float, ...]) -> Found:
     """The class whose share of the data is farthest from the one predicted, beyond chance and the error of that."""
+    probs, labels, error, where = data
     said = probs.mean(axis=0)
     seen = np.bincount(labels, minlength=probs.shape[1])[: probs.shape[1]] / len(labels)
     variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels) + error

@@ -158,6 +158,11 @@ class Evidence:
         return self.text("method") or _LIBRARIES.get(said.lower(), said) or "unknown"
 
     @property
+    def label(self) -> str:
+        """Name of the run, else of its method."""
+        return self.text("label") or self.method
+
+    @property
     def computed(self) -> list[str]:
         """Sites that a program computes from its latent ones (``pyro.deterministic``)."""
         found = self.json("deterministic_sites")

@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from math import log10
 
 import numpy as np
-import xarray as xr
 from arviz_stats.base import array_stats
 from scipy.special import logsumexp
 
 from pyrobnn.core.groups import FUNCTION, SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import quantities
-from pyrobnn.diagnostics.evidence import Evidence, matched, spread, statistic
+from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
 FEWEST_WEIGHTED = 25  # the Pareto tail is a fifth of the draws and needs five
 _FLAT = 1e-9
-_MAX_PROBES = 24
-_MIN_SCALED = 100  # draws that are reweighted by a power of the prior or likelihood
-#: powers of the prior or likelihood, ArviZ's
-_ALPHAS = (0.99, 1.01)
 #: k-hat above which no number of draws makes the weights reliable (Vehtari et al., 2024, section 3.2)
 PARETO_K = 0.7
 
@@ -190,95 +185,3 @@ def _corrected(
     gap = float(np.median(np.abs(gaps)))
     status = worse(grade(shift - error, *limits[:2]), grade(gap - error, *-np.log(limits[2:4])))
     return status, {"shift": min(shift, 1e6), "ratio": float(min(np.exp(-np.median(gaps)), 1e6))}
-
-
-# power scaling
-
-
-@statistic
-def power_scaling(evidence: Evidence) -> xr.Dataset | None:
-    """Sensitivity of f at the train probes to power-scaling the prior and the likelihood (``arviz_stats.psense``).
-
-    In a network the log prior sums over hundreds of weights, and its Monte-Carlo correlation with f alone gives
-    a sensitivity well above 0.05. The noise floor says how large: the same statistic with the log prior shifted
-    along the chains, which keeps its autocorrelation but breaks its link to f.
-
-    Args:
-        tree: A DataTree with function values, ``log_prior`` and ``log_likelihood``.
-
-    Returns:
-        Dataset over (quantity) with ``prior``, ``likelihood`` and the noise floor of the first, ``prior_floor``; None
-        where something is missing or there are fewer than 100 draws.
-
-    References:
-        Detecting and diagnosing prior and likelihood sensitivity with power-scaling (Kallioinen et al., 2024).
-    """
-    f, log_prior, pointwise = evidence.f, evidence.log_prior, evidence.log_likelihood
-    if f is None or log_prior is None or pointwise is None or evidence.num_draws < _MIN_SCALED:
-        return None
-    f, log_prior = matched(f, pointwise), matched(log_prior, pointwise)
-    if f is None or log_prior is None or pointwise.shape[0] * pointwise.shape[1] < _MIN_SCALED:
-        return None
-    kinds = evidence.probe_kinds(f.shape[2])
-    train = np.flatnonzero((kinds == "train") | (kinds == "user"))
-    if train.size == 0:
-        return None
-    chosen = train[spread(train.size, _MAX_PROBES)]
-    values = f[:, :, chosen].reshape(*f.shape[:2], -1)[:, :, : 2 * _MAX_PROBES]
-    total = pointwise.sum(-1, dtype=np.float64)
-    if not (np.isfinite(values).all() and np.isfinite(log_prior).all() and np.isfinite(total).all()):
-        return None
-    if np.ptp(log_prior) == 0.0 or np.ptp(total) == 0.0:
-        return None
-    values = values[:, :, np.ptp(values, axis=(0, 1)) > 0.0]
-    if values.shape[2] == 0:
-        return None
-    found = {
-        "prior": _psense(values, log_prior),
-        "likelihood": _psense(values, total),
-        "prior_floor": _floor(values, log_prior),
-    }
-    return xr.Dataset({name: ("quantity", array) for name, array in found.items()})
-
-
-def _psense(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
-    """``arviz_stats.psense`` of values (chain, draw, quantity), on arrays: making it a tree would cost as much."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        weights = []
-        for alpha in _ALPHAS:
-            each = np.exp(array_stats.power_scale_lw(log_density, alpha=alpha, axis=(0, 1)))
-            weights.append(np.broadcast_to(each / each.sum(), (values.shape[2], *log_density.shape)))
-        lower, upper = weights
-        found = array_stats.power_scale_sense(np.moveaxis(values, 2, 0), lower, upper, *_ALPHAS)
-    return np.where(np.isfinite(found), found, 0.0)
-
-
-def _floor(values: np.ndarray, log_density: np.ndarray) -> np.ndarray:
-    num_draws = values.shape[1]
-    shifts = enumerate((num_draws // 3, num_draws // 2, (2 * num_draws) // 3))
-    return np.max([_psense(values, np.roll(log_density, (i, shift), (0, 1))) for i, shift in shifts], axis=0)
-
-
-def prior_sensitivity(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """A warning where the prior has as much influence on the function as the data, at half of the train probes.
-
-    That a prior matters is no fault: of a net, whose every function leans on its prior, it is information.
-    """
-    if evidence.number("temperature", 1.0) != 1.0:
-        return None
-    if evidence.is_iid:
-        weights = importance(evidence)
-        # reweighting draws of q tells about the posterior only if q is close to it
-        if weights is None or weights.k > weights.good_k:
-            return None
-    found = power_scaling(evidence)
-    if found is None:
-        return None
-    prior, likelihood = found["prior"].values, found["likelihood"].values
-    floors, share = limits[1:]
-    pulled = prior > np.maximum(limits[0], floors * found["prior_floor"].values)
-    dominated = float((pulled & (prior >= 0.9 * likelihood)).mean())
-    pulls = dominated > share and not evidence.has_hidden_units
-    status: Status = "warn" if pulls else "info" if pulled.mean() > share else "pass"
-    return Found(status, float(np.median(prior)), "", {"likelihood": float(np.median(likelihood))}, limits[0])

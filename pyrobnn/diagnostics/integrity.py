@@ -1,11 +1,13 @@
-"""What stands before any judgement: draws that are finite, a fit that ended, draws that claim to be a posterior's."""
+"""What stands before any judgement: finite values, an ended fit, rows that are new; and what `audit` looks for."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
+from scipy import stats
 from scipy.spatial import cKDTree
+from scipy.special import logsumexp
 
 from pyrobnn.core.groups import (
     CONSTANT_DATA,
@@ -21,15 +23,16 @@ from pyrobnn.core.groups import (
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
-from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.verdict import Found, Status
+from pyrobnn.diagnostics.convergence import quantities
+from pyrobnn.diagnostics.evidence import Evidence, flattened, spread
+from pyrobnn.diagnostics.points import has_classes, replicates
+from pyrobnn.diagnostics.verdict import Found, Status, grade
 from pyrobnn.wording.findings import DRAWS, findings
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR_PREDICTIVE, OBSERVED_DATA, PREDICTIONS, HELD_OUT, GRID)
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
 _FEWEST_STEPS = 20  # steps of a search below which losses show nothing
-_MOST_VALUES = 1_000_000  # numbers of training rows above which no near copies are looked for
 
 
 def hopeless(evidence: Evidence) -> Found | None:
@@ -180,10 +183,89 @@ def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
     known, new = (np.frombuffer(b"".join(rows), np.float32).reshape(len(rows), -1) for rows in (train, test))
     sd = known.std(axis=0)
     known, new = known[:, sd > 0.0] / sd[sd > 0.0], new[:, sd > 0.0] / sd[sd > 0.0]
-    few = len(known) < 3 or known.shape[1] < 2
-    if few or known.size > _MOST_VALUES or not (np.isfinite(known).all() and np.isfinite(new).all()):
+    if len(known) < 3 or known.shape[1] < 2 or not (np.isfinite(known).all() and np.isfinite(new).all()):
         return 0.0, 0.0
     tree = cKDTree(known)
     own, other = tree.query(known, k=2)[0][:, 1], tree.query(new)[0]
     near = 0.01 * np.median(own)  # of the usual distance between neighbours, every column in units of its sd
     return float((other < near).mean()), float((own < near).mean())
+
+
+# the rows of the audit
+
+
+def copied_chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether chains make the same moves draw by draw, or the opposite ones: R-hat calls that agreement."""
+    moves = np.array([np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:8]])
+    if moves.ndim < 3 or moves.shape[1] < 2 or moves.shape[2] < 20:
+        return None
+    moves = moves - moves.mean(axis=2, keepdims=True)
+    moves /= np.maximum(np.linalg.norm(moves, axis=2, keepdims=True), np.finfo(float).tiny)
+    alike = np.abs(np.einsum("qcs,qds->qcd", moves, moves)).min(axis=0) > limits[0]
+    pairs = np.argwhere(np.triu(alike, 1))
+    named = "; ".join(f"{first}, {second}" for first, second in pairs)
+    copies = float(len(np.unique(pairs[:, 1])))
+    return Found("fail" if copies else "pass", copies, "", {"named": named}, 0.0)
+
+
+def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether draws occur again elsewhere than right after themselves: a continuous posterior never gives one twice."""
+    flat = [flattened(each, 2) for each in evidence.sites.values() if each.dtype.kind == "f"]
+    if not flat or evidence.is_point:
+        return None
+    values = np.concatenate([each.astype(np.float64) for each in flat], axis=2)
+    # a draw that stays may differ in its last digits, which a transform rounds otherwise in each
+    stays = np.isclose(values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0).all(
+        axis=2
+    )
+    places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
+    share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
+    limit = limits[evidence.is_iid]
+    return Found("fail" if share > limit else "pass", share, limit=limit)
+
+
+def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the log-likelihood is that of the data beside it, in nats per datum: neither of other rows nor tempered.
+
+    By the total that is stored with the function; by how often replicates of one output come near the outcome, in the
+    median over data and by their order.
+    """
+    pointwise, outcomes = evidence.log_likelihood, replicates(evidence, whole=True)
+    if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():
+        return None
+    total = evidence.draws(FUNCTION, "log_likelihood")
+    if total is not None and total.shape == pointwise.shape[:2] and np.isfinite(total).all():
+        off = float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
+        if off > limits[0]:
+            return Found(grade(off, *limits), off)
+    if outcomes is None or outcomes[1].shape != (pointwise.shape[2], 1):
+        return None
+    rows = spread(pointwise.shape[2], 500)
+    draws, y = (each[..., rows, 0].astype(np.float64) for each in outcomes)
+    flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
+    lppd = logsumexp(flat, axis=0) - np.log(len(flat))
+    same, few = (draws == y).sum(axis=0), 20
+    whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
+    if whole:
+        seen, error = (
+            np.log(np.maximum(same, 1) / len(draws)),
+            float(np.median(1.0 / np.sqrt(np.maximum(same, 1)))),
+        )
+        use = (same >= few) & (
+            np.maximum(np.abs(seen), np.abs(lppd)) > 0.05
+        )  # of certain labels nothing is seen
+    else:
+        near = max(few, int(2.0 * np.sqrt(len(draws))))
+        if len(draws) <= 2 * near:
+            return None
+        reach = np.maximum(np.partition(np.abs(draws - y), near - 1, axis=0)[near - 1], np.finfo(float).tiny)
+        seen, error = np.log((near - 1) / len(draws) / (2.0 * reach)), 1.0 / np.sqrt(near)
+        use = (same <= 1) & (np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)) >= near)
+    if use.sum() < 8:
+        return None
+    # the median size of a normal error is 0.674 of its sd, with a standard error of 0.787 / sqrt(N)
+    chance = (0.674 + 3.0 * 0.787 / np.sqrt(use.sum())) * error
+    off = float(np.sqrt(max(float(np.median(np.abs(lppd - seen)[use])) ** 2 - chance**2, 0.0)))
+    ordered = not whole and float(seen[use].std()) > 3.0 * error
+    strange = ordered and stats.spearmanr(lppd[use], seen[use]).statistic < 2.0 / np.sqrt(use.sum())
+    return Found("fail" if strange else grade(off, *limits), off)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics.check_table import TABLE, Row
+from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
-from pyrobnn.diagnostics.verdict import Check, Verdict, said
+from pyrobnn.diagnostics.verdict import Check, Found, Verdict, said
 
 
 def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None) -> Verdict:
@@ -61,17 +61,34 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         reference.require_draws("reference")
         if reference.tree is evidence.tree:
             reference = None
-    label = evidence.text("label") or evidence.method
     broken = hopeless(evidence)
     if broken is not None:
-        check = Check("finite", broken.status, "draws", broken.value, 0.0, "", broken.code, broken.numbers)
-        return Verdict.from_checks(evidence.method, label, [check])
-    found = [
-        made(row, evidence, *([reference] if row.against and reference is not None else []))
-        for row in TABLE
-        if row.applies(evidence) and not (row.against and reference is None)
-    ]
-    return Verdict.from_checks(evidence.method, label, [check for check in found if check is not None])
+        return Verdict.from_checks(evidence.method, evidence.label, [_check(broken, TABLE[0])])
+    rows = [row for row in TABLE if row.applies(evidence) and not (row.against and reference is None)]
+    found = [made(row, evidence, *([reference] if row.against and reference else [])) for row in rows]
+    return Verdict.from_checks(
+        evidence.method, evidence.label, [check for check in found if check is not None]
+    )
+
+
+def audit(tree: xr.DataTree | Evidence) -> Verdict:
+    """Say whether a tree was forged or damaged: chains copied, draws repeated, another log-likelihood.
+
+    No fit of this library makes such a tree, so `diagnose` does not look; ask where one comes from elsewhere.
+
+    Args:
+        tree: Draws as DataTree; only ``posterior`` is required.
+
+    Returns:
+        A verdict whose checks are all about the draws.
+
+    Raises:
+        TypeError, ValueError: As `diagnose`.
+    """
+    evidence = Evidence.of(tree)
+    evidence.require_draws()
+    found = (made(row, evidence) for row in AUDIT if row.applies(evidence))
+    return Verdict(evidence.method, evidence.label, tuple(check for check in found if check is not None))
 
 
 def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
@@ -79,16 +96,20 @@ def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
-            found = row.statistic(evidence, row.limits, *reference)
+            data = row.data(evidence)
+            found = None if data is None else row.statistic(data, row.limits, *reference)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         numbers = {"error": said(error)}
         return Check(row.code, "warn", row.question, code="failed_to_run", source=row.source, numbers=numbers)
-    if found is None:
-        return None
-    limit = found.limit if found.limit is not None else row.limits[0] if row.limits else None
-    seen = found.value, limit, row.source, found.code, found.numbers
-    return Check(row.code, found.status, row.question, *seen)
+    return None if found is None else _check(found, row)
+
+
+def _check(found: Found, row: Row) -> Check:
+    limit = found.limit if found.limit is not None else row.limits[0]
+    return Check(
+        row.code, found.status, row.question, found.value, limit, row.source, found.code, found.numbers
+    )
 
 
 def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:

@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pyrobnn.core.chains import ess
-from pyrobnn.core.groups import LOG_LIKELIHOOD, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
@@ -24,10 +24,9 @@ from pyrobnn.diagnostics.verdict import Found, Status
 
 #: data whose PIT is computed
 MAX_DATA = 2000
+#: data above which only `MAX_DATA` of them are left out, evenly spread: each takes about a millisecond
+MAX_ROWS = 50_000
 _BLOCK = 4_000_000  # log-likelihood values that are smoothed at once
-#: log-likelihood values, and data, above which leave-one-out takes a subsample: a datum takes about a millisecond
-_MAX_ELEMENTS, _SUBSAMPLE_FROM, _SUBSAMPLE_SIZE = 40_000_000, 50_000, 1_000
-_MAX_ELEMENTS_ESS = 200
 #: share of the data whose k-hat may be too large before their PIT says nothing
 UNRELIABLE = 0.1
 
@@ -37,7 +36,7 @@ class LeaveOneOut:
     """What the smoothed weights of leaving each datum out tell; they themselves are too many to keep.
 
     Args:
-        points: which data (point,): all, or at most 2000 evenly spread where LOO is subsampled.
+        points: which data (point,): all, or of more than 50 000 a spread of 2000.
         k: Pareto k-hat of each (point,); infinite where one draw or its copies carry all the weight.
         elpd: log p(y_i | y_−i) of each (point,). lppd: log p(y_i | y) of each (point,).
         pit: P(ỹ_i ≤ y_i | y_−i), ties by a random part, of evenly spread data, (at most 2000, output); None without
@@ -54,20 +53,19 @@ class LeaveOneOut:
 
 
 @statistic
-def leave_one_out(evidence: Evidence, *, every: bool = False) -> LeaveOneOut | None:
+def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
     r"""The predictive of each datum from the posterior without it: one smoothing for elpd, k-hat and LOO-PIT.
 
     .. math:: r_{is} \propto \frac{1}{p(y_i \mid \theta_s)} \cdot \frac{p(\theta_s, y)}{q(\theta_s)}
 
-    where the second factor is 1 for Markov chains. None as in `loo`. Of a large tree only a spread of the data, unless
-    `every` datum is asked for.
+    where the second factor is 1 for Markov chains. None as in `loo`.
     """
     pointwise = usable(evidence)
     if pointwise is None:
         return None
     num_data = pointwise.shape[2]
     shown = spread(num_data, MAX_DATA)
-    points = shown if is_large(pointwise) and not every else np.arange(num_data)
+    points = shown if num_data > MAX_ROWS else np.arange(num_data)
     pair, outcomes = densities(evidence), replicates(evidence)
     if outcomes is not None and (len(outcomes[1]) != num_data or len(outcomes[0]) != pointwise[:, :, 0].size):
         outcomes = None
@@ -152,18 +150,13 @@ def usable(evidence: Evidence) -> np.ndarray | None:
     return None if evidence.is_iid and densities(evidence) is None else pointwise
 
 
-def is_large(pointwise: np.ndarray) -> bool:
-    """Whether a log likelihood (chain, draw, datum) is so large that LOO takes a subsample of the data."""
-    return pointwise.shape[2] >= _SUBSAMPLE_FROM or pointwise.size > _MAX_ELEMENTS
-
-
 @statistic
 def relative_efficiency(evidence: Evidence) -> float:
     """Mean ESS per draw of the elements of the posterior, as ArviZ has it; of many elements a spread of 200."""
     if densities(evidence) is not None or evidence.num_chains == 1 or evidence.draws_per_chain < 4:
         return 1.0
     columns = [flattened(draws, 2) for draws in evidence.sites.values()]
-    every = -(-sum(column.shape[2] for column in columns) // _MAX_ELEMENTS_ESS)
+    every = -(-sum(column.shape[2] for column in columns) // 200)
     draws = np.concatenate([column[:, :, ::every] for column in columns], axis=2).astype(np.float64)
     each = ess(np.moveaxis(draws, 2, 0), "mean")
     each = each[np.isfinite(each)]
@@ -174,8 +167,8 @@ def relative_efficiency(evidence: Evidence) -> float:
 def loo(evidence: Evidence) -> ELPDData | None:
     """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
 
-    The weights are smoothed by ArviZ, for approximations with their log_p and log_q. From 50 000 data on (or 40 million
-    log-likelihood values), ``arviz_stats.loo_subsample`` with the difference estimator.
+    The weights are smoothed by ArviZ, for approximations with their log_p and log_q. Of more than 50 000 data the sum
+    is over 2000 of them, evenly spread.
 
     Args:
         tree: A DataTree with a ``log_likelihood`` group.
@@ -187,16 +180,16 @@ def loo(evidence: Evidence) -> ELPDData | None:
 
     References:
         Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)
-        https://doi.org/10.1007/s11222-016-9696-4 Bayesian leave-one-out cross-validation for large data
-        (Magnusson et al., 2019) https://arxiv.org/abs/1904.10679
+        https://doi.org/10.1007/s11222-016-9696-4
     """
     pointwise = usable(evidence)
-    if pointwise is None:
-        return None
-    if is_large(pointwise) and pointwise.shape[2] > _SUBSAMPLE_SIZE:
-        return _subsampled(evidence, pointwise)
-    found = leave_one_out(evidence, every=is_large(pointwise))
-    if found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
+    found = leave_one_out(evidence)
+    if (
+        pointwise is None
+        or found is None
+        or not np.isfinite(found.elpd.sum())
+        or not np.isfinite(found.k).any()
+    ):
         return None
     num_data, num_draws = len(found.points), pointwise[:, :, 0].size
     coords = {"obs": found.points}
@@ -220,35 +213,6 @@ def elpd_data(**fields: Any) -> ELPDData:
     # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
     one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
     return ELPDData(kind="loo", **fields) if one is None else one(**fields)
-
-
-def _subsampled(evidence: Evidence, pointwise: np.ndarray) -> ELPDData | None:
-    pair = densities(evidence)
-    sizes = (*SAMPLE_DIMS, "obs")
-    coords = {name: np.arange(size) for name, size in zip(sizes, pointwise.shape, strict=True)}
-    # a tree of the log-likelihood alone, so that ArviZ reads nothing else
-    data = xr.DataTree.from_dict({LOG_LIKELIHOOD: xr.Dataset({"y": (sizes, pointwise)}, coords=coords)})
-    del coords["obs"]
-    every = (None, None) if pair is None else (xr.DataArray(each, coords, SAMPLE_DIMS) for each in pair)
-    log_p, log_q = every
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            found = arviz_stats.loo_subsample(
-                data,
-                observations=_SUBSAMPLE_SIZE,
-                pointwise=True,
-                reff=relative_efficiency(evidence),
-                log_p=log_p,
-                log_q=log_q,
-                seed=0,
-            )
-    except ValueError as error:
-        if "tail values are the same" not in str(error):
-            raise
-        return None
-    hopeless = not np.isfinite(found.elpd) or not np.isfinite(found.pareto_k).any()
-    return None if hopeless else found
 
 
 def compare(trees: Mapping[str, xr.DataTree | Evidence]) -> pd.DataFrame:
@@ -282,7 +246,8 @@ def refit_points(elpd: ELPDData) -> list[int]:
     k = np.asarray(elpd.pareto_k).ravel()
     k = np.where(np.isnan(k), -np.inf, k)
     bad = np.flatnonzero(k > elpd.good_k)
-    return [int(index) for index in bad[np.argsort(-k[bad])]]
+    rows = np.asarray(elpd.pareto_k["obs"]) if isinstance(elpd.pareto_k, xr.DataArray) else np.arange(len(k))
+    return [int(index) for index in rows[bad[np.argsort(-k[bad])]]]
 
 
 def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -294,17 +259,11 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     k, points = k[~np.isnan(k)], refit_points(elpd)
     # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
     own = evidence.is_iid and len(points) > 0.5 * k.size
-    certain = bool((k > _certain_k(evidence, elpd, k.size, limits[0])).any()) and not own
+    # a k-hat from a tail of M draws has standard error (1 + k) / sqrt(M)
+    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
+    error = (1.0 + elpd.good_k) / np.sqrt(tail)
+    certain = not own and bool((k > elpd.good_k + stats.norm.isf(limits[0] / k.size) * error).any())
     finite = k[np.isfinite(k)]
     numbers = {"count": len(points), "total": k.size, "rows": points[:8]}
     status: Status = "warn" if certain else "info" if points else "pass"
     return Found(status, float(finite.max()), "", numbers, elpd.good_k)
-
-
-def _certain_k(evidence: Evidence, elpd: ELPDData, num_data: int, rate: float) -> float:
-    """The k-hat that none of the data has by chance while its k is within the limit.
-
-    The estimate from a tail of M draws has standard error (1 + k)/√M.
-    """
-    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
-    return elpd.good_k + stats.norm.isf(rate / num_data) * (1.0 + elpd.good_k) / np.sqrt(tail)

@@ -115,6 +115,11 @@ def _draws_first(values: xr.DataArray) -> np.ndarray:
     return ordered.reshape(ordered.shape[0] * ordered.shape[1], *ordered.shape[2:])
 
 
+def pit_of(draws: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`pyrobnn.metrics.pit` of arrays."""
+    return metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+
+
 @dataclass(frozen=True, eq=False)
 class Points:
     """Predictions at points with known outcomes, one output of a regression.
@@ -153,9 +158,7 @@ class Points:
     @property
     def pit(self) -> np.ndarray | None:
         """`pyrobnn.metrics.pit` of the outcomes, shape (point,); None without draws."""
-        if (sample := self.sample) is None:
-            return None
-        return metrics.pit(torch.as_tensor(sample), torch.as_tensor(self.y)).numpy()
+        return None if self.sample is None else pit_of(self.sample, self.y)
 
 
 def _one(values: xr.DataArray, output: int) -> xr.DataArray:

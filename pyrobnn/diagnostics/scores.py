@@ -11,7 +11,7 @@ import torch
 from pyrobnn import metrics
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.points import of_each_class, predictive_draws
+from pyrobnn.diagnostics.points import of_each_class, pit_of, predictive_draws
 
 LEVELS = (0.5, 0.9, 0.95)
 
@@ -99,7 +99,7 @@ def expected_calibration_error(
 ) -> tuple[float, np.ndarray]:
     """Expected calibration error in bins of equal *count*, and the reliability table behind it.
 
-    ``pyrobnn.metrics.ece(..., equal="count")`` from confidences: equal counts leave no bin to a handful of points.
+    Equal counts leave no bin to a handful of points, as equal widths do (:func:`pyrobnn.metrics.ece`).
 
     Args:
         confidence: Probability of the predicted class (point,).
@@ -109,9 +109,9 @@ def expected_calibration_error(
     Returns:
         The error, and an array (bin, 3) of mean confidence, share correct and count.
     """
-    pair = torch.as_tensor(confidence), torch.as_tensor(correct)
-    bins = metrics.confidence_bins(*pair, num_bins, equal="count")
-    return metrics.mean_gap(bins), torch.stack([each.double() for each in bins], dim=1).numpy()
+    parts = [part for part in np.array_split(np.argsort(confidence, kind="stable"), num_bins) if len(part)]
+    table = np.array([(confidence[part].mean(), correct[part].mean(), len(part)) for part in parts])
+    return float(np.average(np.abs(table[:, 0] - table[:, 1]), weights=table[:, 2])), table
 
 
 def _mean_score(name: str, values: np.ndarray, better: str) -> Score:
@@ -206,23 +206,22 @@ def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
     low, high = (each.numpy() for each in metrics.central_intervals(torch.as_tensor(draws), LEVELS))
     if not (draws == y).any():
         return (y >= low) & (y <= high), high - low
-    u = metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+    u = pit_of(draws, y)
     return np.stack([np.abs(u - 0.5) <= level / 2 for level in LEVELS]), high - low
 
 
-def class_tensors(probs: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Class probabilities (point, class), rows summing to one, and labels (point,), as in `pyrobnn.metrics`."""
+def class_arrays(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Class probabilities (point, class), rows summing to one, and labels (point,)."""
     probs = of_each_class(probs.astype(np.float64))
-    probs = probs / probs.sum(axis=1, keepdims=True)
-    return torch.as_tensor(probs), torch.as_tensor(y.reshape(len(y)).astype(np.int64))
+    return probs / probs.sum(axis=1, keepdims=True), y.reshape(len(y)).astype(np.int64)
 
 
 def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
-    p, labels = class_tensors(probs, y)
-    ece, _ = expected_calibration_error(p.max(dim=1).values.numpy(), (p.argmax(dim=1) == labels).numpy())
-    one_hot = torch.nn.functional.one_hot(labels, p.shape[1])
+    p, labels = class_arrays(probs, y)
+    correct = p.argmax(axis=1) == labels
+    one_hot = labels[:, None] == np.arange(p.shape[1])
     return [
-        _mean_score("accuracy", (p.argmax(dim=1) == labels).numpy(), "higher"),
-        _mean_score("brier", (p - one_hot).square().sum(dim=1).numpy(), "lower"),
-        Score("ece", ece, None, "lower"),
+        _mean_score("accuracy", correct, "higher"),
+        _mean_score("brier", ((p - one_hot) ** 2).sum(axis=1), "lower"),
+        Score("ece", expected_calibration_error(p.max(axis=1), correct)[0], None, "lower"),
     ]

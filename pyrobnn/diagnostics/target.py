@@ -194,27 +194,6 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     return _decided(found, evidence, *pair)
 
 
-def range_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether moved draws of chains stay where the function of all draws is: none can leave the range of right ones.
-
-    Of draws that lack what lies beyond an edge, as one half of the functions, many cross it at once; of n right draws
-    two in n + 1 lie outside of the others.
-    """
-    pair, every = _moved(evidence, ""), evidence.f
-    if pair is None or isinstance(pair, Found) or every is None or every.shape[2:] != pair[0].shape[1:]:
-        return pair if isinstance(pair, Found) else None
-    columns, moved = every.reshape(*every.shape[:2], -1), pair[1].reshape(len(pair[1]), -1)
-    worth = np.nan_to_num(ess(np.moveaxis(columns, 2, 0), "mean"), nan=1.0)
-    worth = np.minimum(worth, columns.shape[0] * columns.shape[1])
-    outside = ((moved < columns.min((0, 1))) | (moved > columns.max((0, 1)))).sum(axis=0)
-    p = stats.poisson.sf(outside - 1, 2.0 * len(moved) / (worth + 1.0)) * len(worth)
-    worst = int(np.argmin(p))
-    share, least = float(outside[worst]) / len(moved), min(1.0, float(p[worst]))
-    numbers = {"p": least, "remedy": _remedy(evidence)}
-    found = Found(grade_tested(least, share, RATES, limits), share, "", numbers, limits[0])
-    return _decided(found, evidence, *pair)
-
-
 def _change(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, of draws (draw, …)."""
     sds, shifts, ratios = [], [], []

@@ -78,11 +78,6 @@ class Check:
         return self.status != "info"
 
     @property
-    def fault(self) -> str:
-        """What is wrong in a few words, for whoever has not read the check; of one that did not pass."""
-        return plain(words.fault(self.code))
-
-    @property
     def evidence(self) -> str:
         """One sentence saying what was seen."""
         shown_numbers = {"value": self.value, "limit": self.limit, **self.numbers}
@@ -181,20 +176,21 @@ class Verdict:
         """The check that decided the answer to a question, where it did not pass."""
         return next((check for check in (*self.failed, *self.warned) if check.question == question), None)
 
-    def line(self, question: Question) -> tuple[Answer, str]:
-        """The answer to one question, and the evidence for it in a sentence."""
+    def fault(self, question: Question) -> str:
+        """What was seen by the check that decided the answer, as a part of a sentence; empty where all passed."""
         worst = self.worst(question)
-        if worst is not None:
-            return self.answer(question), worst.evidence
-        passed = sum(check.question == question for check in self.passed)
-        return self.answer(question), f"{passed} {'check' if passed == 1 else 'checks'} passed."
+        return "" if worst is None else worst.evidence.rstrip(".")
+
+    def shown_answer(self, question: Question) -> str:
+        """The answer to a question, or "not checked"."""
+        return self.answer(question) if self.checked(question) else "not checked"
 
     @property
     def lines(self) -> str:
         """Both answers in words: ``"draws: pass (sd within 25 %), model: not checked"``."""
         found = []
         for question in QUESTIONS:
-            said = self.answer(question) if self.checked(question) else "not checked"
+            said = self.shown_answer(question)
             within = f" (sd within {TOLERANCE:.0%})" if question == "draws" and said == "pass" else ""
             found.append(f"{question}: {said}{within}")
         return ", ".join(found)
@@ -209,16 +205,13 @@ class Verdict:
         """One sentence for a reader who knows none of the checks: whose verdict, and what decided it."""
         same = not self.label or self.label.lower() == self.method.lower()
         name = self.method if same else f"{self.label} ({self.method})"
-        answers = [self.answer(each) if self.checked(each) else "not checked" for each in QUESTIONS]
-        faults = ["" if (worst := self.worst(each)) is None else worst.fault for each in QUESTIONS]
-        return f"{name}: {words.opening(*zip(answers, faults, strict=True))}."
+        parts = [words.opening(each, self.shown_answer(each), self.fault(each)) for each in QUESTIONS]
+        return f"{name}: {'; '.join(parts)}."
 
     def __str__(self) -> str:
-        """The summary, both answers, what was seen by the check that decided each, and what to do."""
-        seen = [worst for question in QUESTIONS if (worst := self.worst(question)) is not None]
-        told = [f"{each.status} {each.name}: {each.evidence}" for each in seen if each.code != "not_checked"]
+        """The summary, both answers, and what to do."""
         action = [f"next: {self.action}"] if self.action else []
-        return shown("\n".join([self.summary, self.lines, *told, *action]))
+        return shown("\n".join([self.summary, self.lines, *action]))
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""

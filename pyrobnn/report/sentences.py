@@ -73,11 +73,6 @@ def with_error(value: float, error: float) -> tuple[str, str]:
     return f"{value:.{decimals}f}".replace("-", "−"), f"{error:.{decimals}f}"
 
 
-def answer(verdict: Verdict, question: Question) -> str:
-    """ "pass", "warn", "fail" or "not checked"."""
-    return verdict.line(question)[0] if verdict.checked(question) else "not checked"
-
-
 def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | None:
     """The label to trust first: by the answers about draws and model, then by held-out log density, then by order.
 
@@ -89,7 +84,7 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
 
     def order(row: Row) -> tuple[bool, int, int, bool, float]:
         verdict = verdicts[row.label]
-        draws, model = answer(verdict, "draws"), answer(verdict, "model")
+        draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
         unseen = draws != "pass" and model == "not checked"
         ranks = RANKS["draws"].index(draws), RANKS["model"].index(model)
         point = any(check.code == "point_estimate" for check in verdict.checks)
@@ -102,8 +97,8 @@ def headline(label: str, evidence: Evidence, verdict: Verdict, rows: Sequence[Ro
     """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
     parts = []
     for question, words in ANSWERS.items():
-        fault = _fault(verdict, question) if answer(verdict, question) in ("warn", "fail") else ""
-        parts.append(": ".join(filter(None, (words[answer(verdict, question)], fault))))
+        fault = verdict.fault(question) if verdict.shown_answer(question) in ("warn", "fail") else ""
+        parts.append(": ".join(filter(None, (words[verdict.shown_answer(question)], fault))))
     return f"{'; '.join(parts)}. {_skill(label, evidence, rows)}"
 
 
@@ -115,27 +110,22 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
         return f"These runs used different data and are not ranked. Their verdicts: {each}.", ""
     verdict = verdicts[best]
     others = [row.label for row in rows if row.label != best]
-    draws, model = answer(verdict, "draws"), answer(verdict, "model")
+    draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
     action = verdict.action.strip().rstrip(".")
     todo = f"Next: {_lower(action)}." if action else "See the checks below for what to do next."
     if draws == "fail":
         first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
-        return f"{first}{_fault(verdict, 'draws')}.", todo
+        return f"{first}{verdict.fault('draws')}.", todo
     if draws == "not checked":
         opening = f"Use {best}, with care: nothing has compared its draws with the posterior"
     elif draws == "warn":
-        opening = f"Use {best}, with care: {_fault(verdict, 'draws')}"
+        opening = f"Use {best}, with care: {verdict.fault('draws')}"
     else:
         opening = f"Trust the draws of {best}"
     if model in ("warn", "fail"):
         opening += f"; {ANSWERS['model'][model]}"
     first = "; ".join(filter(None, (opening, _standing(best, rows)))) + "."
     return first, _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
-
-
-def _fault(verdict: Verdict, question: Question) -> str:
-    worst = verdict.worst(question)
-    return "" if worst is None else worst.fault
 
 
 def _lower(text: str) -> str:
@@ -166,10 +156,10 @@ def _standing(best: str, rows: Sequence[Row]) -> str:
 
 def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:
     for status, opening in (("fail", "Do not rely on"), ("warn", "Take care with")):
-        if found := [label for label in others if answer(verdicts[label], "draws") == status]:
-            named = [f"{label} ({_fault(verdicts[label], 'draws')})" for label in found]
+        if found := [label for label in others if verdicts[label].shown_answer("draws") == status]:
+            named = [f"{label} ({verdicts[label].fault('draws')})" for label in found]
             return f"{opening} {_listed(named)}."
-    unseen = [label for label in others if answer(verdicts[label], "draws") == "not checked"]
+    unseen = [label for label in others if verdicts[label].shown_answer("draws") == "not checked"]
     if unseen:
         return f"The draws of {_listed(unseen)} were not examined as those of a posterior."
     return f"The draws of {_listed(others)} passed too."

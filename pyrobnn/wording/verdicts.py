@@ -1,4 +1,4 @@
-"""What the checks of a verdict say, by code: the fault in a few words, what was seen, and what helps against it.
+"""What the checks of a verdict say, by code: what was seen, and what helps against it.
 
 What was seen stands by the code that was found, or else by the name of the check; both show the check's numbers. An
 action stands here only where a record shows that following it helped; of the model none does, so none is given.
@@ -10,75 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Template = str | Callable[..., str]
-
-#: code → what is wrong, in a few words
-FAULTS = {
-    "not_checked": "part of it could not be checked",
-    "failed_to_run": "a check could not be made",
-    "unreadable": "it cannot be judged",
-    # the draws as they are
-    "finite": "values are not finite",
-    "no_draws": "there are no draws",
-    "draws_not_finite": "draws are not finite",
-    "interrupted": "the fit was cut short",
-    "unfinished": "the search was stopped before its optimum",
-    "few_steps": "the search was too short",
-    "tempered": "the draws are of a tempered posterior",
-    "fit_warned": "the fit warned",
-    "point_estimate": "it is a point estimate without uncertainty of its own",
-    "no_density": "its draws are not those of this model's posterior",
-    "density_missing": "nothing can compare its draws with the posterior",
-    "one_point": "all of its draws are one point",
-    "chain_stuck": "a chain never moved",
-    "draws_repeat": "draws repeat one another",
-    # convergence
-    "one_chain": "there is a single chain, so nothing shows what it missed",
-    "chains_short": "the chains are too short to judge",
-    "chains_exchanged": "the chains are too short, or chains and draws are exchanged",
-    "common_start": "all chains began at one point, so their agreement shows little",
-    "nothing_identified": "nothing shows whether the chains converged",
-    "chains_disagree": "the chains do not agree with each other",
-    "chains_slow": "the chains move too slowly",
-    "modes": "the chains sit in different places",
-    "ess_function": "there are too few independent draws",
-    "divergences": "the sampler could not enter part of the posterior",
-    "bfmi": "the sampler explores the tails too slowly",
-    # the target
-    "importance": "the approximation misses the posterior",
-    "khat": "the approximation misses the posterior",
-    "khat_infinite": "the approximation misses the posterior",
-    "few_draws": "there are too few draws",
-    "density_not_finite": "some draws lie where the model has no density",
-    "function_moves": "its uncertainty about the function is not the posterior's",
-    "density_moves": "the draws have another shape than the posterior",
-    "range_moves": "the draws lack a part of the posterior",
-    "virial": "the draws are not spread as the posterior is",
-    "score": "the draws lie beside the posterior",
-    "reference": "its function differs from the reference's",
-    "reference_classes": "its classes differ from the reference's",
-    # the model
-    "held_out_rows": "held-out rows are training rows",
-    "rows_repeated": "rows occur more than once in the data",
-    "pattern": "the model misses a pattern in the data",
-    "row_order": "neighbouring rows depend on each other",
-    "coverage_by_region": "error bars are too narrow in one region and too wide in another",
-    "too_narrow": "error bars are too narrow",
-    "too_wide": "error bars are too wide",
-    "biased": "predictions are biased",
-    "heavy_tails": "errors have heavier tails than the noise",
-    "overconfident": "its probabilities are overconfident",
-    "underconfident": "its probabilities are underconfident",
-    "class_shares": "classes are not as frequent as predicted",
-    "prior_sensitivity": "the prior has as much influence as the data",
-    "loo_khat": "single data decide the fit",
-    # on request
-    "copied_chains": "chains are copies of one another",
-    "repeated_draws": "draws occur more than once",
-    "clumped_draws": "draws lie in clumps",
-    "rounded_draws": "draws are rounded",
-    "held_weights": "weights never move",
-    "log_likelihood": "the log-likelihood is not that of these data",
-}
 
 _OUTER = "{outer:.0%} of {count} {which} values lie in the outer 10 % of their predictions (p = {p:.2g})."
 _GAP = "Mean confidence minus accuracy is {gap:+.3f} over {count} held-out values (error {value:.3f})."
@@ -131,7 +62,6 @@ SEEN: dict[str, Template] = {
     "by {shift:.2f} sd in the median: draws of the posterior would stay.",
     "density_moves": "Moved by Hamiltonian Monte Carlo, the sd of the log density changes to {inverse:.2f} times and "
     "its mean by {shift:.2f} sd: draws of the posterior would stay.",
-    "range_moves": "Moved by Hamiltonian Monte Carlo, {value:.1%} of the draws leave the range of all draws.",
     "moves_undecided": "The moves were accepted at a rate of {acceptance:.0%} and leave a correlation of {stayed:.2f}: "
     "too little to judge by.",
     "virial": "The variance of the draws of {where} is {value:.2f} times what the model's density implies.",
@@ -158,17 +88,10 @@ SEEN: dict[str, Template] = {
     "underconfident": _GAP,
     "class_shares": "Class {which} makes {seen:.0%} of the {count} {where} values and is predicted for {said:.0%} "
     "(p = {p:.2g}).",
-    "prior_sensitivity": "Power-scaling sensitivity of f is {value:.2f} to the prior and {likelihood:.2f} to the "
-    "likelihood (median).",
     "loo_khat": "Leave-one-out is unreliable at {count} of {total} data (Pareto k-hat up to {value:.2f}).",
     # on request
     "copied_chains": "Chains hold the same moves: {named}.",
     "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere.",
-    "clumped_draws": lambda value, **_: (
-        f"Draws of different chains lie in {'no' if value is None else round(value)} clumps."
-    ),
-    "rounded_draws": "Draws of {where} stand on a grid with steps of {value:.2g} of their sd.",
-    "held_weights": "{value:.0f} weights (in {where}) have one value in all draws.",
     "log_likelihood": "The log-likelihood is {value:.2g} nats per datum off what the replicates say.",
 }
 
@@ -205,20 +128,14 @@ ACTIONS: dict[str, str] = {
     "few_draws": "Raise num_draws to 1000: draws from an approximation cost little.",
     "density_not_finite": "Fit again with a smaller step size or more damping.",
     **dict.fromkeys(
-        ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "range_moves", "virial"]
+        ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "virial"]
         + ["score", "reference", "reference_classes"],
         "{remedy}",
     ),
     "held_out_rows": "Hold out rows that the fit has not seen: these scores are of the training data.",
     "rows_repeated": "Fit to each row once.",
     "copied_chains": "Give every chain a seed and a start of its own, and fit again.",
-    "rounded_draws": "Store the draws as they were made.",
 }
-
-
-def fault(code: str) -> str:
-    """What is wrong in a few words; of a code that is not ours, the code."""
-    return FAULTS.get(code, code.replace("_", " "))
 
 
 def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
@@ -232,19 +149,23 @@ def action(code: str, numbers: Mapping[str, Any]) -> str:
     return ACTIONS[code].format(**numbers) if code in ACTIONS else str(numbers.get("next", ""))
 
 
-def opening(draws: tuple[str, str], model: tuple[str, str]) -> str:
-    """The first sentence of a verdict, from both answers (or "not checked") and the worst fault that each found."""
-    trust = {
+_OPENINGS = {
+    "draws": {
         "pass": "the draws can be relied on",
         "warn": "use the draws with care",
         "fail": "do not rely on the draws",
         "not checked": "whether the draws are the posterior was not checked",
-    }
-    fits = {
+    },
+    "model": {
         "pass": "the model fits the data",
         "warn": "the model may not fit the data",
         "fail": "the model does not fit the data",
         "not checked": "whether the model fits the data was not checked",
-    }
-    parts = (trust[draws[0]], draws), (fits[model[0]], model)
-    return "; ".join(f"{text}: {why}" if said in ("warn", "fail") else text for text, (said, why) in parts)
+    },
+}
+
+
+def opening(question: str, answer: str, fault: str) -> str:
+    """The answer to a question of a verdict, and the worst fault that was found."""
+    text = _OPENINGS[question][answer]
+    return f"{text}: {fault}" if answer in ("warn", "fail") else text

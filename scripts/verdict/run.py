@@ -683,7 +683,7 @@ SICK = {
     "noise with heavy tails": Fault(
         data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
     ),
-    "draws rounded to one sd": Fault(rounded, checks=("rounded_draws",)),
+    "draws rounded to one sd": Fault(rounded),
     "log-likelihood times three": Fault(tree=times(3.0), checks=LIKELIHOOD),
     "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=LIKELIHOOD),
     "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=LIKELIHOOD),
@@ -718,7 +718,7 @@ SICK = {
     ),
     "every weight skewed": Fault(shaped(lambda rng, shape: rng.exponential(size=shape) - 1.0), checks=SHAPE),
     "waves": Fault(shaped(swinging), checks=SHAPE),
-    "fifty draws with noise": Fault(few_with_noise, checks=("clumped_draws",)),
+    "fifty draws with noise": Fault(few_with_noise),
     "draws in the order of their density": Fault(by_density, checks=RHAT),
     "weights of other inputs": Fault(other_inputs, checks=SCORE),
     "one chain 1.5 times as wide": Fault(wide_chain, checks=RHAT),
@@ -743,7 +743,7 @@ SICK = {
     "one draw far away": Fault(one_far_draw, checks=("function_moves",)),
     "a weight that moves slowly": Fault(one_slow_weight, checks=(*RHAT, "ess_function")),
     "wider in the second half": Fault(wider_later, checks=(*RHAT, "virial")),
-    "one chain shuffled and with noise as all": Fault(shuffled_with_noise, checks=("clumped_draws",)),
+    "one chain shuffled and with noise as all": Fault(shuffled_with_noise),
     "predictions of other rows": Fault(tree=of_other_rows, checks=("pit",)),
 }
 

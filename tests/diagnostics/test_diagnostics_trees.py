@@ -24,7 +24,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pyrobnn as pb
-from pyrobnn.diagnostics import Check, Verdict, diagnose, fidelity, pit, power_scaling, score
+from pyrobnn.diagnostics import Check, Verdict, diagnose, fidelity, pit, score
 
 
 def find(verdict, name):
@@ -163,18 +163,6 @@ def test_a_tempered_run_tells_its_temperature():
     tree = exact_tree(attrs={"temperature": 0.1})
     found = find(diagnose(tree), "fit")
     assert found.status == "warn" and found.value == 0.1 and found.code == "tempered"
-
-
-def test_the_noise_floor_of_power_scaling_covers_a_log_prior_that_f_ignores():
-    """751 irrelevant weights make log prior wide; its chance correlation with f must not read as sensitivity."""
-    tree = exact_tree()
-    wide = tree["log_prior"]["log_prior"].values + np.sqrt(751 / 2) * np.random.default_rng(0).normal(
-        size=(4, 1000)
-    )
-    tree["log_prior"] = xr.Dataset({"log_prior": (SAMPLE, wide)})
-    found = power_scaling(tree)
-    assert np.median(found["prior"]) > 0.05
-    assert find(diagnose(tree), "prior_sensitivity").status == "pass"
 
 
 # scores

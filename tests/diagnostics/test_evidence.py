@@ -25,7 +25,6 @@ from pyrobnn.diagnostics import (
     judge,
     leave_one_out,
     loo,
-    power_scaling,
 )
 from pyrobnn.diagnostics.check_table import Row
 from pyrobnn.diagnostics.evidence import statistic
@@ -116,18 +115,6 @@ def test_loo_is_that_of_arviz(make):
     for name in ("elpd_i", "pareto_k"):
         pair = (np.asarray(getattr(each, name)) for each in (found, direct))
         np.testing.assert_allclose(*pair, rtol=1e-9)
-
-
-def test_power_scaling_is_that_of_arviz():
-    tree = exact_tree(prior_scale=0.3)
-    found, f = power_scaling(tree), tree["function"]["f"][:, :, :8, 0]
-    shown = xr.DataTree.from_dict(
-        {name: tree[name].to_dataset() for name in ("log_prior", "log_likelihood")}
-        | {"posterior": xr.Dataset({"f": f})}
-    )
-    for group in ("prior", "likelihood"):
-        direct = arviz_stats.psense(shown, group=group)["f"].values
-        np.testing.assert_allclose(found[group].values, direct, rtol=1e-10)
 
 
 def test_one_datum_without_a_tail_does_not_take_the_others_loo():

@@ -31,9 +31,8 @@ from models import toy, toy_model
 from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
-from pyrobnn.diagnostics import diagnose, loo
+from pyrobnn.diagnostics import audit, diagnose, loo
 from pyrobnn.diagnostics.calibration import uniform
-from pyrobnn.diagnostics.damage import audit, num_places
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.patterns import _patterns, _regions
 from pyrobnn.diagnostics.target import _tested
@@ -62,13 +61,6 @@ def foreign_tree(**sites):
         "log_likelihood": {"y": ((*SAMPLE, "obs"), pointwise)},
     }
     return xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
-
-
-def exact_of(sites):
-    """Sites as of chains that are exact once converged."""
-    tree = foreign_tree(**sites)
-    tree.attrs["claim"] = "exact"
-    return tree
 
 
 def function_tree(f):
@@ -278,14 +270,6 @@ def test_a_point_estimate_that_covers_a_tenth_fails_its_coverage():
     assert find(diagnose(tree), "pit").status == "fail"
 
 
-def test_that_the_prior_matters_is_no_fault_of_a_nets_draws():
-    tree = exact_tree(prior_scale=0.03)
-    assert find(diagnose(tree), "prior_sensitivity").status == "warn"  # a line, whose weights are identified
-    hidden = tree["posterior"]["net.weight"].values
-    tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), hidden) for i in range(2)})
-    assert find(diagnose(tree), "prior_sensitivity").status == "info"
-
-
 # draws of another target than the model's: exact, converged, and wrong
 
 
@@ -375,45 +359,6 @@ def test_draws_that_were_drawn_again_from_others_are_copies():
     # the last digit of a place may come out in two ways, by turns: eight schools, centred, failed by it
     by_turns = rejected * np.where(np.arange(200) % 2, 1.0, 1.0 + np.finfo(np.float32).eps)[:, None]
     assert find(audit(linear_tree(model, data, by_turns)), "repeated_draws").status == "pass"
-
-
-@pytest.mark.parametrize("distinct, status", [(50, "fail"), (200, "warn"), (None, None)])
-def test_a_few_draws_with_noise_are_worth_no_more_than_they_are(distinct, status):
-    model, data, weights = linear_case()
-    rng = np.random.default_rng(0)
-    spoilt = weights
-    if distinct is not None:
-        few = weights.reshape(-1, weights.shape[-1])[:distinct]
-        spoilt = few[rng.integers(0, distinct, size=(4, 200))]
-        spoilt = spoilt + 0.1 * weights.std((0, 1)) * rng.normal(size=spoilt.shape)
-    found = find(audit(linear_tree(model, data, spoilt)), "clumped_draws")
-    assert found.status == (status or "pass")
-    assert distinct is None or abs(found.value / distinct - 1.0) < 0.2
-
-
-SMOOTH = {
-    "normal": lambda rng, shape: rng.normal(size=shape),
-    "heavy tails": lambda rng, shape: rng.standard_t(3, size=shape),
-    "a spike and a slab": lambda rng, shape: (
-        rng.normal(size=shape) * np.where(rng.random(shape) < 0.3, 0.01, 1.0)
-    ),
-    "thirty-two modes": lambda rng, shape: rng.normal(size=shape) + 8.0 * rng.integers(0, 2, size=shape),
-    "a sphere": lambda rng, shape: _on_a_sphere(rng.normal(size=shape)) + 0.05 * rng.normal(size=shape),
-}
-
-
-def _on_a_sphere(z):
-    return z / np.linalg.norm(z, axis=-1, keepdims=True)
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-def test_draws_of_no_smooth_distribution_are_taken_for_clumps(name):
-    rng = np.random.default_rng(0)
-    for chains, draws in ((4, 50), (4, 200), (16, 100)):
-        for _ in range(5):
-            found = SMOOTH[name](rng, (chains, draws, 5))
-            number = num_places(list(found.transpose(2, 0, 1)))
-            assert number is None
 
 
 def test_held_out_rows_that_were_trained_on_and_rounded_are_told():
@@ -600,37 +545,6 @@ def test_the_study_of_verdicts_runs_and_knows_healthy_from_sick():
 # what a tree holds fits together
 
 
-@pytest.mark.parametrize(("step", "status"), [(1.0, "fail"), (0.3, "warn"), (0.02, None)])
-def test_draws_on_a_coarse_grid_are_told(step, status):
-    tree = exact_tree(draws=300)
-    weights = tree["posterior"]["net.weight"]
-    sd = weights.values.std((0, 1))
-    tree["posterior"]["net.weight"] = weights.copy(data=np.round(weights.values / sd / step) * step * sd)
-    check = find(audit(tree), "rounded_draws")
-    assert check.status == (status or "pass")  # all three passed before
-
-
-def test_a_weight_that_never_moves_is_told_and_a_held_site_is_not():
-    rng = np.random.default_rng(0)
-    sites = {"net.0.weight": rng.normal(size=(4, 100, 3)), "net.0.bias": np.zeros((4, 100, 1))}
-    assert find(audit(exact_of(sites)), "held_weights").status == "pass"
-    sites["net.0.weight"][1, :, 2] = 0.0  # a unit cut off in one chain passed
-    check = find(audit(exact_of(sites)), "held_weights")
-    assert check.status == "fail" and check.value == 1.0 and check.numbers["where"] == "net.0.weight"
-
-
-def test_counts_indicators_and_halves_at_zero_are_no_grid():
-    rng = np.random.default_rng(0)
-    sites = {
-        "count": rng.poisson(3.0, (4, 300)).astype(float),
-        "on": (rng.random((4, 300)) < 0.5).astype(float),
-    }
-    sites["cut"] = np.maximum(rng.normal(size=(4, 300)), 0.0)
-    sites["large"] = (1e4 + 0.1 * rng.normal(size=(4, 300))).astype(np.float32)
-    found = find(audit(foreign_tree(mu=rng.normal(size=(4, 300)), **sites)), "rounded_draws")
-    assert found.status == "pass"
-
-
 @pytest.mark.parametrize("everywhere", [False, True], ids=["the group alone", "wherever it is kept"])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_a_log_likelihood_of_another_scale_is_told(factor, everywhere):
@@ -658,23 +572,3 @@ def test_a_log_likelihood_of_labels_counted_thrice_is_told():
             {name: xr.Dataset(group) for name, group in {**groups, "log_likelihood": pointwise}.items()}
         )
         assert find(audit(tree), "log_likelihood").status == status
-
-
-@pytest.mark.parametrize("outputs", [2, 3])
-def test_a_log_likelihood_of_several_outputs_counted_thrice_is_told(outputs):
-    rng = np.random.default_rng(0)
-    f = rng.normal(size=(60, outputs)) + 0.3 * rng.normal(size=(4, 200, 60, outputs))
-    scale = np.array([0.5, 2.0, 1.0])[:outputs]
-    y = f[0, 0] + scale * rng.normal(size=(60, outputs))
-    pointwise = stats.norm.logpdf(y, f, scale).sum(-1)
-    dims = (*SAMPLE, "obs")
-    groups = {
-        "posterior": {"mu": (SAMPLE, f[..., 0, 0])},
-        "posterior_predictive": {"y": ((*dims, "output"), f + scale * rng.normal(size=f.shape))},
-        "observed_data": {"y": (("obs", "output"), y)},
-    }
-    for factor, status in ((1.0, "pass"), (3.0, "fail")):
-        both = {**groups, "log_likelihood": {"y": (dims, factor * pointwise)}}
-        tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in both.items()})
-        check = find(audit(tree), "log_likelihood")  # was not made
-        assert check.status == status, check.evidence

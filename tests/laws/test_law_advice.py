@@ -57,11 +57,7 @@ def test_words_decide_nothing(monkeypatch):
     runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
     before = [decisions(trees) for trees in runs]
     said = str(diagnose(sick))
-    for name, other in (
-        ("FAULTS", "intervals are too narrow"),
-        ("SEEN", "R-hat is biased."),
-        ("ACTIONS", "Run NUTS."),
-    ):
+    for name, other in (("SEEN", "R-hat is biased."), ("ACTIONS", "Run NUTS.")):
         monkeypatch.setattr(wording, name, dict.fromkeys(getattr(wording, name), other))
     assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
 
@@ -97,7 +93,6 @@ def test_exact_draws_of_a_rare_class_are_right_though_the_prior_matters():
     exact, near = (diagnose(each.to_datatree(x, y)) for each in (nuts, laplace))
     assert exact.draws == "pass", str(exact)
     assert WORSE[near.draws] >= WORSE[exact.draws]
-    assert all(c.question == "model" and not c.action for c in exact.checks if c.name == "prior_sensitivity")
 
 
 @pytest.mark.parametrize("guide", ["mean_field", "low_rank", "full_rank", "flow", "AutoNormal"])

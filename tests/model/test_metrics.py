@@ -25,10 +25,8 @@ def test_outputs_are_scored_in_units_of_their_own():
     scale = torch.tensor([0.6, 574.0])
     assert metrics.rmse(mean, y, scale=scale) == pytest.approx(0.5)
     draws = torch.linspace(0, 1, 101)[:, None, None] * scale + y
-    assert metrics.interval_width(draws, y, (0.5,), scale=scale).tolist() == pytest.approx([0.5])
     for pooled in (
         lambda: metrics.rmse(mean, y),
-        lambda: metrics.interval_width(draws, y),
         lambda: metrics.mean_and_error(metrics.crps(draws, y)),
     ):
         with pytest.raises(ValueError, match="2 outputs .*units of their own: score one at a time"):
@@ -76,12 +74,11 @@ def test_pit_of_draws_that_all_tie_is_uniform_too():
     assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-6
 
 
-def test_coverage_and_width_of_known_quantiles():
+def test_coverage_of_known_quantiles():
     draws = torch.linspace(0, 1, 1001, dtype=torch.float64).unsqueeze(-1).expand(1001, 5)
     y = torch.tensor([0.5, 0.26, 0.1, 0.04, 0.0], dtype=torch.float64)
     coverage = metrics.interval_coverage(draws, y, levels=(0.5, 0.9, 0.95))
     assert coverage.tolist() == pytest.approx([0.4, 0.6, 0.8])
-    assert metrics.interval_width(draws, y, levels=(0.5, 0.9)).tolist() == pytest.approx([0.5, 0.9])
 
 
 def test_intervals_take_more_numbers_than_torch_quantile_does():
@@ -106,26 +103,9 @@ def test_reliability_and_ece_by_hand():
     assert metrics.ece(PROBS, LABELS, num_bins=2) == pytest.approx((0.6 + 2 * 0.25) / 3)
 
 
-def test_bins_of_equal_count_by_hand():
-    bins = metrics.reliability(PROBS, LABELS, num_bins=2, equal="count")
-    assert bins.count.tolist() == [2, 1]
-    assert bins.confidence.tolist() == pytest.approx([0.55, 0.8])
-    assert bins.accuracy.tolist() == [1.0, 0.0]
-    assert metrics.ece(PROBS, LABELS, num_bins=2, equal="count") == pytest.approx((2 * 0.45 + 0.8) / 3)
-    with pytest.raises(ValueError, match="'equal'"):
-        metrics.ece(PROBS, LABELS, equal="size")
-
-
 def test_ece_of_certain_and_right_is_zero():
     probs = torch.eye(4)
     assert metrics.ece(probs, torch.arange(4)) == 0.0
-
-
-def test_auroc_is_the_share_of_ordered_pairs():
-    score, positive = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
-    assert metrics.auroc(score, positive) == pytest.approx(3 / 4)
-    with pytest.raises(ValueError, match="one kind of point"):
-        metrics.auroc(score, torch.ones(4))
 
 
 @pytest.mark.parametrize(
