@@ -18,8 +18,14 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile.agreement import disagreement, snapshot
-from pyrobnn.compile.cache import provide_folder
-from pyrobnn.compile.inductor import Untraceable, first_line, machine_code, tolerable, traced
+from pyrobnn.compile.inductor import (
+    Untraceable,
+    first_line,
+    machine_code,
+    provide_folder,
+    tolerable,
+    traced,
+)
 from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.compile.private import Gone, is_loaded, trace
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
@@ -85,12 +91,9 @@ class Compiled:
         """Raise a ValueError unless the arguments are laid out in memory as the example was."""
         if self._layouts is None:
             return
-        found = [_layout(leaf) for leaf in leaves_of(args)]
-        if found != self._layouts:
-            wrong = next((pair for pair in zip(found, self._layouts) if pair[0] != pair[1]), None)
-            got, expected = wrong or (len(found), len(self._layouts))
+        if (found := [_layout(leaf) for leaf in leaves_of(args)]) != self._layouts:
             raise ValueError(
-                f"compiled for other tensors: expected {expected}, got {got} (shape, strides, dtype, device)"
+                f"compiled for other tensors: expected {self._layouts}, got {found} (shape, strides, dtype, device)"
             )
 
 
@@ -110,8 +113,7 @@ def compiled(
     """Compile a pure function of tensors for the shapes, strides, dtypes and device of the example.
 
     The function may use ``torch.func`` transforms, draw from torch's generator and write into its arguments in place.
-    Its Python runs once, here: whatever is not a tensor argument (data closed over, Python numbers, Pyro handlers) is a
-    constant of the result. No gradients flow through the result.
+    Its Python runs once, here: what is not a tensor argument is a constant of the result. No gradients flow through it.
 
     Args:
         fn: A function of tensors, or of (nested) dicts, lists and tuples of tensors, returning the same.
@@ -119,9 +121,6 @@ def compiled(
         enabled: ``False`` returns ``fn`` itself behind the same interface.
         name: What to call the function in a warning.
         clone: Trace on copies of the example. ``False`` saves the copy where ``fn`` may write into the example.
-
-    Returns:
-        A :class:`Compiled` callable; the first real call is as fast as the next.
 
     Raises:
         TypeError: If an example argument holds something that is not a tensor.
@@ -137,11 +136,8 @@ def compiled(
         3.0
     """
     leaves = leaves_of(example)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            raise TypeError(
-                f"the example holds a {type(leaf).__name__} but only tensors are arguments: close over the rest"
-            )
+    if wrong := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]:
+        raise TypeError(f"the example holds a {wrong[0]} but only tensors are arguments: close over the rest")
     if not enabled:
         return Compiled(fn, "eager", 0.0)
     started = time.perf_counter()
@@ -185,10 +181,7 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
             _CHECKED.add(identity)
         return call, "inductor"
     _warn(
-        name,
-        f"gives wrong numbers when compiled ({found})",
-        f"{slower}, with the right numbers. Please report this sentence with the model and torch "
-        f"{torch.__version__} on {inputs[0].device}",
+        name, f"gives wrong numbers when compiled ({found})", f"{slower}. Please report this with the model"
     )
     return traced(fn, inputs), "graph"
 
@@ -225,24 +218,19 @@ def _without_synchronizing() -> Iterator[None]:
 class CudaGraph:
     """A function on static CUDA buffers, captured once and replayed with one launch.
 
-    The function must read and write only the tensors it closes over or is given here (a state machine that updates its
-    state in place), never allocate its results anew for the caller, and never synchronise. It is run ``warmup`` times
-    and once more on a side stream before the capture, as CUDA graphs require: the buffers must tolerate that.
+    The function must read and write only the tensors it closes over or is given here, and never synchronise. It runs
+    three times on a side stream before the capture, as CUDA graphs require: the buffers must tolerate that.
 
     Args:
-        fn: The function, compiled or not. Its returned tensors are static too: each replay overwrites them.
+        fn: The function, compiled or not. Its returned tensors are static too: each replay overwrites ``outputs``.
         *buffers: Its arguments: CUDA tensors whose storage stays where it is.
-        warmup: Calls before the capture.
-
-    Attributes:
-        outputs: What ``fn`` returned at capture: read it after :meth:`replay`, copy it to keep it.
 
     Raises:
         ValueError: If a buffer is not on a CUDA device.
         RuntimeError: The function synchronises, or cannot be captured for another reason.
     """
 
-    def __init__(self, fn: Callable[..., Any], *buffers: Tensor, warmup: int = 2) -> None:
+    def __init__(self, fn: Callable[..., Any], *buffers: Tensor) -> None:
         wrong = [str(buffer.device) for buffer in buffers if not buffer.is_cuda]
         if wrong or not buffers:
             raise ValueError(
@@ -254,7 +242,7 @@ class CudaGraph:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(warmup):
+                for _ in range(2):
                     fn(*buffers)
                 with _without_synchronizing():
                     fn(*buffers)

@@ -1,13 +1,10 @@
 """Comparison of a compiled function with the function it was made from.
 
-Rounding differs between the two: sums are taken in another order, products are fused with sums. What rounding may come
-to is not guessed. Where the two differ by more than an elementary operation rounds, the traced function is interpreted
-a few times with every operation off by a random fraction of a unit in the last place (stochastic arithmetic), and a
-multiple of the spread of its results is what is allowed.
-
-A result that is nearly a step (Adam's first update is the rate times the sign of a gradient) has no spread but close to
-the step. So some of the noise is as many units wide as the multiple, and comes with its mirror image: of a gradient
-that rounding can turn round, one of the two changes the sign.
+Rounding differs between the two: sums are taken in another order, products are fused with sums. Where they differ by
+more than an elementary operation rounds, the traced function is interpreted a few times with every operation off by a
+random fraction of a unit in the last place, and 30 times the spread of its results is what is allowed. A result that is
+nearly a step (Adam's first update) has no spread but close to the step: so one noise is 30 units wide, and comes with
+its mirror image. Of a gradient that rounding can turn round, one of the two changes the sign.
 
 Reference: CESTAC: A stochastic method for a faithful control of rounding errors (Vignes, 1993).
 """
@@ -28,11 +25,8 @@ from pyrobnn.core.seeding import generator, kept
 _PLAIN, _OF_LARGEST = 1000, 10  # units in the last place that are allowed, of an element and of the largest
 _WORST = 0.03  # relative, whatever the units of a short type come to
 _SPREADS = 30  # how many times the spread of a noise of one unit is allowed
-#: interpretations with noise: seed and width in units, a negative one mirrored
-_SAMPLES = (
-    *((seed, 1) for seed in range(4)),
-    *((seed, sign * _SPREADS) for seed in (4, 5) for sign in (1, -1)),
-)
+#: widths of the noise in units, each of another seed but those that are mirror images
+_WIDTHS = (1, 1, 1, 1, _SPREADS, -_SPREADS)
 _COPIED = 2**22  # elements of an argument that is copied; larger ones are written into by both functions
 
 
@@ -42,11 +36,10 @@ def disagreement(
     """Where a compiled function and its origin differ by more than rounding, in words; None where they agree.
 
     Both start from the same arguments and the same random state. What they write into their arguments is compared as
-    what they return is, except for arguments of more than four million elements, of which only the sum is.
+    what they return is; of an argument of more than four million elements only the sum.
 
     Args:
-        fn: the function.
-        call: the same, compiled.
+        fn, call: the function, and the same compiled.
         inputs: arguments as of :func:`snapshot`; the larger ones are written into.
         trace: returns the graph of ``fn``, asked for where the two differ.
     """
@@ -56,21 +49,19 @@ def disagreement(
         own = snapshot(inputs)
         with kept(*devices):
             returned = run(*own)
-        return [*leaves_of(returned), *[part for tensor in own for part in _compared(tensor)]]
+        return [*leaves_of(returned), *(t if t.numel() <= _COPIED else t.nansum() for t in own)]
 
-    mine, exact = (
-        results(call),
-        results(fn),
-    )  # in this order: a large argument shows what only one of them writes
+    mine = results(call)  # first: a large argument shows what only one of them writes
+    exact = results(fn)
     if len(mine) != len(exact):
         return f"{len(mine)} tensors instead of {len(exact)}"
     if not any(map(_difference, mine, exact)):
         return None
-    spreads: list[Any] = [None] * len(exact)
     graph = trace()
     plain = results(graph)  # a graph that is wrong is no more spread out for it
-    for seed, width in _SAMPLES:
-        noisy, times = results(_WithNoise(graph, seed, width).run), _SPREADS / abs(width)
+    spreads: list[Any] = [None] * len(exact)
+    for seed, width in enumerate(_WIDTHS):
+        noisy, times = results(_WithNoise(graph, min(seed, 4), width).run), _SPREADS / abs(width)
         spreads = [_spread(*each, times) for each in zip(spreads, noisy, plain, strict=True)]
     found = map(_difference, mine, exact, spreads)
     place = f"of the {len(exact)} tensors that it returns and writes into"
@@ -82,22 +73,11 @@ def snapshot(inputs: list[Tensor]) -> list[Tensor]:
     return [_copy(tensor) if tensor.numel() <= _COPIED else tensor for tensor in inputs]
 
 
-def _compared(tensor: Tensor) -> list[Tensor]:
-    """An argument; of a large one its sum, and how many of its elements are no number."""
-    if tensor.numel() <= _COPIED:
-        return [tensor]
-    if not _rounds(tensor):
-        return [tensor.sum()]
-    return [tensor.nansum(), tensor.isnan().sum()]
-
-
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy with the same strides."""
-    if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+    if 0 in tensor.stride():
         return tensor.clone()
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor
-    )
+    same = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return same.copy_(tensor)
 
 
 def _difference(mine: Any, exact: Any, spread: Tensor | None = None) -> str | None:
@@ -114,9 +94,7 @@ def _difference(mine: Any, exact: Any, spread: Tensor | None = None) -> str | No
     unit, error, size = torch.finfo(exact.dtype).eps, (mine - exact).abs(), exact.abs()
     largest = torch.where(size.isfinite(), size, 0.0).max()
     allowed = min(_PLAIN * unit, _WORST) * size + min(_OF_LARGEST * unit, _WORST) * largest
-    allowed = allowed + torch.finfo(exact.dtype).tiny
-    if spread is not None:
-        allowed = allowed + spread
+    allowed = allowed + torch.finfo(exact.dtype).tiny + (0.0 if spread is None else spread)
     same = (mine == exact) | (mine.isnan() & exact.isnan())
     wrong = ~same & ~(exact.isfinite() & (error <= allowed))
     if not wrong.any():
@@ -134,8 +112,7 @@ def _spread(so_far: Tensor | None, noisy: Any, plain: Any, times: float) -> Tens
     if not isinstance(plain, Tensor):
         return None
     if not _rounds(plain):
-        other = noisy != plain
-        return other if so_far is None else so_far | other
+        return (noisy != plain) if so_far is None else so_far | (noisy != plain)
     same = (noisy == plain) | (noisy.isnan() & plain.isnan())
     distance = torch.where(same, 0.0, times * (noisy - plain).abs().nan_to_num(torch.inf))
     return distance if so_far is None else torch.maximum(so_far, distance)
@@ -168,15 +145,10 @@ class _WithNoise(Interpreter):
         if value.device not in self.generators:
             self.generators[value.device] = generator(self.seed, value.device)
         real = value.real if value.is_complex() else value
-        noise = (
-            2
-            * torch.rand(
-                real.shape, dtype=real.dtype, device=real.device, generator=self.generators[value.device]
-            )
-            - 1
-        )
+        source = self.generators[value.device]
+        noise = torch.rand(real.shape, dtype=real.dtype, device=real.device, generator=source) * 2 - 1
         # the tanh of the compiled code is exact to a unit of one, not of its value
         size = 1 + value.abs() if "tanh" in str(node.target) else value
-        # whole numbers are results of no rounding: counts and flags
         unit = self.width * torch.finfo(value.dtype).eps
+        # whole numbers are results of no rounding: counts and flags
         return torch.where(value == real.round(), value, value + unit * noise * size)

@@ -1,4 +1,4 @@
-"""The hand-over of a function to inductor.
+"""The hand-over of a function to inductor, and the folder for compiled code.
 
 Small products as arithmetic and the allocation on the stack rest on unwritten laws of inductor, and are used only on
 the versions of torch that they were tested on.
@@ -6,13 +6,20 @@ the versions of torch that they were tested on.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import getpass
 import hashlib
 import logging
+import os
+import re
 import sys
+import tempfile
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyro
@@ -21,8 +28,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pyrobnn.compile import private
-from pyrobnn.compile.cache import remove_torn
-from pyrobnn.compile.products import DECOMPOSITIONS, Overload, library_calls, returns_nothing, size
+from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, size
 
 #: versions of torch on which the tests of small products and of the allocation on the stack have passed
 TESTED = ("2.13",)
@@ -48,6 +54,62 @@ _INDUCTOR = {
 _PARALLEL_FROM = 2**16
 
 
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def provide_folder() -> None:
+    """Set ``TORCHINDUCTOR_CACHE_DIR`` to a folder of this process where torch's is read-only, or its user has no name.
+
+    ``torch._dynamo``, which ``torch.func.grad`` imports, makes the folder at its import.
+
+    Warns:
+        UserWarning: that compiled code is not kept for the next process.
+    """
+    try:
+        # a user without a name, as in another's container: KeyError, since Python 3.13 OSError, on Windows ImportError
+        path = _folder()
+        path.mkdir(parents=True, exist_ok=True)
+        wrong = None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to"
+    except (OSError, KeyError, ImportError) as error:
+        wrong = f"it cannot be made: {error}"
+    if wrong is not None:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="torchinductor_")
+        warnings.warn(
+            f"torch's folder for compiled code is of no use ({wrong}): what is compiled is lost when this process "
+            f"ends; set {FOLDER} to a folder that can be written to",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _folder() -> Path:
+    """Where torch keeps compiled code."""
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(tempfile.gettempdir(), f"torchinductor_{user}")
+
+
+@functools.cache
+def remove_torn() -> None:
+    """Remove libraries that a killed compile has left half written a minute ago or more: torch would load them."""
+    for path in _folder().rglob("*.so"):
+        with contextlib.suppress(OSError):  # of another process, which may remove it as well
+            status = path.stat()
+            if time.time() - status.st_mtime > 60 and status.st_size < _elf_size(path):
+                path.unlink()
+
+
+def _elf_size(path: Path) -> int:
+    """Least size of a whole ELF file of 64 bits, by the table at its end; 64 without a header, 0 of others."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+        return 0 if len(head) == 64 else 64
+    table, size, count = (int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
+    return table + size * count
+
+
 class Untraceable(RuntimeError):
     """A function whose control flow depends on the values of tensors."""
 
@@ -55,18 +117,9 @@ class Untraceable(RuntimeError):
 class NoCompiler(RuntimeError):
     """A machine without a C++ compiler."""
 
-    def __init__(self) -> None:
-        remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
-        remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
-        super().__init__(f"there is no C++ compiler: {remedy}")
-
 
 class Code(NamedTuple):
-    """A compiled flat function; what gives the graph that it was made from, as it was traced; what identifies that.
-
-    The identity covers the operators with their arguments, and shapes, strides, types and devices of all tensors, but
-    no data; None where it is not known.
-    """
+    """A compiled flat function; what gives the graph that it was made from; what identifies that, data apart."""
 
     call: Callable[..., Any]
     graph: Callable[[], GraphModule]
@@ -85,9 +138,11 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
         MemoryError, TimeoutError: as they are.
         Exception: of inductor, if there is no way.
     """
-    if _device(inputs).type == "cpu" and private.lacks_compiler():
+    if _on_cpu(inputs) and private.lacks_compiler():
         traced(fn, inputs)
-        raise NoCompiler
+        remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
+        remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
+        raise NoCompiler(f"there is no C++ compiler: {remedy}")
     remove_torn()
     reason = f"pyrobnn's way was tested on torch {', '.join(TESTED)}, not on {torch.__version__}"
     if ".".join(torch.__version__.split(".")[:2]) in TESTED:
@@ -132,8 +187,8 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def _device(inputs: list[Tensor]) -> torch.device:
-    return next((tensor.device for tensor in inputs if tensor.device.type != "cpu"), torch.device("cpu"))
+def _on_cpu(inputs: list[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in inputs)
 
 
 def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
@@ -141,8 +196,8 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     settings: dict[str, Any] = dict(_INDUCTOR)
-    on_cpu = _device(inputs).type == "cpu"
-    on_stack = on_cpu and sys.platform == "linux" and returns_nothing(graph) and not library_calls(graph)
+    on_cpu, only_writes = _on_cpu(inputs), not graph.graph.output_node().all_input_nodes
+    on_stack = on_cpu and sys.platform == "linux" and only_writes and not library_calls(graph)
     if on_cpu:
         # calls and allocations in C++ instead of Python
         settings["cpp_wrapper"] = True
@@ -180,9 +235,5 @@ def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
 
 def _largest(graph: GraphModule) -> int:
     """Elements of the largest tensor that the graph computes; one that it only writes into does not count."""
-    operators = [node for node in graph.graph.nodes if isinstance(node.target, Overload)]
-    return max((size(node) for node in operators if not _writes(node.target)), default=0)
-
-
-def _writes(target: Any) -> bool:
-    return getattr(getattr(target, "_schema", None), "is_mutable", False)
+    schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
+    return max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)

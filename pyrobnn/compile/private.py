@@ -21,9 +21,6 @@ from torch.fx import GraphModule
 class Gone(ImportError):
     """A name that this torch does not have."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"torch {torch.__version__} has no {name}")
-
 
 #: what a name that has moved, or has another signature, raises
 MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
@@ -44,7 +41,7 @@ def find(name: str) -> Any:
 
 def _required(name: str) -> Any:
     if (found := find(name)) is None:
-        raise Gone(name)
+        raise Gone(f"torch {torch.__version__} has no {name}")
     return found
 
 
@@ -107,14 +104,13 @@ class Tracer:
         mode = None if mode is None else mode()
         if mode is None:
             return None
-        names = (
-            "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",
-            "torch.fx.experimental.proxy_tensor.has_proxy_slot",
-            "torch._C._DisableFuncTorch",
-            "torch._C._functorch.is_functorch_wrapped_tensor",
-            "torch._C._functorch.get_unwrapped",
-        )
-        found = [find(name) for name in names]
+        found = [
+            find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing"),
+            find("torch.fx.experimental.proxy_tensor.has_proxy_slot"),
+            find("torch._C._DisableFuncTorch"),
+            find("torch._C._functorch.is_functorch_wrapped_tensor"),
+            find("torch._C._functorch.get_unwrapped"),
+        ]
         return None if None in found else cls(mode, found)
 
     def innermost(self, value: Any) -> Any:
@@ -168,16 +164,11 @@ def lacks_compiler() -> bool:
 def compile_graph(
     graph: GraphModule, inputs: list[Tensor], settings: dict[str, Any], on_stack: bool
 ) -> Callable[..., Any]:
-    """Inductor's machine code of a graph, without Dynamo; kept on disk (``TORCHINDUCTOR_CACHE_DIR``).
+    """Inductor's machine code of a graph, without Dynamo; kept on disk.
 
-    Args:
-        settings: of inductor.
-        on_stack: intermediate tensors of a small function on the stack, where each would be an allocation: half of a
-            short step. For functions that return nothing and call no library: inductor would hand out one memory for
-            the results of every call. Up to 0.8 MB, which the threads of Linux have.
-
-    Raises:
-        Gone and others of :data:`MOVED`: this torch is made in another way.
+    ``on_stack``: intermediate tensors of a small function on the stack, where each would be an allocation: half of a
+    short step. For functions that return nothing and call no library: inductor would hand out one memory for the
+    results of every call. Up to 0.8 MB, which the threads of Linux have. Raises others of :data:`MOVED` on other torch.
     """
     shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
     logger = logging.getLogger("torch._inductor.ir")  # names every operator without a C++ entry

@@ -5,8 +5,6 @@ No result changes by more than the rounding of a sum.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -14,18 +12,11 @@ from torch.fx import GraphModule, Node
 from pyrobnn.compile import private
 
 _ATEN = torch.ops.aten
-#: the type of the operators in a graph, reached by a public name
-Overload = type(_ATEN.add.Tensor)
 _FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17
 #: a product of so few multiplications takes a library longer to begin than to do, and bars the stack to all the rest
 _TINY, _TINY_FEATURES = 2**15, 16
 #: what leaves the fused loops for a library
-LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
-
-
-def operator(node: Node) -> Any:
-    """The ATen operator that a node calls, whatever its overload; None for the rest of the graph."""
-    return getattr(node.target, "overloadpacket", None)
+_LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
 
 
 def size(node: Node) -> int:
@@ -36,12 +27,7 @@ def size(node: Node) -> int:
 
 def library_calls(graph: GraphModule) -> list[Node]:
     """The matrix products and convolutions that remain."""
-    return [node for node in graph.graph.nodes if operator(node) in LIBRARY]
-
-
-def returns_nothing(graph: GraphModule) -> bool:
-    """Whether the function only writes into its arguments."""
-    return not graph.graph.output_node().all_input_nodes
+    return [node for node in graph.graph.nodes if getattr(node.target, "overloadpacket", None) in _LIBRARY]
 
 
 def materialize(tensor: Tensor) -> Tensor:

@@ -34,11 +34,7 @@ class Guide:
         max_scale: cap on the standard deviations (mean-field only).
         init_loc: start at the ``"net"``'s own weights, or at a draw from the ``"prior"``; ``fit(init=)`` overrides it.
         mean_field_start: ``"low_rank"``, ``"full_rank"`` and ``"flow"`` begin where mean-field ends after this share
-            of ``num_steps``, taken before their own: at 1 the fit has twice the steps. The better by the ELBO of that
-            start and the end is returned, and a warning says where it is the start. 0 and Pyro's own guides: no start.
-
-    Raises:
-        TypeError, ValueError: naming the option.
+            of ``num_steps``, taken before their own: at 1 the fit has twice the steps. At 0, and of Pyro's guides, not.
     """
 
     family: str | Callable[..., Any] = "mean_field"
@@ -72,14 +68,13 @@ class SVI(Method):
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
             couplings), any Pyro AutoGuide class or function of the program that returns one, or a
-            :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where
-            mean-field ends, after as many steps again.
+            :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where mean-field ends,
+            after as many steps again.
         num_steps: gradient steps.
         lr: peak learning rate of Adam.
-        optimizer: ``"adam"``, a factory ``[tensor] -> torch.optim.Optimizer``, or an
-            :class:`pyrobnn.Optimizer`, which also has the schedule of the rate, a bound on the
-            gradient norm, and averaging. By default the rate of mean-field is constant and the last half of its
-            iterates is averaged, which removes gradient noise; the others have ``"hold_cosine"`` and no average.
+        optimizer: ``"adam"``, a factory ``[tensor] -> torch.optim.Optimizer``, or a :class:`pyrobnn.Optimizer` with
+            its schedule and averaging. By default the rate of mean-field is constant and the last half of its iterates
+            is averaged, which removes gradient noise; the others have ``"hold_cosine"`` and no average.
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
         estimator: where the noise of mean-field is drawn: ``"weights"``; ``"local_reparameterization"``, the outputs of
@@ -104,7 +99,7 @@ class SVI(Method):
 
     Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
     correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
-    A richer guide has more to learn and may end below mean-field: then mean-field is what it returns.
+    A richer guide has more to learn and may end below the mean-field fit at which it began: then a warning says so.
 
     Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_;
     `Automatic Differentiation Variational Inference (Kucukelbir et al., 2017) <https://arxiv.org/abs/1603.00788>`_.
@@ -141,21 +136,19 @@ class SVI(Method):
 
     def __post_init__(self) -> None:
         self.training  # noqa: B018  # its checks
-        family, options = self.options.family, self.options
+        family, max_scale = self.options.family, self.options.max_scale
         if family != "mean_field":  # no guide is advised itself, or a poorer one
-            richer = GUIDES[GUIDES.index(family) + 1 :] if family in GUIDES else ()
-            advised = f"use a richer guide ({', '.join(richer)}), or run NUTS" if richer else "run NUTS"
-            object.__setattr__(
-                self, "remedy", f"The approximation misses the posterior: {advised} and compare."
-            )
+            richer = "use a richer guide (full_rank), or " if family == "low_rank" else ""
+            remedy = f"The approximation misses the posterior: {richer}run NUTS and compare."
+            object.__setattr__(self, "remedy", remedy)
         check_count("num_particles", self.num_particles)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
         check_choice("estimator", self.estimator, ESTIMATORS)
         check_number("init_scale", self.init_scale, above=0)
         if not isinstance(self.kl_weight, KLSchedule):
             check_number("kl_weight", self.kl_weight, minimum=0)
-        if options.max_scale is not None:
-            check_number("max_scale", options.max_scale, above=self.init_scale)
+        if max_scale is not None:
+            check_number("max_scale", max_scale, above=self.init_scale)
         if self.estimator in ESTIMATORS[2:] and family != "mean_field":
             raise ValueError(
                 f"{self.estimator!r} needs independent normal weights: use guide='mean_field', got {family!r}"
@@ -171,9 +164,9 @@ class SVI(Method):
         """How the guide is fitted."""
         # correlated guides follow a gradient whose noise vanishes; the noise of mean-field has to be averaged
         found = Training.of(self, None if self.options.family == "mean_field" else "hold_cosine")
-        if found.optimizer.average is not None:
-            return found
-        average = 0.5 if found.optimizer.schedule is None else 0.0
+        average = found.optimizer.average
+        if average is None:
+            average = 0.5 if found.optimizer.schedule is None else 0.0
         return replace(found, optimizer=replace(found.optimizer, average=average))
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
@@ -187,10 +180,8 @@ class SVI(Method):
 
     def memory(self, model: BNN, sizes: Sizes) -> Need:
         """Bytes that ``fit`` will take: the guide's parameters in the optimiser, a step, the ELBO at the end."""
-        family = self.options.family
         factors = {"mean_field": 2, "low_rank": 2 + self.options.rank, "full_rank": 1 + sizes.weights}
-        factor = factors.get(family, 4) if isinstance(family, str) else 4
-        guide = factor * sizes.flat
+        guide = factors.get(str(self.options.family), 4) * sizes.flat
         resident = {"optimiser (5 copies)": 5 * guide, "draws": 2 * sizes.num_draws * sizes.flat}
         # run eagerly, every operation of the update and of the KL has a result of its own
         copies = 7 * guide + 4 * sizes.flat if sizes.compiled else 6 * guide + 12 * sizes.flat

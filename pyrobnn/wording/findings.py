@@ -154,10 +154,6 @@ DRAWS: Sentences = {
         "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} on the way: the fit has not "
         "converged. Use a smaller lr, more steps, or the schedule 'hold_cosine'"
     ),
-    "guide_below_mean_field": (
-        "the {guide} guide ended below the ELBO of the mean-field fit at which it began ({mean_field:.1f}), which is "
-        "returned instead: raise num_steps or lower lr"
-    ),
     "interrupted": _interrupted,
     "search_unfinished": _search_unfinished,
     "not_a_mode": _not_a_mode,
@@ -232,9 +228,6 @@ DRAWS: Sentences = {
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
         "num_particles, raise max_moves and max_leapfrogs"
     ),
-    "loader_changed": (
-        "an epoch of the DataLoader yielded {seen} points where {expected} were expected: N is taken to be {num_data}"
-    ),
     "ranks_differ": (
         "the {count} ranks shared one fit and ended with different draws, as where their processors round differently: "
         "each has its own; keep that of rank 0"
@@ -270,26 +263,9 @@ MODEL: Sentences = {
         "the model's own net, from which the search starts, fits the held-out data as well as the mode found without "
         "them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
     ),
-    "loader_drops_rows": (
-        "the DataLoader drops its last incomplete batch and keeps its order: the last {left_out} of {drawn} points are "
-        "never seen, and N is {num_data}; pass drop_last=False or shuffle=True"
-    ),
-    "loader_weighted": (
-        "the DataLoader draws points with weights of their own: the posterior is that of the weighted data, as wide as "
-        "N = {num_data} points make it"
-    ),
-    "loader_repeats": "an epoch of the DataLoader draws {drawn} times from {size} points: N is {size}",
-    "loader_draws_part": (
-        "an epoch of the DataLoader draws {drawn} of the {size} points of its data set, and N is {num_data}: the "
-        "posterior is as wide as that many make it; draw all for the posterior of all"
-    ),
-    "loader_with_replacement": (
-        "the DataLoader draws with replacement and its points are gathered once: some are there twice, others not at "
-        "all; pass the data themselves"
-    ),
-    "loader_gathered_part": (
-        "the DataLoader drops its last incomplete batch and is gathered once: {left_out} of its {num_data} points are "
-        "dropped; pass drop_last=False"
+    "loader_epoch": (
+        "an epoch of the DataLoader draws {drawn} times from {size} points and shows {points}: the posterior is as wide "
+        "as N = {num_data} points make it, each weighed as often as it is drawn; draw all once, with drop_last=False"
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,

@@ -251,17 +251,17 @@ def test_the_version_is_told_and_the_package_runs_as_a_module():
 
 @pytest.mark.parametrize("user", ["folder", "name"])
 def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(user, tmp_path, monkeypatch):
-    from pyrobnn.compile import cache
+    from pyrobnn.compile import inductor
 
-    monkeypatch.setenv(cache.VARIABLE, "/proc/none/cache")
+    monkeypatch.setenv(inductor.FOLDER, "/proc/none/cache")
     if user == "name":  # of a container's user
-        monkeypatch.delenv(cache.VARIABLE)
-        monkeypatch.setattr(cache.getpass, "getuser", lambda: {}["uid not found: 1234"])
-    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+        monkeypatch.delenv(inductor.FOLDER)
+        monkeypatch.setattr(inductor.getpass, "getuser", lambda: {}["uid not found: 1234"])
+    monkeypatch.setattr(inductor.tempfile, "tempdir", str(tmp_path))
     with pytest.warns(UserWarning, match="set TORCHINDUCTOR_CACHE_DIR"):
-        cache.provide_folder()
-    assert Path(cache.os.environ[cache.VARIABLE]).parent == tmp_path
-    cache.provide_folder()  # which it now does not say again
+        inductor.provide_folder()
+    assert Path(inductor.os.environ[inductor.FOLDER]).parent == tmp_path
+    inductor.provide_folder()  # which it now does not say again
 
 
 class Answers:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import warnings
 
 import pytest
@@ -9,7 +8,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyrobnn.compile import CudaGraph, compiled
-from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize
+from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
 
 SLOW = pytest.mark.slow
 
@@ -96,36 +95,6 @@ def test_results_are_the_callers_and_in_place_functions_agree():
     writes(other, a, b)
     torch.testing.assert_close((a, b), fn(other))
     assert "ArrayRef" not in common.device_codegens["cpu"].cpp_wrapper_codegen.__name__
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="stacks of threads are small elsewhere")
-def test_only_functions_that_return_nothing_have_intermediates_on_the_stack(monkeypatch):
-    import torch._inductor.config as config
-    from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
-
-    made, plain = [], CppWrapperCpuArrayRef.make_allocation
-
-    def make_allocation(self, name, device, dtype, shape, stride, buffer=None, pinned=False):
-        made.append(buffer is not None)
-        return plain(self, name, device, dtype, shape, stride, buffer, pinned)
-
-    monkeypatch.setattr(CppWrapperCpuArrayRef, "make_allocation", make_allocation)
-
-    def fn(z):
-        weights = materialize(z.exp())
-        return weights.flip(0) / weights.sum()
-
-    def write(z, out):
-        out.copy_(fn(z))
-
-    z, out = torch.linspace(-1, 1, 30), torch.empty(30)
-    with config.patch(force_disable_caches=True):
-        compiled(fn, z)
-        assert not made
-        writes = compiled(write, z, out)
-    assert made and all(made)
-    writes(z, out)
-    torch.testing.assert_close(out, fn(z))
 
 
 def test_nested_arguments_and_in_place_writes():

@@ -26,7 +26,7 @@ import torch
 from torch.func import grad_and_value, vmap
 
 import pyrobnn as pb
-from pyrobnn.compile import agreement, cache, compiled, inductor, materialize, private
+from pyrobnn.compile import agreement, compiled, inductor, materialize, private
 from pyrobnn.compile.agreement import disagreement
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import batched_gradient
@@ -275,8 +275,8 @@ def test_a_library_that_a_killed_compile_left_half_written_is_removed(monkeypatc
         path.write_bytes(whole.read_bytes()[:3000])
     for path in (whole, torn):
         os.utime(path, (0, 0))
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    cache.remove_torn.__wrapped__()
+    monkeypatch.setenv(inductor.FOLDER, str(tmp_path))
+    inductor.remove_torn.__wrapped__()
     assert whole.exists() and young.exists() and not torn.exists()
 
 

@@ -42,7 +42,7 @@ def raising(number):
 
 STAGES = {
     "tracing": "pyrobnn.compile.private.trace",
-    "small products": "pyrobnn.compile.inductor.returns_nothing",
+    "small products": "pyrobnn.compile.inductor._largest",
     "looking for a compiler": "pyrobnn.compile.private.lacks_compiler",
     "inductor": "pyrobnn.compile.private.compile_graph",
     "the check": "pyrobnn.compile.disagreement",

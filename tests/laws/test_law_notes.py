@@ -104,7 +104,10 @@ def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
         return next((check for check in checks if check.code == "fit_warned"), None)
 
     rounded = Finding("prior_averaged")
-    others = [Finding("loader_repeats", {"drawn": 8, "size": 4}), Finding("one_island")]
+    others = [
+        Finding("loader_epoch", {"drawn": 8, "size": 4, "points": 8, "num_data": 4}),
+        Finding("one_island"),
+    ]
     found = warned(findings=as_json([*others, rounded]), warnings=[*map(str, others), str(rounded)])
     assert found.status == "warn" and found.value == 1.0 and str(rounded) in found.evidence
     assert warned(findings=as_json(others), warnings=list(map(str, others))) is None

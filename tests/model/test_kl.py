@@ -8,13 +8,14 @@ from pyrobnn.inference.vi import kl_schedules
 
 def test_the_five_weightings_are_their_papers():
     m = 6
-    per_batch = {
-        "one": kl_schedules.Constant(1.0).per_batch(m, 10),
-        "zero": kl_schedules.Constant(0.0).per_batch(m, 10),
-        "graves": kl_schedules.Graves().per_batch(m, 10),
-        "blundell": kl_schedules.Blundell().per_batch(m, 10),
-        "weights": kl_schedules.PerWeight().per_batch(m, 10),
+    schedules = {
+        "one": kl_schedules.Constant(1.0),
+        "zero": kl_schedules.Constant(0.0),
+        "graves": kl_schedules.Graves(),
+        "blundell": kl_schedules.Blundell(),
+        "weights": kl_schedules.PerWeight(),
     }
+    per_batch = {name: each.factors(m, m, 10) / m for name, each in schedules.items()}
     blundell = torch.tensor([2 ** (m - i) / (2**m - 1) for i in range(1, m + 1)], dtype=torch.float64)
     torch.testing.assert_close(per_batch["blundell"], blundell)
     torch.testing.assert_close(per_batch["graves"], torch.full((m,), 1 / m, dtype=torch.float64))
@@ -23,7 +24,7 @@ def test_the_five_weightings_are_their_papers():
 
 
 def test_blundell_survives_many_batches():
-    weights = kl_schedules.Blundell().per_batch(5000, 10)
+    weights = kl_schedules.Blundell().factors(5000, 5000, 10) / 5000
     assert torch.isfinite(weights).all() and float(weights.sum()) == pytest.approx(1.0)
 
 

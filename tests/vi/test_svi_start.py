@@ -1,4 +1,4 @@
-"""A richer guide begins where mean-field ends, and never ends below it by more than its error."""
+"""A richer guide begins where mean-field ends, and says so where it ends below it."""
 
 from __future__ import annotations
 
@@ -53,24 +53,15 @@ def test_stopped_before_the_guide_begins_it_is_mean_field():
     assert (meta["mean_field_steps"], meta["num_steps"]) == (0, 2)
 
 
-def test_a_guide_that_ends_below_its_start_gives_way_and_says_so():
+def test_a_guide_that_ends_below_its_start_says_so():
     def spoil(step):  # the rate of the second half of both, which mean-field's average forgives
         return 1.0 if step < 55 else 30.0
 
-    with pytest.warns(UserWarning, match="the full_rank guide ended below .* mean-field"):
-        posterior = _fit(
-            Guide("full_rank", mean_field_start=0.9),
-            num_steps=60,
-            lr=0.03,
-            optimizer=Optimizer("adam", spoil, average=0.0),
-        )
-    assert posterior.approximation.state()[0] == "normal"
+    guide, optimizer = Guide("full_rank", mean_field_start=0.9), Optimizer("adam", spoil, average=0.0)
+    with pytest.warns(UserWarning, match="the ELBO ends at .* and was at least"):
+        posterior = _fit(guide, num_steps=60, lr=0.03, optimizer=optimizer)
     assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (54, 114)
-    assert posterior.log_evidence > float(posterior.history["elbo"][-1])
-    stats = posterior.sample_stats
-    torch.testing.assert_close(posterior.log_q().double(), stats["log_q"])  # of the draws of the same guide
-    assert stats["log_p"].shape == stats["log_q"].shape == (1, 20)
-    assert [each["code"] for each in posterior.meta["findings"]].count("guide_below_mean_field") == 1
+    assert [each["code"] for each in posterior.meta["findings"]].count("elbo_below_best") == 1
 
 
 def test_an_interrupt_and_the_end_are_told_of_both_parts():

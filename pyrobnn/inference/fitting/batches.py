@@ -41,14 +41,7 @@ if TYPE_CHECKING:
     from pyrobnn.inference.fitting.problem import Problem
     from pyrobnn.model import BNN
 
-#: batches for each point, after which a sampler without length is called endless
-_ENDLESS = 100
-#: data at once in a pass over all of them
-_PART = 20_000
-#: values of x: beyond, a copy with more rows and the work on it cost more than a compile now and then
-_MOST_PADDED = 2**20
-#: data per pass when batch-norm statistics are refreshed
-_REFRESH_BATCH = 512
+_PART = 20_000  # data at once in a pass over all of them
 
 
 @dataclass(frozen=True)
@@ -87,47 +80,30 @@ def survey(loader: DataLoader) -> Epoch:
         raise ValueError(
             "the DataLoader's sampler is an iterator, which can be walked only once: pass a list or a Sampler"
         )
-    if isinstance(loader.dataset, IterableDataset) or batching is None:
-        sizes = [len(pair[0]) for pair in loader]
-        drawn, points, batches = sum(sizes), sum(sizes), len(sizes)
-    elif type(batching) is BatchSampler and hasattr(sampler, "__len__"):
+    if type(batching) is BatchSampler and hasattr(sampler, "__len__"):
         drawn, width = len(sampler), batching.batch_size
         batches = drawn // width if batching.drop_last else -(-drawn // width)
         points = min(drawn, batches * width)
-    else:  # a sampler that goes on after more than it could ever want to show has no end
-        sizes = [len(rows) for rows in itertools.islice(batching, _ENDLESS * max(size, 1))]
+    else:
+        batched = batching is None or isinstance(dataset, IterableDataset)
+        sizes = [len(pair[0]) for pair in loader] if batched else [len(rows) for rows in batching or ()]
         drawn, points, batches = sum(sizes), sum(sizes), len(sizes)
-        if batches == _ENDLESS * max(size, 1):
-            raise ValueError(
-                f"the DataLoader's sampler has given {points} points of {size} and does not end, so that an epoch has "
-                "no length: use a sampler that ends"
-            )
+        size = drawn if batching is None else size
     if points == 0:
         raise ValueError(
             f"the DataLoader gives no batch: its data set holds {size} points and its sampler draws {drawn}"
             + (", fewer than a batch, with drop_last=True" if drawn else "")
             + ": pass at least one data point"
         )
-    num_data = min(drawn if _shuffles(sampler) else points, size if batching is not None else drawn)
-    return Epoch(num_data, points, batches, tuple(_notes(sampler, size, drawn, points, num_data)))
-
-
-def _shuffles(sampler: Any) -> bool:
-    """Whether another epoch shows other points, or the same in another order."""
-    known = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-    return isinstance(sampler, known) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
-
-
-def _notes(sampler: Any, size: int, drawn: int, points: int, num_data: int) -> Iterator[Finding]:
-    counts = {"drawn": drawn, "size": size, "num_data": num_data}
-    if points < drawn and not _shuffles(sampler):
-        yield Finding("loader_drops_rows", counts | {"left_out": drawn - points})
-    if isinstance(sampler, WeightedRandomSampler):
-        yield Finding("loader_weighted", counts)
-    elif drawn > size and num_data == size:
-        yield Finding("loader_repeats", counts)
-    elif drawn < size and not isinstance(sampler, (SubsetRandomSampler, Sequence)):
-        yield Finding("loader_draws_part", counts)
+    shuffles = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
+        isinstance(sampler, DistributedSampler) and sampler.shuffle
+    )
+    num_data = min(drawn if shuffles else points, size)
+    chosen = isinstance(sampler, (SubsetRandomSampler, Sequence)) or not hasattr(sampler, "__len__")
+    odd = getattr(sampler, "replacement", False) or (drawn != size and not chosen)
+    shown = {"drawn": drawn, "size": size, "points": points, "num_data": num_data}
+    notes = (Finding("loader_epoch", shown),) if odd or num_data < min(drawn, size) else ()
+    return Epoch(num_data, points, batches, notes)
 
 
 def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
@@ -152,13 +128,11 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
     x, y = (torch.cat([as_tensor(name, pair[i]) for pair in pairs]) for i, name in enumerate("xy"))
     if not gather:
         return x, y, epoch
-    sampler, notes = getattr(loader.batch_sampler, "sampler", None), list(epoch.notes)
-    if getattr(sampler, "replacement", False):
-        notes.append(Finding("loader_with_replacement"))
-    elif len(x) < epoch.num_data:
-        values = {"left_out": epoch.num_data - len(x), "num_data": epoch.num_data}
-        notes.append(Finding("loader_gathered_part", values))
-    return x, y, Epoch(len(x), len(x), 1, tuple(notes))
+    num, notes = len(x), epoch.notes
+    if num < epoch.num_data and not notes:
+        shown = {"drawn": epoch.num_data, "size": epoch.num_data, "points": num, "num_data": num}
+        notes = (Finding("loader_epoch", shown),)
+    return x, y, Epoch(num, num, 1, notes)
 
 
 def _in_order(loader: DataLoader) -> DataLoader:
@@ -181,14 +155,12 @@ def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[.
 
 def check_batch_size(problem: Problem, batch_size: int | None) -> None:
     """Refuse a size of mini-batches beside a plain program or a DataLoader, whose own they are."""
-    if batch_size is None:
-        return
-    if not problem.is_bnn:
+    if batch_size is not None and not problem.is_bnn:
         raise Refused(
-            "'batch_size' needs a BNN: a plain Pyro program cannot be sub-sampled from outside, since only the program "
-            "knows which of its sites are one per datum; leave out 'batch_size' and let it subsample in a pyro.plate"
+            "'batch_size' needs a BNN: only a plain Pyro program itself knows which of its sites are one per datum; "
+            "leave out 'batch_size' and let it subsample in a pyro.plate"
         )
-    if problem.loader is not None:
+    if batch_size is not None and problem.loader is not None:
         raise ValueError(
             f"'batch_size' is that of the DataLoader here, got {batch_size} beside it: leave it out"
         )
@@ -198,7 +170,7 @@ def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Ten
     """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
     check_batch_size(problem, batch_size)
     if problem.loader is not None:
-        return streamed(problem)
+        return _streamed(problem)
     if batch_size is None or batch_size >= problem.num_rows:
         return itertools.repeat((problem.x, problem.y))
     rows = permuted_rows(problem.num_rows, batch_size, problem.device)
@@ -243,27 +215,21 @@ class Inputs:
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.problem.loader is None:
-            return iter(self.problem.x.split(_REFRESH_BATCH))
+            return iter(self.problem.x.split(512))
         return (x for x, _ in self.problem.one_pass())
 
 
-def streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
+def _streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of the loader, epoch after epoch."""
-    changed = False
     while True:
-        seen = 0
-        for x, y in problem.one_pass():
-            seen += len(x)
-            yield x, y
-        if seen == 0:
+        batch = None
+        for batch in problem.one_pass():
+            yield batch
+        if batch is None:
             raise ValueError(
                 "the DataLoader gave its batches once and then none: its sampler can be walked only once; pass a "
                 "list or a Sampler"
             )
-        if problem.stream is not None and seen != problem.stream.num_points and not changed:
-            changed = True
-            expected = {"expected": problem.stream.num_points, "num_data": problem.num_data}
-            problem.note(Finding("loader_changed", {"seen": seen} | expected))
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -315,13 +281,13 @@ class _Counted(Messenger):
 def padded_density(problem: Problem, z: Tensor) -> Density:
     """The density of a net over more rows than there are, copies of the last one with weight zero.
 
-    Its graph is that of every number of rows with the same :func:`bucket`. It is the density itself where the data are
-    large or come from a loader, of a program, whose rows are not ours to add to, and where the log joints of the two
-    differ at the first points of ``z`` (chain, dim) by more than rounding in float64, as for a net that looks at all
-    rows at once.
+    Its graph is that of every number of rows with the same :func:`bucket`. It is the density itself of large data, of a
+    loader and a program, and where the log joints of the two differ at the first points of ``z`` (chain, dim) by more
+    than rounding in float64, as for a net that looks at all rows at once.
     """
     density = problem.density
-    if not problem.is_bnn or problem.loader is not None or problem.x.numel() > _MOST_PADDED:
+    # of many values, a copy with more rows and the work on it cost more than a compile now and then
+    if not problem.is_bnn or problem.loader is not None or problem.x.numel() > 2**20:
         return density
     num, rows = problem.num_rows, bucket(problem.num_rows)
     weights = (torch.arange(rows, device=problem.device) < num).to(density.dtype)

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_device
-from pyrobnn.data import Dataset
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.floats import full_float32
@@ -130,17 +129,11 @@ def prepare(
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
         if loader is not None:
             raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
-        problem = _program_problem(model, x, y, points, where, values)
-        _check_draws(problem, num_draws)
-        return problem
+        return _checked(_program_problem(model, x, y, points, where, values), points, values, num_draws)
     if deterministic and (layers := model.stochastic_layers()):
         raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
             "so it has no fixed density: call net.eval() before building the BNN"
-        )
-    if isinstance(x, (Dataset, torch.utils.data.Dataset)):
-        raise TypeError(
-            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
         )
     epoch = None
     if loader is not None:
@@ -149,7 +142,8 @@ def prepare(
         x, y, epoch = batches.read(loader, gather=not stream)
     elif x is None or y is None:
         raise TypeError(
-            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
+            "'x' and 'y' are needed: pass fit(model, x, y), fit(model, data.x, data.y) of a data set, or "
+            "fit(model, loader) with a DataLoader"
         )
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)
@@ -160,12 +154,10 @@ def prepare(
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
-    _check_draws(problem, num_draws)
     check_shareable(together=(together := rows_together(model, x)))
     for text in (*(() if epoch is None else epoch.notes), *together):
         problem.note(text)
-    _note_held_points(problem, points, values)
-    return problem
+    return _checked(problem, points, values, num_draws)
 
 
 def make_posterior(
@@ -178,14 +170,11 @@ def make_posterior(
     sample_stats: Mapping[str, Tensor] | None = None,
     approximation: Approximation | None = None,
     point_values: Mapping[str, Tensor] | None = None,
-    log_evidence: float | None = None,
-    history: Mapping[str, Tensor] | None = None,
     meta: Mapping[str, Any] | None = None,
     notes: Sequence[str | Finding] = (),
     interrupted: bool = False,
     importance: bool | Callable[[], Mapping[str, Tensor]] = True,
-    network: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
-    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+    **parts: Any,
 ) -> Posterior:
     r"""Assemble a posterior with its provenance.
 
@@ -200,18 +189,14 @@ def make_posterior(
         interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
         importance: whether log_p and log_q of an approximation's draws (k-hat and LOO need them) can be had when they
             are asked for, or the function that gives them.
-
-    The other arguments are those of :class:`pyrobnn.Posterior`.
+        sample_stats, approximation, meta, parts: arguments of :class:`pyrobnn.Posterior`.
     """
     draws = {name: value.detach() for name, value in draws.items()}
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
-    fixed = {
-        name: value.detach()
-        for name, value in (problem.density.initial_points | dict(point_values or {})).items()
-    }
-    for name, value in fixed.items():
-        if name not in draws:
-            draws[name] = value.expand(num_chains, num_draws, *value.shape)
+    fixed = problem.density.initial_points | dict(point_values or {})
+    fixed = {name: value.detach() for name, value in fixed.items()}
+    constant = {name: value.expand(num_chains, num_draws, *value.shape) for name, value in fixed.items()}
+    draws |= {name: value for name, value in constant.items() if name not in draws}
     meta = dict(meta or {})
     notes = [*notes, *([] if interrupted else stopped_short(meta))]
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
@@ -238,17 +223,7 @@ def make_posterior(
         **({"stopped": "interrupt"} if interrupted else {}),
     }
     warn(notes, stacklevel=4)
-    return Posterior(
-        problem.model,
-        draws,
-        stats,
-        log_evidence=log_evidence,
-        approximation=approximation,
-        network=network,
-        moments=moments,
-        history=dict(history or {}),
-        meta=record,
-    )
+    return Posterior(problem.model, draws, stats, approximation=approximation, meta=record, **parts)
 
 
 def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, float]) -> dict[str, Any]:
@@ -296,9 +271,8 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
 
 def launches(device: torch.device, why: str) -> list[Finding]:
     """Of a run on a GPU whose steps are not compiled."""
-    return (
-        [] if device.type == "cpu" else [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
-    )
+    found = Finding("launched_one_by_one", {"why": why, "device": str(device)})
+    return [] if device.type == "cpu" else [found]
 
 
 def settings(method: Any) -> dict[str, Any]:
@@ -311,17 +285,6 @@ def settings(method: Any) -> dict[str, Any]:
         return value if plain else getattr(value, "__name__", None) or repr(value)
 
     return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
-
-
-def _check_draws(problem: Problem, num_draws: int) -> None:
-    """Draws are held twice for a moment: as flat vectors and by site."""
-    size = problem.density.dim
-    require(
-        2 * num_draws * size * problem.density.dtype.itemsize,
-        problem.device,
-        f"a posterior of {num_draws} draws × {size} parameters",
-        "lower num_draws (or the number of chains or members), or use NUTS, which can write its draws to disk",
-    )
 
 
 def _program_problem(
@@ -348,15 +311,21 @@ def _program_problem(
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
     num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
-    problem = Problem(program, density, x, y, num_data, device)
-    _note_held_points(problem, points, values)
-    return problem
+    return Problem(program, density, x, y, num_data, device)
 
 
-def _note_held_points(problem: Problem, points: str, values: Mapping[str, Tensor]) -> None:
-    """A sampler holds point parameters; where they come from no earlier fit, it holds them where nobody put them."""
-    if points == "held" and (held := sorted(set(problem.density.initial_points) - set(values))):
+def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None, num_draws: int) -> Problem:
+    """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
+    size = problem.density.dim
+    require(
+        2 * num_draws * size * problem.density.dtype.itemsize,  # as flat vectors and by site
+        problem.device,
+        f"a posterior of {num_draws} draws × {size} parameters",
+        "lower num_draws (or the number of chains or members), or use NUTS, which can write its draws to disk",
+    )
+    if points == "held" and (held := sorted(set(problem.density.initial_points) - set(values or {}))):
         problem.note(Finding("held_points", {"names": held}))
+    return problem
 
 
 def snapshot(

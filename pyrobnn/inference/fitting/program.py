@@ -23,25 +23,17 @@ from pyrobnn.density.gradient import why_not_batched
 from pyrobnn.model import BNN
 from pyrobnn.wording.findings import Finding
 
-#: bytes of all deterministic sites' draws together, above which they are left out
-_MAX_DERIVED = 2**30
-#: rows that are enough to see it
-_FEW = 8
-#: of the largest output: what a product of another number of rows, or a low precision, may change
-_ROUNDING = 0.01
+_FEW = 8  # rows that are enough to see what a net does with them
 
 
 def check_signature(program: Callable[..., Any]) -> None:
     """TypeError unless the program can be called as ``fn(x, y)``: Python would say it from the middle of a trace."""
     try:
         inspect.signature(program).bind(None, None)
-    except ValueError:  # a callable that does not tell its signature
-        pass
     except TypeError as error:
         raise TypeError(
             f"a Pyro program is called as fn(x, y), and this one cannot be: {error}. One of a single argument is "
-            "fitted as fit(lambda x, y: program(x), data); for more than two, make x a tuple or a dict, or close over "
-            "the rest"
+            "fitted as fit(lambda x, y: program(x), data); for more than two, make x a tuple or a dict"
         ) from None
 
 
@@ -63,24 +55,19 @@ def check_gradient(density: Density, data: dict[str, Any]) -> None:
 
 
 def check_proper(density: Density) -> None:
-    """Every latent value needs a density for there to be a posterior of it.
-
-    A prior may be masked out (an improper one) as long as something else depends on the value.
-
-    Raises:
-        Refused: nothing does, as for the values that ``pyro.sample(…, obs_mask=)`` adds beside the observed ones.
-    """
+    """Refuse a latent value whose prior is masked out and on which nothing else depends: it has no posterior."""
     if not density.masked:
         return
     slope = torch.func.grad(lambda z: density.log_joint(z, jacobian=False))
     flat = torch.stack([slope(z) == 0 for z in density.sample_prior(2, seed=0)]).all(0)
     for site in (site for site in density.sites if site.name in density.masked):
         count = int(flat[site.start : site.stop].sum())
-        if count and _is_unbounded(site.transform):
+        base = getattr(site.transform, "base_transform", site.transform)
+        if count and (base == transforms.identity_transform or isinstance(base, transforms.ExpTransform)):
             raise Refused(
                 f"{count} of the {site.size} values of {site.name!r} are masked out and nothing else depends on them, "
                 "so they have no posterior (obs_mask= adds such values beside the observed ones): sample the missing "
-                "values alone, as a site of their own, and observe the others; MAP can be used as it is"
+                "values alone, as a site of their own, and observe the others"
             )
 
 
@@ -137,30 +124,22 @@ def what_program_says(
     sizes, values, notes = held.derived.deterministic, {}, []
     names = ", ".join(map(repr, sizes))
     size = chains * num * sum(sizes.values()) * held.dtype.itemsize
-    if size > _MAX_DERIVED:
+    if size > 2**30:
         notes.append(Finding("deterministic_too_large", {"names": names, "gib": size / 2**30}))
     else:
         try:
             values = derived.deterministic(held, draws)
         except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             notes.append(Finding("deterministic_failed", {"names": names, "reason": reason}))
     for name, value in values.items():
         # what is not finite in every draw is so by the data; in some draws, it is by the parameters
         bad = ~torch.isfinite(value).reshape(chains * num, -1)
         if count := int((bad & ~bad.all(0)).any(1).sum()):
             notes.append(Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)}))
-    meta = {
-        "deterministic_sites": list(values),
-        "axes": dict(held.derived.axes),
-        "data_given": [value is not None for value in density.args],
-    }
+    given = [value is not None for value in density.args]
+    meta = {"deterministic_sites": list(values), "axes": dict(held.derived.axes), "data_given": given}
     return values, meta, notes
-
-
-def _is_unbounded(transform: Any) -> bool:
-    base = getattr(transform, "base_transform", transform)
-    return base == transforms.identity_transform or isinstance(base, transforms.ExpTransform)
 
 
 def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
@@ -196,6 +175,7 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
         warnings.simplefilter("ignore")  # what a batch of one is asked for
         alone, together = model.forward({}, few[:1]), model.forward({}, few)[:1]
     off, most = float((alone - together).abs().max()), float(together.abs().max())
-    if off <= _ROUNDING * most or not math.isfinite(most):
+    # a product of another number of rows, or a low precision, may change a hundredth
+    if off <= 0.01 * most or not math.isfinite(most):
         return []
     return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]

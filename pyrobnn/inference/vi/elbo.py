@@ -27,8 +27,9 @@ from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.posterior.approximation import Approximation
 from pyrobnn.wording.findings import Finding
 
-#: the ELBO is averaged until its standard error is this small (nats), within a budget of likelihood evaluations
-_ELBO_ERROR, _MAX_ELBO_DRAWS, _ELBO_BUDGET = 0.02, 4096, 2**31
+_ELBO_ERROR = (
+    0.02  # nats, the standard error down to which the ELBO is averaged, within 2^31 numbers of all draws
+)
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
@@ -81,24 +82,20 @@ class Elbo:
 
     def parts(self, theta: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
-        if self.num_particles == 1:
-            return self._particle(theta, Noise(key), args)
-
-        def one(key: Tensor) -> tuple[Tensor, Tensor]:
-            return self._particle(theta, Noise(key), args)
-
-        keys = Noise(key).split(self.num_particles)
-        log_likelihood, kl = torch.func.vmap(one, randomness="different")(keys)
-        return log_likelihood.mean(), kl.mean()
-
-    def _particle(self, theta: Tensor, noise: Noise, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         phi, points = theta[: self.family.size], theta[self.family.size :]
-        draw = self.family.draw(phi, noise)
-        z = torch.cat([draw.z, points])
-        log_likelihood, cross = self._terms(noise, z, draw.moments, *args)
-        exact = draw.moments if self.exact_entropy else None
-        entropy = -_path_log_q(draw) if exact is None else exact.entropy
-        return log_likelihood, cross - entropy
+
+        def particle(key: Tensor) -> tuple[Tensor, Tensor]:
+            noise = Noise(key)
+            draw = self.family.draw(phi, noise)
+            log_likelihood, cross = self._terms(noise, torch.cat([draw.z, points]), draw.moments, *args)
+            exact = draw.moments if self.exact_entropy else None
+            return log_likelihood, cross - (-_path_log_q(draw) if exact is None else exact.entropy)
+
+        if self.num_particles == 1:
+            return particle(key)
+        keys = Noise(key).split(self.num_particles)
+        log_likelihood, kl = torch.func.vmap(particle, randomness="different")(keys)
+        return log_likelihood.mean(), kl.mean()
 
     def _terms(self, noise: Noise, z: Tensor, given: Moments | None, *args: Any) -> tuple[Tensor, Tensor]:
         """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
@@ -194,22 +191,17 @@ def evaluate_elbo(
 
     The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
-    budget = _ELBO_BUDGET // max(problem.num_rows * layout.dim, 1)
-    most = max(16, min(_MAX_ELBO_DRAWS, budget))
-    exact = elbo.exact_kl
-    terms, sample = list[Tensor](), torch.empty(0)
-    # an exact one depends on no draw
-    kl = (
-        float(elbo.parts(theta, torch.zeros((), dtype=torch.int64, device=theta.device))[1]) if exact else 0.0
-    )
+    most = max(16, min(4096, 2**31 // max(problem.num_rows * layout.dim, 1)))
+    exact, sample = elbo.exact_kl, torch.empty(0, dtype=torch.float64, device=theta.device)
+    no_key = torch.zeros((), dtype=torch.int64, device=theta.device)  # an exact one depends on no draw
+    kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
     while len(sample) < most:
         block = min(draws_per_block(layout.dim), max(64, most - len(sample)))
         z = layout.unconstrain(approximation.sample(block))
         log_prior, value = log_parts(problem, layout, z)
         if not exact:
             value = value + log_prior - approximation.log_prob(layout.constrain(z)).double()
-        terms.append(value)
-        sample = torch.cat(terms)
+        sample = torch.cat([sample, value])
         error = float(sample.std()) / math.sqrt(len(sample))
         if len(sample) >= 256 and error < _ELBO_ERROR:
             break
@@ -256,23 +248,22 @@ def importance_stats(
 def elbo_findings(value: float, error: float, track: Tensor | None) -> list[Finding]:
     """A finding where the ELBO is no number, or lies below what the fit had on the way.
 
-    Args:
-        value, error: the ELBO of the fitted guide with its standard error, in nats.
-        track: the noisy ELBO of every step (step,), None of a tempered fit, whose end is not its best. A twentieth of
-            the steps is a window; what the fit surely had is the best mean of one less five standard errors. The last
-            iterate is one step: it may lie the spread of single steps below, and a nat is no matter.
+    ``track`` is the noisy ELBO of every step, None of a tempered fit, whose end is not its best. What the fit surely
+    had is the best mean of a twentieth of the steps less five standard errors. The last iterate is one step: it may lie
+    the spread of single steps below, and a nat is no matter.
     """
+    values = {"elbo": value, "error": error}
     if not (math.isfinite(value) and math.isfinite(error)):
-        return [Finding("elbo_not_finite", {"elbo": value, "error": error})]
-    width = 0 if track is None else max(20, len(track) // 20)
-    if track is None or len(track) < width:
+        return [Finding("elbo_not_finite", values)]
+    if track is None or len(track) < 20:
         return []
+    width = max(20, len(track) // 20)
     windows = track[: len(track) - len(track) % width].double().reshape(-1, width)
     spreads = windows.std(1)
     reached = windows.mean(1) - 5.0 * spreads / math.sqrt(width)
     best = int(reached.argmax())
     if value + 5.0 * error < float(reached[best] - spreads[best]) - 1.0:
-        return [Finding("elbo_below_best", {"elbo": value, "error": error, "best": float(reached[best])})]
+        return [Finding("elbo_below_best", values | {"best": float(reached[best])})]
     return []
 
 

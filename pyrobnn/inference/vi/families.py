@@ -68,7 +68,26 @@ class Family(Protocol):
         """The fitted guide as an approximation over the latent sites of ``layout``."""
 
 
-class MeanField:
+class _Normal:
+    """Normals whose parameters begin with the means ``loc`` and softplus⁻¹ of the standard deviations."""
+
+    factorized = False
+
+    def __init__(self, loc: Tensor, init_scale: float, num_further: int):
+        self.loc, self.init_scale, self.dim = loc, init_scale, len(loc)
+        self.size = 2 * self.dim + num_further
+
+    def initial(self) -> Tensor:
+        rest = self.loc.new_zeros(self.size - 2 * self.dim)
+        return torch.cat([self.loc, raw_scale(self.loc, self.init_scale), rest])
+
+    def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means and standard deviations, both (dim,), and the further parameters."""
+        loc, raw, rest = phi.split([self.dim, self.dim, self.size - 2 * self.dim])
+        return loc, F.softplus(raw), rest
+
+
+class MeanField(_Normal):
     r"""Independent normals, :math:`z_i = \mu_i + \sigma_i \epsilon_i`.
 
     ``max_scale`` is a cap on the standard deviations, or None.
@@ -79,23 +98,21 @@ class MeanField:
     factorized = True
 
     def __init__(self, loc: Tensor, init_scale: float, max_scale: float | None = None):
-        self.loc, self.init_scale, self.max_scale = loc, init_scale, max_scale
-        self.dim = len(loc)
-        self.size = 2 * self.dim
+        super().__init__(loc, init_scale, 0)
+        self.max_scale = max_scale
 
     def initial(self) -> Tensor:
         if self.max_scale is None:
-            return torch.cat([self.loc, raw_scale(self.loc, self.init_scale)])
+            return super().initial()
         share = self.init_scale / self.max_scale
         return torch.cat([self.loc, torch.full_like(self.loc, math.log(share / (1 - share)))])
 
     def loc_scale(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, both (dim,)."""
-        loc, raw = phi[: self.dim], phi[self.dim :]
         if self.max_scale is None:
-            return loc, F.softplus(raw)
+            return self.parts(phi)[:2]
         # a sigmoid and not a clamp: a scale that has reached the cap can still come back
-        return loc, self.max_scale * torch.sigmoid(raw)
+        return phi[: self.dim], self.max_scale * torch.sigmoid(phi[self.dim :])
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale = self.loc_scale(phi)
@@ -111,19 +128,15 @@ class MeanField:
         return FlatApproximation(layout, "normal", {"loc": loc, "scale": scale})
 
 
-class FullRank:
+class FullRank(_Normal):
     r"""A normal with any covariance, :math:`z = \mu + \sigma \odot (I + C / \sqrt{n}) \epsilon`, C strictly lower.
 
     Raises:
         ValueError: the covariance factor would not fit in memory.
     """
 
-    factorized = False
-
     def __init__(self, loc: Tensor, init_scale: float):
-        self.loc, self.init_scale = loc, init_scale
-        self.dim = len(loc)
-        self.size = 2 * self.dim + self.dim * (self.dim - 1) // 2
+        super().__init__(loc, init_scale, len(loc) * (len(loc) - 1) // 2)
         # as preflight counts: the optimiser's copies of the matrix, and those of a step
         needed = 11 * (self.dim + 1) * self.dim * loc.element_size()
         what = f"guide='full_rank' of {self.dim} weights"
@@ -138,14 +151,9 @@ class FullRank:
         self._lower = unit.tril(-1)
         self._eye = torch.eye(self.dim, dtype=loc.dtype, device=loc.device)
 
-    def initial(self) -> Tensor:
-        rest = self.loc.new_zeros(self.size - 2 * self.dim)
-        return torch.cat([self.loc, raw_scale(self.loc, self.init_scale), rest])
-
     def factor(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal (dim,) and Cholesky factor (dim, dim)."""
-        loc, raw, rest = phi.split([self.dim, self.dim, self.size - 2 * self.dim])
-        scale = F.softplus(raw)
+        loc, scale, rest = self.parts(phi)
         if self.dim == 1:
             return loc, scale, scale[:, None]  # no lower triangle to read from
         tril = scale[:, None] * (self._eye + rest[self._source] * self._lower)
@@ -167,35 +175,29 @@ class FullRank:
         return FlatApproximation(layout, "full_rank", state)
 
 
-class LowRank:
+class LowRank(_Normal):
     r"""A normal of diagonal plus low-rank covariance, :math:`z = \mu + \sigma \odot (\epsilon + V \epsilon')`.
 
     ``rank`` is the number of columns of V; ``seed`` is of its small random start, without which its gradient vanishes.
     """
 
-    factorized = False
-
     def __init__(self, loc: Tensor, init_scale: float, rank: int, seed: int):
-        self.loc, self.init_scale, self.seed = loc, init_scale, seed
-        self.dim, self.rank = len(loc), min(rank, len(loc))
-        self.size = (2 + self.rank) * self.dim
+        self.seed, self.rank = seed, min(rank, len(loc))
+        super().__init__(loc, init_scale, len(loc) * self.rank)
 
     def initial(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(self.loc)
-        return torch.cat(
-            [self.loc, raw_scale(self.loc, self.init_scale), columns * (_COLUMN_START / _COLUMN_STEP)]
-        )
+        return torch.cat([super().initial()[: 2 * self.dim], columns * (_COLUMN_START / _COLUMN_STEP)])
 
-    def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def factors(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
-        loc, raw, columns = phi.split([self.dim, self.dim, self.dim * self.rank])
-        scale = F.softplus(raw)
+        loc, scale, columns = self.parts(phi)
         # in units of the scale, which an optimiser's step of lr would dwarf where weights are well determined
         return loc, scale, scale[:, None] * columns.reshape(self.dim, self.rank) * _COLUMN_STEP
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
-        loc, scale, columns = self.parts(phi)
+        loc, scale, columns = self.factors(phi)
         offset = columns @ noise.normal(columns[0]) + scale * noise.normal(loc)
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened, u = columns / scale[:, None], offset / scale
@@ -213,7 +215,7 @@ class LowRank:
         return Draw(loc + offset, log_q, Moments(loc, var, _entropy(half_log_det, self.dim)), score)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
-        loc, scale, columns = self.parts(phi)
+        loc, scale, columns = self.factors(phi)
         state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
         # LowRankMultivariateNormal inverts the capacitance: float64
         return FlatApproximation(layout, "low_rank", {name: value.double() for name, value in state.items()})

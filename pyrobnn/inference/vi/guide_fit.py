@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import padded_density, permuted_rows
 from pyrobnn.inference.fitting.floats import full_float32
@@ -26,26 +26,22 @@ from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
-from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule, effective_temperature
+from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import Approximation
 from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
     from pyrobnn.inference.svi import SVI
 
-_HISTORY_POINTS, _SNAPSHOT_DRAWS = 1000, 100
-
 
 def build_elbo(
     config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int
 ) -> tuple[Elbo, Tensor]:
     """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
-    density = problem.density
-    options = config.options
+    density, options = problem.density, config.options
     if options.init_loc == "prior" and init is None:
         start = density.sample_prior(1, seed)[0]
     else:
@@ -89,59 +85,33 @@ def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None
 
 def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended."""
-    callbacks, num_draws = run.callbacks, run.num_draws
+    callbacks, options = run.callbacks, config.options
     fitted = GuideFit(config, problem, run.init, run.seed)
     # of our own guides the first parameters are means and scales
-    contains = isinstance(config.options.family, str) and config.options.family != "mean_field"
-    num_steps = round(config.options.mean_field_start * config.num_steps) if contains else 0
+    contains = isinstance(options.family, str) and options.family != "mean_field"
+    num_steps = round(options.mean_field_start * config.num_steps) if contains else 0
     if not num_steps:
         result = fitted.train(callbacks, run.progress)
-        return fitted.posterior(result.params, num_draws, result)
-    first = replace(config, guide=replace(config.options, family="mean_field"), num_steps=num_steps)
-    plain = GuideFit(first, problem, run.init, run.seed, owner=config)
+        return fitted.posterior(result.params, run.num_draws, result)
+    plain_config = replace(config, guide=replace(options, family="mean_field"), num_steps=num_steps)
+    plain = GuideFit(plain_config, problem, run.init, run.seed, owner=config)
     try:
-        told = [OffsetCallback(callback, 0) for callback in callbacks]
-        result = plain.train(told, run.progress, "SVI, mean-field first")
+        result = plain.train(
+            [OffsetCallback(each, 0) for each in callbacks], run.progress, "SVI, mean-field first"
+        )
         result = replace(result, asked=num_steps + config.num_steps)
-        if result.stopped not in ("callback", "interrupt"):
-            fitted.begin_at(plain, result)
-            told = [OffsetCallback(callback, result.num_steps) for callback in callbacks]
-            try:
-                end = fitted.train(told, run.progress)
-                return fitted.posterior(end.params, num_draws, end)
-            except KeyboardInterrupt:  # before its first step
-                result = replace(result, stopped="interrupt")
-        return plain.posterior(result.params, num_draws, result)
+        if result.stopped in ("callback", "interrupt"):
+            return plain.posterior(result.params, run.num_draws, result)
+        fitted.begin_at(plain, result)
+        end = fitted.train([OffsetCallback(each, result.num_steps) for each in callbacks], run.progress)
+        return fitted.posterior(end.params, run.num_draws, end)
     finally:
         for callback in callbacks:
             end_of(callback)()
 
 
-@dataclass(frozen=True, eq=False)
-class FittedGuide:
-    """A guide at its parameters ``theta``: q over the sites of ``layout``, point parameters, draws.
-
-    Its ELBO ``value`` with its standard ``error`` is NaN before it is evaluated.
-    """
-
-    theta: Tensor
-    layout: Density
-    approximation: Approximation
-    points: dict[str, Tensor]
-    draws: dict[str, Tensor]
-    value: float = math.nan
-    error: float = math.nan
-
-
 class GuideFit:
-    """One fit of a guide.
-
-    Args:
-        config: what is fitted.
-        problem: to what.
-        init, seed: where it starts.
-        owner: the configuration of the user's that it is a part of; default ``config``.
-    """
+    """One fit of a guide; ``owner`` is the user's configuration that ``config`` is a part of, if it is one."""
 
     def __init__(
         self,
@@ -153,44 +123,31 @@ class GuideFit:
     ):
         self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
         self.elbo, self.start = build_elbo(config, problem, init, seed)
-        #: the fit of mean-field that it began at
-        self.before: tuple[GuideFit, Result] | None = None
+        self.before: Result | None = None  # of the mean-field that it began at
         self.num_batches = _num_batches(problem, config.batch_size)
-        schedule = (
-            config.kl_weight if isinstance(config.kl_weight, KLSchedule) else Constant(config.kl_weight)
-        )
+        weight = config.kl_weight
+        schedule = weight if isinstance(weight, KLSchedule) else Constant(weight)
         num_weights = sum(site.size for site in self.elbo.latent)
         self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(problem.device)
 
     def begin_at(self, plain: GuideFit, result: Result) -> None:
         """Start at the means, scales and point parameters of a fit of mean-field."""
         size, moved = plain.elbo.family.size, self.elbo.family.size
-        phi, points = result.params[:size], result.params[size:]
-        self.start = torch.cat([phi, self.start[size:moved], points])
-        self.before = plain, result
+        self.start = torch.cat([result.params[:size], self.start[size:moved], result.params[size:]])
+        self.before = result
 
     def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
         """Fit the parameters: the guide's, then free points."""
-        config = self.config
         return minimize(
-            self._objective,
-            self.start,
-            self._batches(),
-            config.training,
-            tracked=TRACKED,
-            callbacks=callbacks,
-            snapshot=self._snapshot,
-            progress=progress,
-            name=name,
-        )
+            self._objective, self.start, self._batches(), self.config.training, tracked=TRACKED,
+            callbacks=callbacks, snapshot=self._snapshot, progress=progress, name=name,
+        )  # fmt: skip
 
-    def _objective(
-        self, theta: Tensor, kl_weight: Tensor, key: Tensor, *batch: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _objective(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
-        return self.elbo(theta, kl_weight, key, *batch)
+        return self.elbo(theta, weight, key, *batch)
 
     def _batches(self) -> Iterator[tuple[Tensor, ...]]:
         """KL weight, key of the random numbers and data of every step."""
@@ -214,84 +171,55 @@ class GuideFit:
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
-            return self.posterior(theta, _SNAPSHOT_DRAWS, None)
+            return self.posterior(theta, 100, None)
 
     def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
         """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
-        problem, end = self.problem, self._fitted(theta, num_draws)
+        problem, density, size = self.problem, self.problem.density, self.elbo.family.size
+        free = theta[size:]
+        values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
+        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        layout = Density(density.program, density.args, points="held", values=points)
+        q = self.elbo.family.approximation(theta[:size], layout)
+        draws = {name: value[None] for name, value in q.sample(num_draws).items()}
         if result is None:
             return make_posterior(
-                problem, self.owner, end.draws, seed=self.seed, timings={}, approximation=end.approximation,
-                point_values=end.points, meta={"temperature": self._temperature(None)}, importance=False,
+                problem, self.owner, draws, seed=self.seed, timings={}, approximation=q,
+                point_values=points, meta={"temperature": self._temperature(None)}, importance=False,
             )  # fmt: skip
         temperature, begun = self._temperature(result.num_steps), time.perf_counter()
-        best, found = end, list[Finding]()
+        mean_field_steps = 0 if self.owner is self.config else result.num_steps
+        if self.before is not None:
+            mean_field_steps, result = self.before.num_steps, _joined(self.before, result)
+        value, error, found = None, math.nan, list[Finding]()
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
-                    best = self._better_of_start_and(end, temperature)
-                track = None if temperature != 1.0 else result.tracked["elbo"]
-                found = elbo_findings(best.value, best.error, track)
+                    value, error = evaluate_elbo(problem, layout, q, self.elbo, theta)
+                # the ELBO is what a tempered fit gives up
+                found = elbo_findings(value, error, result.tracked["elbo"] if temperature == 1.0 else None)
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
-        mean_field_steps = 0 if self.owner is self.config else result.num_steps
-        if self.before is not None:
-            mean_field_steps = self.before[1].num_steps
-            result = _joined(self.before[1], result)
-        if best.theta is not end.theta:
-            found = [
-                Finding(
-                    "guide_below_mean_field", {"guide": self.config.options.family, "mean_field": best.value}
-                )
-            ]
         meta: dict[str, Any] = {
             "num_steps": result.num_steps, "stopped": result.stopped, "estimator": self.elbo.estimator or "weights",
             "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm), "temperature": temperature,
             "mean_field_steps": mean_field_steps,
         }  # fmt: skip
-        # the ELBO is what a tempered fit gives up
         if temperature == 1.0:
-            meta |= falling(result, -result.tracked["elbo"], 1.0, problem.density.dim)
+            meta |= falling(result, -result.tracked["elbo"], 1.0, density.dim)
         # of the estimate, and of a search that has not ended
-        evaluated = not result.interrupted
-        meta["elbo_error"] = math.hypot(best.error, meta.get("fall_left", 0.0)) if evaluated else None
+        meta["elbo_error"] = None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
         return make_posterior(
-            problem, self.owner, best.draws, seed=self.seed, approximation=best.approximation,
-            timings=result.timings | {"evaluate": time.perf_counter() - begun}, point_values=best.points,
-            log_evidence=best.value if evaluated else None, history=_history(result), meta=meta,
+            problem, self.owner, draws, seed=self.seed, approximation=q, point_values=points, log_evidence=value,
+            timings=result.timings | {"evaluate": time.perf_counter() - begun}, history=_history(result), meta=meta,
             interrupted=result.interrupted, notes=[*result.notes(self.config), *found],
-            importance=partial(importance_stats, problem, best.layout, best.approximation, best.draws),
+            importance=partial(importance_stats, problem, layout, q, draws),
         )  # fmt: skip
-
-    def _fitted(self, theta: Tensor, num_draws: int) -> FittedGuide:
-        density, size = self.problem.density, self.elbo.family.size
-        phi, free = theta.split([size, len(theta) - size])
-        values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
-        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
-        layout = Density(density.program, density.args, points="held", values=points)
-        approximation = self.elbo.family.approximation(phi, layout)
-        draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
-        return FittedGuide(theta, layout, approximation, points, draws)
-
-    def _better_of_start_and(self, end: FittedGuide, temperature: float) -> FittedGuide:
-        """The guide, or the mean-field fit that it began at, where the ELBO of that is larger; with its ELBO."""
-        if self.before is None or temperature != 1.0:  # the ELBO is what a tempered fit gives up
-            return self._evaluated(end)
-        plain, result = self.before
-        start = plain._fitted(result.params, len(next(iter(end.draws.values()))[0]))
-        with kept(self.problem.device):  # the same random numbers for both
-            start = plain._evaluated(start)
-        end = self._evaluated(end)
-        better = end.value >= start.value - math.hypot(start.error, end.error)
-        return end if better or not math.isfinite(start.value) else start
-
-    def _evaluated(self, guide: FittedGuide) -> FittedGuide:
-        value, error = evaluate_elbo(self.problem, guide.layout, guide.approximation, self.elbo, guide.theta)
-        return replace(guide, value=value, error=error)
 
     def _temperature(self, num_steps: int | None) -> float:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""
-        return effective_temperature(self.kl_weights[:num_steps], self.num_batches)
+        last_epoch = self.kl_weights[:num_steps][-self.num_batches :]
+        return round(float(last_epoch.mean()), 12)
 
 
 def _joined(before: Result, result: Result) -> Result:
@@ -317,7 +245,7 @@ def _num_batches(problem: Problem, batch_size: int | None) -> int:
 
 def _history(result: Result) -> dict[str, Tensor]:
     """Loss and its parts, averaged over blocks of steps so that at most a thousand points remain."""
-    width = max(1, result.num_steps // _HISTORY_POINTS)
+    width = max(1, result.num_steps // 1000)
     used = result.num_steps - result.num_steps % width
     series = {"loss": result.losses, **result.tracked}
     return {name: value[:used].reshape(-1, width).mean(1) for name, value in series.items()}

@@ -2,6 +2,16 @@ r"""How much the Kullback-Leibler term counts: :math:`-\frac{N}{B} \log p(b \mid
 
 The weight scales the KL alone; the likelihood of a mini-batch is always scaled to the whole data set. A final weight
 other than one therefore means a tempered posterior, :math:`p(\theta) \, p(y \mid \theta)^{1/w}`, and the fit says so.
+
+Example:
+    >>> Constant(0.5).factors(3, num_batches=1, num_weights=10).tolist()
+    [0.5, 0.5, 0.5]
+    >>> Linear(warmup=0.2, full=0.4).factors(10, num_batches=1, num_weights=10)[[1, 2, 4, 6]].tolist()
+    [0.0, 0.0, 0.5, 1.0]
+    >>> Cyclical(cycles=2, ramp=0.5).factors(8, num_batches=1, num_weights=10).tolist()
+    [0.0, 0.5, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
+    >>> (7 / 3 * Blundell().factors(3, num_batches=3, num_weights=10)).tolist()
+    [4.0, 2.0, 1.0]
 """
 
 from __future__ import annotations
@@ -19,10 +29,6 @@ from pyrobnn.core.checks import check_count, check_number
 class KLSchedule:
     """Base of the schedules; the constant weight one."""
 
-    def per_batch(self, num_batches: int, num_weights: int) -> Tensor:
-        """The weights of one epoch as their papers state them, next to the *unscaled* likelihood; (num_batches,)."""
-        return self.factors(num_batches, num_batches, num_weights) / num_batches
-
     def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
         """The weight of the KL at each step next to the likelihood of the whole data set, float64 (num_steps,)."""
         return torch.ones(num_steps, dtype=torch.float64)
@@ -30,15 +36,7 @@ class KLSchedule:
 
 @dataclass(frozen=True)
 class Constant(KLSchedule):
-    """The same weight ``beta`` throughout; 0 fits the data alone.
-
-    Raises:
-        ValueError: a negative weight.
-
-    Example:
-        >>> Constant(0.5).factors(3, num_batches=1, num_weights=10).tolist()
-        [0.5, 0.5, 0.5]
-    """
+    """The same weight ``beta`` throughout; 0 fits the data alone."""
 
     beta: float = 1.0
 
@@ -53,14 +51,7 @@ class Constant(KLSchedule):
 class Linear(KLSchedule):
     """Zero for the first ``warmup`` of all steps, then rising linearly to one, one for the last ``full`` of them.
 
-    Raises:
-        ValueError: fractions outside [0, 1], or adding up to more than 1.
-
     Reference: `Ladder variational autoencoders (Sønderby et al., 2016) <https://arxiv.org/abs/1602.02282>`_.
-
-    Example:
-        >>> Linear(warmup=0.2, full=0.4).factors(10, num_batches=1, num_weights=10)[[1, 2, 4, 6]].tolist()
-        [0.0, 0.0, 0.5, 1.0]
     """
 
     warmup: float = 0.1
@@ -85,14 +76,7 @@ class Linear(KLSchedule):
 class Cyclical(KLSchedule):
     """``cycles`` times: rising linearly from zero to one over ``ramp`` of the cycle, then one.
 
-    Raises:
-        ValueError: no cycle, or a ramp outside [0, 1).
-
     Reference: `Cyclical annealing schedule (Fu et al., 2019) <https://arxiv.org/abs/1903.10145>`_.
-
-    Example:
-        >>> Cyclical(cycles=2, ramp=0.5).factors(8, num_batches=1, num_weights=10).tolist()
-        [0.0, 0.5, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
     """
 
     cycles: int = 4
@@ -112,56 +96,28 @@ class Graves(KLSchedule):
     """1/M of the KL with each of the M mini-batches: next to the scaled likelihood, one.
 
     Reference: Practical variational inference for neural networks (Graves, 2011).
-
-    Example:
-        >>> Graves().per_batch(4, num_weights=10).tolist()
-        [0.25, 0.25, 0.25, 0.25]
     """
 
 
 @dataclass(frozen=True)
 class Blundell(KLSchedule):
-    r"""The first batches of an epoch carry most: :math:`\pi_i = 2^{M-i} / (2^M - 1)`, i = 1 … M.
-
-    Over an epoch the weights add up to one KL, so the posterior is not tempered.
-
-    Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_.
+    r"""The first batches of an epoch carry most: :math:`\pi_i = 2^{M-i} / (2^M - 1)`, i = 1 … M; one KL an epoch.
 
     Caveat: the first step of an epoch pulls hard to the prior when M is large; lower ``lr`` or use 1.
 
-    Example:
-        >>> (7 * Blundell().per_batch(3, num_weights=10)).tolist()
-        [4.0, 2.0, 1.0]
+    Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_.
     """
 
-    def per_batch(self, num_batches: int, num_weights: int) -> Tensor:
+    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
         i = torch.arange(1, num_batches + 1, dtype=torch.float64)
         # divided through by 2^M: no overflow for thousands of batches
-        return 2.0**-i / -math.expm1(-num_batches * math.log(2))
-
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
-        epoch = num_batches * self.per_batch(num_batches, num_weights)
+        epoch = num_batches * (2.0**-i / -math.expm1(-num_batches * math.log(2)))
         return epoch.repeat(-(-num_steps // num_batches))[:num_steps]
 
 
 @dataclass(frozen=True)
 class PerWeight(KLSchedule):
-    """One over the number of weights, as some tutorials have it: a strongly tempered ("cold") posterior.
-
-    Example:
-        >>> PerWeight().factors(2, num_batches=1, num_weights=50).tolist()
-        [0.02, 0.02]
-    """
+    """One over the number of weights, as some tutorials have it: a strongly tempered ("cold") posterior."""
 
     def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
         return torch.full((num_steps,), 1.0 / num_weights, dtype=torch.float64)
-
-
-def effective_temperature(factors: Tensor, num_batches: int) -> float:
-    """The KL weight the fit ended with: the mean over its last epoch.
-
-    Example:
-        >>> effective_temperature(Blundell().factors(30, 3, num_weights=10), 3)
-        1.0
-    """
-    return round(float(factors[-min(num_batches, len(factors)) :].mean()), 12)

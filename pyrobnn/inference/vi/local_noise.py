@@ -1,7 +1,6 @@
 """Local reparameterization and flipout: noise for every datum instead of one weight draw for the whole batch.
 
-TyXe's handlers do this by replacing functions of ``torch.nn.functional`` for everybody and by the identity of garbage-
-collected distributions; here a torch function mode sees the calls of one thread, and the weights are known by identity.
+A torch function mode sees the calls of one thread, and the weights are known by identity.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ class LocalNoise(TorchFunctionMode):
     different data is not shared. For a convolution, local reparameterization draws the noise of every output position
     independently, which is the usual approximation: there the marginals are exact, correlations within one datum not.
 
-    Args:
-        weights: sampled weight tensors, each with its mean and variance.
-        estimator: which of the two.
-        noise: what is drawn from.
+    ``weights`` are sampled weight tensors, each with its mean and variance.
 
     Caveat: a training device. A function drawn with it is not one function: it has fresh weights at every input.
 

@@ -39,17 +39,11 @@ GuideFactory = Callable[..., AutoGuide]
 class GuideFamily:
     """Any Pyro AutoGuide as a family: its parameters as one flat vector, its statements run by ``functional_call``.
 
-    Args:
-        factory: an AutoGuide class or a function of the program that returns an instance.
-        density: the density of the model; its latent sites are the guide's.
-        loc: initial values (latent dim,), handed to the guide where it takes ``init_loc_fn``.
-        init_scale: handed to the guide where it takes ``init_scale``.
-        seed: for guides that start at random.
+    ``loc`` (latent dim,) and ``init_scale`` are handed to the guide where it takes ``init_loc_fn`` or ``init_scale``.
 
     Raises:
         TypeError: ``factory`` makes something other than an AutoGuide.
-        ValueError: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation),
-            or whose sites are not the model's.
+        Refused: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation).
     """
 
     def __init__(
@@ -57,7 +51,6 @@ class GuideFamily:
     ) -> None:
         self.density = density
         self.latent = [site for site in density.sites if site.kind == "latent"]
-        self.dim = len(loc)
         with _own_params(), seeded(seed, density.device):
             self.guide = _build(factory, density, loc, init_scale)
             with pyro.poutine.block():
@@ -84,33 +77,25 @@ class GuideFamily:
         nodes, log_q = _run_guide(self.guide, self.unflatten(phi), self.density, {}, noise.normal)
         values = {site.name: nodes[site.name]["value"] for site in self.latent}
         u = {site.name: site.transform.inv(values[site.name]) for site in self.latent}
-        jacobian = sum(
-            site.transform.log_abs_det_jacobian(u[site.name], values[site.name]).sum(dtype=torch.float64)
-            for site in self.latent
-        )
-        moments = self._moments(nodes) if self.factorized else None
-        return Draw(torch.cat([value.reshape(-1) for value in u.values()]), log_q + jacobian, moments, None)
+        z = torch.cat([value.reshape(-1) for value in u.values()])
+        for site in self.latent:
+            jacobian = site.transform.log_abs_det_jacobian(u[site.name], values[site.name])
+            log_q = log_q + jacobian.sum(dtype=torch.float64)
+        if not self.factorized:
+            return Draw(z, log_q, None, None)
+        # AutoNormal: one normal per site in unconstrained space
+        normals = [base_distribution(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
+        mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
+        var = torch.cat([normal.variance.reshape(-1) for normal in normals])
+        entropy = torch.stack([normal.entropy().sum(dtype=torch.float64) for normal in normals]).sum()
+        return Draw(z, log_q, Moments(mean, var, entropy), None)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
 
-    def _moments(self, nodes: Mapping[str, Node]) -> Moments:
-        """AutoNormal: one normal per site in unconstrained space."""
-        normals = [base_distribution(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
-        mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
-        var = torch.cat([normal.variance.reshape(-1) for normal in normals])
-        entropy = sum(normal.entropy().sum(dtype=torch.float64) for normal in normals)
-        return Moments(mean, var, entropy)
-
 
 class GuideApproximation:
-    """A fitted Pyro guide over the model's sites; meets :class:`pyrobnn.posterior.approximation.Approximation`.
-
-    Args:
-        layout: the density of the model: its latent sites and the arguments the guide was set up with.
-        guide: the AutoGuide instance, already set up.
-        params: its fitted parameters by name; :meth:`guide` writes them into the instance.
-    """
+    """A fitted Pyro guide over the model's sites; meets :class:`pyrobnn.posterior.approximation.Approximation`."""
 
     def __init__(self, layout: Density, guide: AutoGuide, params: Mapping[str, Tensor]):
         self.layout = layout
@@ -235,19 +220,13 @@ def _run_guide(
 
 
 def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:
-    options: dict[str, Any] = {}
-    try:
-        accepted = set(inspect.signature(factory).parameters)
-    except (TypeError, ValueError):
-        accepted = set()
     made = factory.func if isinstance(factory, functools.partial) else factory
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
-    if "init_loc_fn" in accepted and not flow:
-        z = torch.cat([loc, loc.new_zeros(density.dim - len(loc))])  # point parameters are not the guide's
-        options["init_loc_fn"] = init_to_value(values=density.constrain(z))
-    if "init_scale" in accepted:
-        options["init_scale"] = init_scale
+    z = torch.cat([loc, loc.new_zeros(density.dim - len(loc))])  # point parameters are not the guide's
+    known = {"init_loc_fn": init_to_value(values=density.constrain(z)), "init_scale": init_scale}
+    accepted = set() if flow else set(inspect.signature(factory).parameters)
+    options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
 
     def program(*args: Any, **kwargs: Any) -> Any:
         # Pyro's modules of local parameters refuse a pyro.param of the model
