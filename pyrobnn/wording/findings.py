@@ -264,8 +264,8 @@ MODEL: Sentences = {
         "them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
     ),
     "loader_epoch": (
-        "an epoch of the DataLoader draws {drawn} times from {size} points and shows {points}: the posterior is as wide "
-        "as N = {num_data} points make it, each weighed as often as it is drawn; draw all once, with drop_last=False"
+        "an epoch of the DataLoader draws {drawn} times from {size} points and shows {points}: the posterior is as "
+        "wide as N = {num_data} points make it, each weighed as often as it is drawn; draw all, once (drop_last=False)"
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_device
+from pyrobnn.data import Dataset
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.floats import full_float32
@@ -135,6 +136,10 @@ def prepare(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
             "so it has no fixed density: call net.eval() before building the BNN"
         )
+    if isinstance(x, (Dataset, torch.utils.data.Dataset)):
+        raise TypeError(
+            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
+        )
     epoch = None
     if loader is not None:
         if y is not None:
@@ -142,8 +147,7 @@ def prepare(
         x, y, epoch = batches.read(loader, gather=not stream)
     elif x is None or y is None:
         raise TypeError(
-            "'x' and 'y' are needed: pass fit(model, x, y), fit(model, data.x, data.y) of a data set, or "
-            "fit(model, loader) with a DataLoader"
+            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
         )
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)

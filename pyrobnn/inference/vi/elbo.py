@@ -27,9 +27,8 @@ from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.posterior.approximation import Approximation
 from pyrobnn.wording.findings import Finding
 
-_ELBO_ERROR = (
-    0.02  # nats, the standard error down to which the ELBO is averaged, within 2^31 numbers of all draws
-)
+#: the ELBO is averaged until its standard error is this small (nats), within a number of draws
+_ELBO_ERROR, _MAX_ELBO_DRAWS = 0.02, 4096
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
@@ -191,7 +190,7 @@ def evaluate_elbo(
 
     The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
-    most = max(16, min(4096, 2**31 // max(problem.num_rows * layout.dim, 1)))
+    most = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
     exact, sample = elbo.exact_kl, torch.empty(0, dtype=torch.float64, device=theta.device)
     no_key = torch.zeros((), dtype=torch.int64, device=theta.device)  # an exact one depends on no draw
     kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
