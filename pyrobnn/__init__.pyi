@@ -3,6 +3,7 @@ from . import data as data
 from . import diagnostics as diagnostics
 from . import inference as inference
 from . import likelihoods as likelihoods
+from . import mcmc as mcmc
 from . import metrics as metrics
 from . import networks as networks
 from . import plots as plots

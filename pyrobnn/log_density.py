@@ -64,7 +64,9 @@ class LogDensity:
         values = {name: pyro.sample(name, fn, infer=like[name]) for name, fn in self._sites.items()}
         proper = [name for name, fn in self._sites.items() if not isinstance(fn, dist.ImproperUniform)]
         reference = sum(self._sites[name].log_prob(values[name]) for name in proper)
-        pyro.factor(FACTOR, self.log_density(dict(values)).squeeze() - reference)
+        with pyro.poutine.block():  # which may itself run a program
+            found = self.log_density(dict(values)).squeeze()
+        pyro.factor(FACTOR, found - reference)
 
     def starts(self, num_chains: int, seed: int) -> Posterior:
         """A start for each chain: uniform on (-2, 2) of unconstrained space around ``init``, or nearer."""

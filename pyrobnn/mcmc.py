@@ -1,0 +1,274 @@
+"""``MCMC``, ``NUTS`` and ``HMC`` with the signatures of ``pyro.infer``: change one import, keep the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
+from pyro.infer.mcmc import util
+from torch import Tensor
+
+from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.inference import NUTS as Sampler
+from pyrobnn.log_density import LogDensity, chain_starts
+from pyrobnn.posterior import Posterior
+
+
+class HMC(pyro.infer.HMC):
+    """Hamiltonian Monte Carlo with paths of a fixed number of leapfrogs; the arguments are those of ``pyro.infer.HMC``.
+
+    A path has ``num_steps`` leapfrogs, or ``int(trajectory_length / step_size)``, and keeps their number while the step
+    size adapts, where Pyro keeps the length. Otherwise as :class:`NUTS`.
+    """
+
+    __signature__ = inspect.signature(pyro.infer.HMC)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.options = _by_name(pyro.infer.HMC, args, options)
+        super().__init__(*args, **options)
+
+
+class NUTS(pyro.infer.NUTS):
+    """The No-U-Turn Sampler; the arguments are those of ``pyro.infer.NUTS``.
+
+    ``step_size`` is the step where nothing is adapted; adaptation finds its own first one. Without effect:
+    ``jit_compile``, ``jit_options``, ``ignore_jit_warnings`` (the gradient is always compiled) and
+    ``max_plate_nesting``. Discrete latent sites are refused: sum them out.
+
+    Raises:
+        Refused: by :class:`MCMC`: slice sampling, blocks of a mass matrix, a step size or a mass matrix that adapts
+            while the other does not, ``transforms`` of a model.
+    """
+
+    __signature__ = inspect.signature(pyro.infer.NUTS)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.options = _by_name(pyro.infer.NUTS, args, options)
+        super().__init__(*args, **options)
+
+
+def _by_name(kernel: type, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    bound = inspect.signature(kernel).bind(*args, **options)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+class MCMC:
+    """Runs a kernel; the arguments are those of ``pyro.infer.MCMC``, and so are the methods.
+
+    The seed is the one that was last set (``pyro.set_rng_seed``, ``torch.manual_seed``). Without effect:
+    ``mp_context`` and ``disable_validation`` (values are never checked while a density runs). ``hook_fn`` is called
+    when the run is over, for each kept draw of each chain, with the values in unconstrained space.
+
+    Args:
+        kernel: :class:`NUTS` or :class:`HMC`.
+        num_samples, warmup_steps: of each chain; the warm-up is as long as the sampling by default.
+        initial_params: by name, unconstrained, with a leading axis of chains where there are several.
+        num_chains: chains, which share each gradient: four cost little more than one, and show whether they agree.
+        hook_fn, mp_context, disable_progbar, disable_validation: see above.
+        transforms: of a kernel with ``potential_fn``: by name, from where the values live to the reals.
+        save_params: names of the sites to keep.
+
+    Attributes: ``method``, the :class:`pyrobnn.NUTS` that runs; replace it before ``run`` for what Pyro has no name
+    for (``dataclasses.replace(mcmc.method, until="converged")``). ``posterior``, after ``run``: the
+    :class:`pyrobnn.Posterior`, to save, to judge (``pb.diagnose(mcmc.posterior.to_datatree())``).
+
+    Raises:
+        TypeError, ValueError, Refused: naming the option.
+
+    Example:
+        >>> import dataclasses, pyro, pyro.distributions as dist, torch
+        >>> from pyrobnn.mcmc import MCMC, NUTS  # was: from pyro.infer import MCMC, NUTS
+        >>> def model(data):
+        ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        ...     with pyro.plate("rows", len(data)):
+        ...         pyro.sample("data", dist.Normal(mean, 1.0), obs=data)
+        >>> mcmc = MCMC(NUTS(model), num_samples=50, num_chains=2, disable_progbar=True)
+        >>> mcmc.method = dataclasses.replace(mcmc.method, compile=False)  # starts at once, runs slower
+        >>> mcmc.run(torch.ones(3))
+        >>> mcmc.get_samples()["mean"].shape
+        torch.Size([100])
+    """
+
+    posterior: Posterior
+
+    def __init__(
+        self,
+        kernel: HMC | NUTS,
+        num_samples: int,
+        warmup_steps: int | None = None,
+        initial_params: Mapping[str, Tensor] | None = None,
+        num_chains: int = 1,
+        hook_fn: Callable[..., Any] | None = None,
+        mp_context: str | None = None,
+        disable_progbar: bool = False,
+        disable_validation: bool | None = True,
+        transforms: Mapping[str, Any] | None = None,
+        save_params: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(kernel, (HMC, NUTS)):
+            raise TypeError(
+                f"'kernel' must be pyrobnn.mcmc.NUTS or HMC, got {kernel!r}: change its import too"
+            )
+        self.kernel, self.num_samples, self.num_chains = (
+            kernel,
+            check_count("num_samples", num_samples),
+            num_chains,
+        )
+        self.warmup_steps = (
+            num_samples if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
+        )
+        self.hook_fn, self.save_params, self._progress = hook_fn, save_params, not disable_progbar
+        self.transforms = dict(transforms or kernel.options["transforms"] or {})
+        if self.transforms and kernel.potential_fn is None:
+            raise Refused(
+                "'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam"
+            )
+        if kernel.potential_fn is not None and initial_params is None:
+            raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
+        self.initial_params = initial_params
+        if initial_params is not None and num_chains == 1:
+            self.initial_params = {name: value[None] for name, value in initial_params.items()}
+        for name, value in (self.initial_params or {}).items():
+            if value.shape[:1] != (num_chains,):
+                raise ValueError(f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains")
+        self.method = _method(kernel.options, num_chains, self.warmup_steps)
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """Draw from the posterior of the model given ``args`` and ``kwargs``.
+
+        Warns:
+            UserWarning: what is to be known of the run: divergences, chains that disagree.
+        """
+        seed = torch.initial_seed() % 2**32
+        program = self._program(args, kwargs)
+        # without adaptation Pyro's warm-up is draws that are thrown away
+        spare = 0 if self.kernel.options["adapt_step_size"] else self.warmup_steps
+        posterior = self.method.fit(
+            program,
+            num_draws=self.num_samples + spare,
+            seed=seed,
+            init=self._starts(program, seed),
+            progress=self._progress,
+        )
+        draws, stats = (
+            {k: v[:, spare:] for k, v in d.items()} for d in (posterior.draws, posterior.sample_stats)
+        )
+        self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
+        self._density = Density(program, points="held")
+        latent = [site.name for site in self._density.sites]
+        kept = latent if self.save_params is None else [name for name in latent if name in self.save_params]
+        found = {name: draws[name] for name in kept}
+        self._samples = {
+            k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()
+        }
+        if self.hook_fn is not None:
+            self._call_hook({name: draws[name] for name in latent})
+
+    def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> dict[str, Tensor]:
+        """Draws by site, (chain · draw, …), as ``pyro.infer.Predictive`` takes them.
+
+        Args:
+            num_samples: so many, picked at random with replacement.
+            group_by_chain: (chain, draw, …) instead.
+        """
+        found: dict[str, Tensor] = util.select_samples(self._samples, num_samples, group_by_chain)
+        return found
+
+    def diagnostics(self) -> dict[str, Any]:
+        """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""
+        stats = self.posterior.sample_stats
+        diverged = [row.nonzero()[:, 0].tolist() for row in stats["diverging"]]
+        rates = stats["acceptance_rate"].mean(1).tolist()
+        by_chain = {"divergences": diverged, "acceptance rate": rates}
+        found: dict[str, Any] = util.diagnostics(self._samples)
+        return found | {k: {f"chain {i}": each for i, each in enumerate(v)} for k, v in by_chain.items()}
+
+    def summary(self, prob: float = 0.9) -> None:
+        """Print mean, sd, median, the interval that holds ``prob``, n_eff and r_hat of every value."""
+        util.print_summary(self._samples, prob=prob)
+        print(f"Number of divergences: {int(self.posterior.sample_stats['diverging'].sum())}")  # noqa: T201
+
+    def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.kernel.potential_fn is None:
+            return functools.partial(_call, self.kernel.model, args, kwargs)
+        first = {name: value[0] for name, value in (self.initial_params or {}).items()}
+        return LogDensity(functools.partial(_negative, self.kernel.potential_fn), first)
+
+    def _starts(self, program: Any, seed: int) -> Posterior | None:
+        """Starts of the chains, by ``initial_params`` or by Pyro's strategy; None for the sampler's own, uniform."""
+        strategy = self.kernel.options["init_strategy"]
+        if self.initial_params is None and strategy is init_to_uniform:
+            return None
+        density = Density(program, points="held")
+        names = [site.name for site in density.sites]
+        if self.initial_params is not None:
+            if lacking := sorted(set(names) - set(self.initial_params)):
+                raise ValueError(f"'initial_params' lacks {lacking}")
+            z = torch.cat([self.initial_params[name].reshape(self.num_chains, -1) for name in names], 1)
+            values = density.constrain(z.to(density.dtype))
+            return chain_starts(program, [{n: v[i] for n, v in values.items()} for i in range(len(z))])
+        found = []
+        with (
+            seeded(seed, density.device),
+            pyro.poutine.block(),
+            pyro.get_param_store().scope(),
+            torch.no_grad(),
+        ):
+            for _ in range(self.num_chains):
+                with InitMessenger(strategy):
+                    nodes = pyro.poutine.trace(program).get_trace().nodes
+                found.append({name: nodes[name]["value"] for name in names})
+        return chain_starts(program, found)
+
+    def _call_hook(self, draws: dict[str, Tensor]) -> None:
+        z = self._density.unconstrain(draws)
+        for chain in range(self.num_chains):
+            stage = "Sample" if self.num_chains == 1 else f"Sample [{chain}]"
+            for i, row in enumerate(z[chain]):
+                sites = self._density.sites
+                params = {s.name: row[s.start : s.stop].reshape(s.unconstrained_shape) for s in sites}
+                self.hook_fn(self.kernel, params, stage, i)  # type: ignore[misc]
+
+
+def _call(model: Any, args: Any, kwargs: Any, x: Any = None, y: Any = None) -> Any:
+    return model(*args, **kwargs)
+
+
+def _negative(potential: Callable[[dict[str, Tensor]], Tensor], values: dict[str, Tensor]) -> Tensor:
+    return -potential(values)
+
+
+def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sampler:
+    """Our sampler as the options of a kernel say; Refused where it has no such way."""
+    adapts, leapfrogs = options["adapt_step_size"], options.get("num_steps")
+    sizes = options.get("min_stepsize", 1e-10), options.get("max_stepsize", 1e10)
+    for what, asked in {
+        "slice sampling (use_multinomial_sampling=False)": not options.get("use_multinomial_sampling", True),
+        "a mass matrix in blocks (full_mass=[…])": not isinstance(options["full_mass"], bool),
+        "a step size that adapts without the mass matrix, or it without the step size": (
+            adapts != options["adapt_mass_matrix"]
+        ),
+        "a bound on the step size (min_stepsize, max_stepsize)": sizes != (1e-10, 1e10),
+    }.items():
+        if asked:
+            raise Refused(f"{what} is not supported: leave it out, or use pyro.infer")
+    if "num_steps" in options and (leapfrogs is None or options["trajectory_length"] is not None):
+        leapfrogs = max(1, int((options["trajectory_length"] or 2 * torch.pi) / options["step_size"]))
+    return Sampler(
+        num_chains,
+        num_warmup=num_warmup if adapts else 0,
+        step_size=None if adapts else float(options["step_size"]),
+        target_accept=options["target_accept_prob"],
+        max_tree_depth=options.get("max_tree_depth", 10),
+        mass_matrix="dense" if options["full_mass"] else "diag",
+        trajectory=leapfrogs,
+    )
