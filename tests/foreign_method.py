@@ -12,7 +12,6 @@ import torch
 import pyrobnn as pb
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, run_subfit
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 
@@ -59,8 +58,3 @@ class StudentT(Method):
         return make_posterior(
             problem, self, draws, seed=run.seed, timings=timings, approximation=q, point_values=points
         )
-
-    def memory(self, model: pb.BNN, sizes: Sizes) -> Need:
-        resident, phases = sizes.optimisation()
-        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
-        return Need(resident | drawn, phases | {"the Hessian": 8 * sizes.weights * sizes.flat})

@@ -27,7 +27,7 @@ from pyrobnn.compile.inductor import (
     traced,
 )
 from pyrobnn.compile.interrupts import raised_by_handlers
-from pyrobnn.compile.private import Gone, is_loaded, trace
+from pyrobnn.compile.private import Gone, trace
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
 from pyrobnn.compile.trees import leaves_of, mapped
 from pyrobnn.core.seeding import kept
@@ -38,7 +38,6 @@ __all__ = [
     "OnlyCompiled",
     "compiled",
     "first_line",
-    "is_loaded",
     "library_elements",
     "materialize",
     "only_compiling",

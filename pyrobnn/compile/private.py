@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,11 +134,6 @@ class Tracer:
 
 
 # -- inductor ----------------------------------------------------------------------------------------------------------
-
-
-def is_loaded() -> bool:
-    """Whether this process has loaded the compiler, which takes memory and two seconds."""
-    return "torch._inductor.compile_fx" in sys.modules
 
 
 def in_this_order(tensor: Tensor, strides: Any) -> Tensor:

@@ -25,7 +25,6 @@ from pyrobnn.inference.curvature.mode import (
     check_memory,
     find_centre,
     in_standard_units,
-    precision_bytes,
     subset_sites,
 )
 from pyrobnn.inference.curvature.precision import (
@@ -40,10 +39,9 @@ from pyrobnn.inference.fitting.batches import in_parts, survey
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.wording.findings import Finding
@@ -242,24 +240,6 @@ class Laplace(Method):
         with torch.random.fork_rng([]):  # iterating a loader advances the global state
             size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
         return replace(self.search, batch_size=size), (in_standard_units(problem.bnn), problem.x, problem.y)
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the search for the mode, then the curvature there."""
-        size, last = sizes.weights, 0
-        shapes = [value.shape for value in model.initial_values().values()]
-        if self.subset != "all":
-            last = next(i for i in range(len(shapes) - 1, -1, -1) if len(shapes[i]) > 1)
-            size = sum(shape.numel() for shape in shapes[last:])
-        if self.structure == "full":
-            rows = sizes.rows if self.curvature == "ggn" else 0
-            curvature = precision_bytes(size, rows, sizes.flat // sizes.weights)
-        elif self.structure == "kron":
-            curvature = 4 * 8 * sum(shape[0] ** 2 + shape[1:].numel() ** 2 for shape in shapes[last:])
-        else:
-            curvature = 4 * 8 * size
-        resident, phases = sizes.optimisation()
-        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
-        return Need(resident | drawn, phases | {"curvature": curvature + sizes.one_pass(1)})
 
 
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:

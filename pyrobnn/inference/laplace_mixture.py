@@ -21,7 +21,6 @@ from pyrobnn.inference.curvature.images import log_images
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
@@ -166,12 +165,6 @@ class LaplaceMixture(Method):
 
     def _laplace(self) -> Laplace:
         return Laplace(structure=self.structure, num_steps=self.num_steps, compile=self.compile)
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: Laplace's, and the precisions of the modes that are found."""
-        need = self._laplace().memory(model, sizes)
-        one = {"full": sizes.weights**2, "kron": 2 * sizes.weights, "diag": sizes.weights}[self.structure]
-        return Need(need.resident | {"modes": 8 * self.num_modes * one}, need.phases)
 
 
 class MixtureNormal(BlockNormal):

@@ -18,7 +18,6 @@ from pyrobnn.density.nodes import without_validation
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nets.batch_norm import training_norms
 from pyrobnn.inference.nets.dropout_masks import (
@@ -181,12 +180,6 @@ class MCDropout(Method):
         by_layer = {layer: 1.0 - kept for layer, kept in keep.items()}
         told["meta"] |= {"dropout_p": by_layer, "warnings": [CAVEAT]}
         return make_posterior(problem, self, draws, seed=run.seed, **told)
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the optimiser's, the masks in every step, and the masked weights."""
-        resident, phases = sizes.optimisation()
-        drawn = {"draws": 2 * sizes.num_draws * sizes.flat}
-        return Need(resident | drawn, {"a step": 2 * phases["a step"]})
 
 
 def _concrete_terms(values: Mapping[str, Tensor], masks: Sequence[Mask], model: BNN) -> Tensor:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pyrobnn.inference.fitting.sizes import Need, Sizes
     from pyrobnn.model import BNN
     from pyrobnn.posterior import Posterior
 
@@ -160,10 +159,6 @@ class Method(abc.ABC):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
 
-    @abc.abstractmethod
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take, by part."""
-
 
 @dataclass(frozen=True)
 class Registered:
@@ -193,7 +188,7 @@ def register(
     full: Mapping[str, Any] | None = None,
     quick: Mapping[str, Any] | None = None,
 ) -> Callable[[M], M]:
-    """Class decorator that makes a method known: to ``pyrobnn compare``, to ``preflight``, to error messages.
+    """Class decorator that makes a method known: to ``pyrobnn compare``, to error messages.
 
     Args:
         command: its name on the command line.
@@ -219,13 +214,7 @@ def register(
 
 
 def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any) -> int:
-    """The arguments that every ``fit`` shares, checked; returns the number of draws.
-
-    Args:
-        method: the configuration.
-        num_draws: as ``fit`` got it; None takes the method's own number.
-        seed: as ``fit`` got it.
-        optional: the options of :data:`OPTIONAL`, each None where it was not given.
+    """The number of draws, and the other arguments that every ``fit`` shares checked; ``optional``: None if not given.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -239,8 +228,10 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
             f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS"
         )
     for option, value in optional.items():
-        if value is not None:
-            check_use(method, option)
+        if value is not None and option not in method.uses:
+            users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]
+            whose = ", ".join(users) if len(users) <= 3 else "other methods"
+            raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")
     return count
 
 
@@ -258,15 +249,3 @@ def _check(cls: type[Any]) -> None:
         raise TypeError(
             f"{cls.__name__} has a fit of its own: every method has the same, which calls its _fit"
         )
-
-
-def check_use(method: Method, option: str) -> None:
-    """Refuse an option of ``fit`` that the method has no use for.
-
-    Raises:
-        Refused: naming the methods that have.
-    """
-    if option not in method.uses:
-        users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]
-        whose = ", ".join(users) if len(users) <= 3 else "other methods"
-        raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")

@@ -20,7 +20,7 @@ from pyrobnn.inference.fitting.problem import (
     prepare,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
-from pyrobnn.inference.fitting.sizes import Need, Sizes, free_bytes, require
+from pyrobnn.inference.fitting.sizes import free_bytes, require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.checkpoint import DrawFile, run_fingerprint
@@ -209,14 +209,6 @@ class NUTS(Method):
             notes=[*notes, *run_findings(problem, draws, result, self)],
             interrupted=result.interrupted,
         )
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the machine's buffers, and the data in a leapfrog of all chains."""
-        buffers = needed_bytes(
-            sizes.weights, model.dtype, self, sizes.num_draws, self._first_warmup, sizes.to_file
-        )
-        step = self.num_chains * (14 * sizes.flat + 2 * sizes.num_data * sizes.datum)
-        return Need({"chains and draws": buffers}, {"a step": step})
 
     def _interruption(self, stats: Tensor, run: FitRun) -> Finding:
         """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""

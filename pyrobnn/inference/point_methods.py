@@ -17,13 +17,11 @@ from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.fitting.ranks import ranks
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.optim.unfinished import unfinished
-from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
@@ -93,10 +91,6 @@ class _Trained(Method):
             meta |= told.pop("meta") | more.get("meta", {})
             told["notes"] += more.get("notes", [])
         return make_posterior(problem, self, draws, seed=seed, meta=meta, **told)
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the optimiser's."""
-        return sizes.optimisation()
 
 
 def _log_joint(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
@@ -279,10 +273,6 @@ class DeepEnsemble(_Trained):
         with seeded(run.seed, problem.device):
             result = self._search(problem, start, _log_joint, run)
         return self._posterior(problem, result.params, run.seed, result)
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the optimiser's, of all members at once."""
-        return sizes.optimisation(self.num_members)
 
     def _starts(self, problem: Problem, seed: int) -> Iterator[tuple[dict[str, Tensor], int]]:
         """Values and seed of each member's start: a net initialised anew; prior medians for a plain program."""

@@ -16,12 +16,10 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.langevin.equilibrium import judge
 from pyrobnn.inference.langevin.start import LinearFit, find_modes
 from pyrobnn.inference.langevin.walk import full_log_joint, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
@@ -109,15 +107,6 @@ class _StochasticGradientMCMC(Method):
     @property
     def _num_parallel(self) -> int:
         return self.num_chains
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: all chains in a step, and a pass over the data at the end."""
-        chains, kept = self.num_chains, sizes.num_draws * self.num_chains
-        resident = {"chains (4 copies)": 4 * chains * sizes.flat, "draws": 2 * kept * sizes.flat}
-        block = min(32, kept)
-        step = chains * ((9 if sizes.compiled else 6) * sizes.flat + 2 * sizes.batch * sizes.datum)
-        at_end = 0 if sizes.streamed else block * (2 * sizes.flat + sizes.num_data * sizes.datum)
-        return Need(resident, {"a step": step, "log joint of the draws": at_end})
 
     def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor

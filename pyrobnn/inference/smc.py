@@ -22,7 +22,7 @@ from pyrobnn.inference.fitting.problem import (
     make_posterior,
     snapshot,
 )
-from pyrobnn.inference.fitting.sizes import Need, Sizes, require
+from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
@@ -34,7 +34,6 @@ from pyrobnn.inference.tempering import (
     prior_draws,
     refuse_without_prior,
 )
-from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
@@ -182,12 +181,6 @@ class SMC(Method):
     @property
     def _num_parallel(self) -> int:
         return self.num_islands
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the particles, their draws, and the data in a gradient of all particles."""
-        drawn = {"draws": 2 * self.num_islands * sizes.num_draws * sizes.flat}
-        particles = {"particles": self._particle_bytes(sizes.flat)}
-        return Need(drawn | particles, {"a step": self.num_particles * 2 * sizes.num_data * sizes.datum})
 
     def _particle_bytes(self, flat: int) -> int:
         """Bytes of the particles, ``flat`` each."""

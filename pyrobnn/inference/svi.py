@@ -11,13 +11,10 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
-from pyrobnn.inference.vi.elbo import draws_per_block
 from pyrobnn.inference.vi.guide_fit import fit_guide
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
-from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
@@ -177,15 +174,3 @@ class SVI(Method):
             refuse_dependent(problem.density, "SVI")
         with seeded(run.seed, problem.device):
             return fit_guide(self, problem, run)
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the guide's parameters in the optimiser, a step, the ELBO at the end."""
-        factors = {"mean_field": 2, "low_rank": 2 + self.options.rank, "full_rank": 1 + sizes.weights}
-        guide = factors.get(str(self.options.family), 4) * sizes.flat
-        resident = {"optimiser (5 copies)": 5 * guide, "draws": 2 * sizes.num_draws * sizes.flat}
-        # run eagerly, every operation of the update and of the KL has a result of its own
-        copies = 7 * guide + 4 * sizes.flat if sizes.compiled else 6 * guide + 12 * sizes.flat
-        step = copies + self.num_particles * 2 * sizes.batch * sizes.datum
-        block = draws_per_block(sizes.weights)  # sites and flat vectors
-        evaluation = 2 * block * sizes.flat + sizes.one_pass(block)
-        return Need(resident, {"a step": step, "the final ELBO": evaluation})

@@ -19,7 +19,6 @@ from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independ
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
 from pyrobnn.inference.fitting.ranks import ranks
-from pyrobnn.inference.fitting.sizes import Need, Sizes
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
@@ -100,16 +99,6 @@ class _Averaged(Method):
         }
         problem = prepare(pure, x, y, device=device, **options)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
-
-    def memory(self, model: BNN, sizes: Sizes) -> Need:
-        """Bytes that ``fit`` will take: the optimiser's, the moments of the iterates, the Gaussian through them."""
-        wide = 8 * sizes.weights
-        every = self.collect_every or max(1, sizes.num_data // sizes.batch)
-        rank = min(self._rank_and_scale[0], max(2, int(self.num_steps * (1 - self.burn_in)) // every))
-        search, phases = sizes.optimisation()
-        resident = search | {"moments": (3 + rank) * wide, "draws": 2 * sizes.num_draws * sizes.flat}
-        gaussian = (2 * rank + 2 * sizes.num_draws + 4) * wide + sizes.one_pass(sizes.num_draws)
-        return Need(resident, phases | {"the Gaussian": gaussian})
 
 
 @register("swa", quick={"num_steps": 1000, "compile": False})

@@ -20,16 +20,12 @@ from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.ahead import Ahead, cores
-from pyrobnn.inference.fitting.sizes import NotEnoughMemory
 from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.method import Method
-from pyrobnn.inference.preflight import preflight
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.studies.study import Study
 
-#: estimates of memory are right within a factor of about 1.5
-CLEARLY = 2.0
 Prepared = Mapping[str, tuple[Method, dict[str, Any]]]
 
 
@@ -91,7 +87,6 @@ def run_study(
             )
             try:
                 kept = _checkpoint(method, out / f"{name}.checkpoint", resume)
-                check_memory(method, study, arguments, device)
                 if ahead is not None:
                     ahead.wait(name)
                 shared = {"seed": seed, "device": device, "progress": progress}
@@ -146,21 +141,6 @@ def _fitted(
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         announce(f"{name}: {text}")
     return posterior
-
-
-def check_memory(method: Any, study: Study, arguments: dict[str, Any], device: str | None = None) -> None:
-    """Refuse a fit whose estimate exceeds the free memory by more than the estimate's own error, before it starts.
-
-    Raises:
-        NotEnoughMemory: naming both.
-    """
-    model = study.model if device is None else study.model.to(check_device(device))
-    need = preflight(method, model, study.train.x, study.train.y, num_draws=arguments.get("num_draws"))
-    if need.peak > CLEARLY * need.available:
-        raise NotEnoughMemory(
-            f"it would need about {need.peak / 2**20:,.0f} MB but {need.available / 2**20:,.0f} MB are free: "
-            "use a smaller network, fewer draws or another method"
-        )
 
 
 def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:

@@ -16,8 +16,6 @@ import yaml
 
 import pyrobnn as pb
 from pyrobnn import cli
-from pyrobnn.inference import preflight
-from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior import storage
 from pyrobnn.studies import compare
 from pyrobnn.studies.study import some_rows
@@ -204,14 +202,6 @@ def test_a_method_that_fails_is_left_out_and_named(error, table, tmp_path, monke
     assert set(content["methods"]) == {"map"} and str(error) in content["left_out"]["ensemble"]
     assert str(error) in (out / "report.html").read_text("utf-8")
     assert (out / "ensemble.error.txt").is_file() != isinstance(error, pb.Refused)
-
-
-def test_more_memory_than_there_is_is_refused_before_any_fit(table, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "free_bytes", lambda device: 1000)
-    argv = ["compare", "--data", str(table), "--target", "price", "--methods", *METHODS]
-    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 1
-    printed = capsys.readouterr().out
-    assert all(f"{name} is left out: it would need about" in printed for name in METHODS)
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])

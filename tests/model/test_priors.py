@@ -161,4 +161,3 @@ def test_integer_inputs_are_cast_alike_by_fit_and_predict():
     posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
     torch.testing.assert_close(posterior.predict(x).f, posterior.predict(x.float()).f)
     posterior.to_datatree(x, y)
-    pb.preflight(pb.MAP(), model, x, y)

@@ -137,7 +137,7 @@ class FullRank(_Normal):
 
     def __init__(self, loc: Tensor, init_scale: float):
         super().__init__(loc, init_scale, len(loc) * (len(loc) - 1) // 2)
-        # as preflight counts: the optimiser's copies of the matrix, and those of a step
+        # the optimiser's copies of the matrix, and those of a step
         needed = 11 * (self.dim + 1) * self.dim * loc.element_size()
         what = f"guide='full_rank' of {self.dim} weights"
         require(needed, loc.device, what, "use guide='low_rank' or 'mean_field'")
