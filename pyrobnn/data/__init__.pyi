@@ -1,9 +1,7 @@
 from .bundled import breast_cancer as breast_cancer
 from .bundled import diabetes as diabetes
 from .bundled import digits as digits
-from .bundled import fashion_mnist as fashion_mnist
 from .bundled import load as load
-from .bundled import mnist as mnist
 from .bundled import names as names
 from .dataset import Dataset as Dataset
 from .dataset import Standardizer as Standardizer

@@ -20,11 +20,9 @@ Kind = Literal["number", "boolean", "category", "date", "time"]
 MAX_CATEGORIES = 50
 DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
 _TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
-_COMMAS = r"[+-]?\d+(,\d+)+(\.\d+)?([eE][+-]?\d+)?"
+_THOUSANDS = r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?"
 #: days of the cycles of a date, a year of the Gregorian calendar
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
-#: a number with the same unit or currency in all cells, or with digits parted in some way
-_WITH_UNIT = r"[-+−–(]?([$€£¥“\"]?\s*)\d[\d.,\s']*?(\s*[^\d.,')]{0,12})\)?"
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,14 @@ class Column:
         return [*found, gap.to_numpy()] if self.indicator else found
 
     def read(self, where: str, cells: pd.Series) -> pd.Series:
-        """Cells as the column's kind has them, with gaps: text of categories, else float64.
-
-        Raises:
-            ValueError: cells that are of another kind.
-        """
+        """Cells as the column's kind has them, with gaps: text of categories, else float64; ValueError of others."""
         if self.kind == "category":
             text = as_text(cells)
             return text.fillna("") if "" in self.categories else text
         if cells.isna().all():
             return pd.Series(np.nan, index=cells.index)
-        if self.kind == "date":
-            return _days(where, cells, self.day_first)
-        if self.kind == "time":
-            return _times(where, cells)
+        if self.kind in ("date", "time"):
+            return _days(where, cells, self.day_first, time=self.kind == "time")
         values = numbers(where, cells)
         if values is None:
             first = as_text(cells).dropna().iloc[0]
@@ -89,6 +81,20 @@ class Column:
                 f"{where}: column {self.name!r} holds text such as {first!r}: the training data have numbers"
             )
         return pd.Series(values, index=cells.index)
+
+    def report_new(self, where: str, values: pd.Series) -> None:
+        """Warn of what the training table has not."""
+        if self.kind == "category":
+            unseen = sorted(set(values.fillna("").unique()) - set(self.categories))
+            # of more categories than have an input each, the others were seen
+            if unseen and len(self.categories) < MAX_CATEGORIES:
+                rows = int(values.fillna("").isin(unseen).sum())
+                report(
+                    where, Finding("new_categories", {"column": self.name, "rows": rows, "new": unseen[:8]})
+                )
+        elif values.isna().any() and not self.indicator:
+            filled = {"column": self.name, "rows": int(values.isna().sum()), "fill": self.fill}
+            report(where, Finding("new_gaps", filled))
 
 
 @dataclass(frozen=True)
@@ -109,12 +115,7 @@ class Columns:
 
     @classmethod
     def fit(cls, frame: pd.DataFrame, missing: Missing, where: str) -> Columns:
-        """What the columns of ``frame`` are.
-
-        Args:
-            frame: the training table, without its target.
-            missing: as above.
-            where: the table's name in messages.
+        """What the columns of ``frame``, the training table without its target, are; ``where`` is its name.
 
         Raises:
             ValueError: a column that is neither numbers nor truth values, categories, dates or times throughout, or is
@@ -129,11 +130,6 @@ class Columns:
         if not columns:
             raise ValueError(f"{where} has no column to predict from: all are left out")
         return cls(columns, missing)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the columns."""
-        return tuple(column.name for column in self.columns)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -154,7 +150,7 @@ class Columns:
         Warns:
             UserWarning: of categories that the training table has not, and gaps where it has none.
         """
-        absent = [name for name in self.names if name not in frame.columns]
+        absent = [each.name for each in self.columns if each.name not in frame.columns]
         if absent:
             has = ", ".join(map(str, frame.columns))
             raise ValueError(f"{where} lacks the column {', '.join(map(repr, absent))}: it has {has}")
@@ -166,20 +162,18 @@ class Columns:
             raise ValueError(
                 f"{where} has infinite values, first in row {row} (column {name!r}): drop these rows"
             )
-        keep = np.ones(len(values), bool)
-        if self.missing == "drop":
-            keep = values.notna().all(axis=1).to_numpy()
-        elif self.missing == "refuse":
+        keep = values.notna().all(axis=1).to_numpy() | (self.missing != "drop")
+        if self.missing == "refuse":
             remedy = "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
             refuse_gaps(where, values.isna(), remedy)
         if not keep.any():
             raise ValueError(
                 f"{where} has a missing value in every row: use missing='impute' (--missing impute)"
             )
-        values = values[keep]
+        parts = []
         for column in self.columns:
-            _report_new_values(where, values[column.name], column)
-        parts = [part for column in self.columns for part in column.encode(values[column.name])]
+            column.report_new(where, values.loc[keep, column.name])
+            parts += column.encode(values.loc[keep, column.name])
         return np.column_stack(parts).astype(np.float64), keep
 
     def settings(self) -> dict[str, Any]:
@@ -197,11 +191,7 @@ class Columns:
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
-    """Refuse a table with missing values, naming columns, rows and the remedy.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Refuse a table with missing values, naming columns, rows and the remedy."""
     count = gaps.sum()
     count = count[count > 0]
     if len(count):
@@ -212,11 +202,7 @@ def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
-    """Refuse names of columns that repeat.
-
-    Raises:
-        ValueError: naming them.
-    """
+    """Refuse names of columns that repeat."""
     repeated = list(dict.fromkeys(name for name in names if name and names.count(name) > 1))
     if repeated:
         raise ValueError(
@@ -228,32 +214,30 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     """The column as float64, NaN where it has gaps, or None where it is text.
 
     Raises:
-        ValueError: numbers with a few cells of something else among them, or with commas inside.
+        ValueError: numbers with a few cells of something else among them, or with decimal commas.
     """
     if is_boolean(column):
         return column.astype("boolean").to_numpy(dtype=np.float64, na_value=np.nan)
     if pd.api.types.is_timedelta64_dtype(column):
         return (column / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
-    if pd.api.types.is_complex_dtype(column):
-        raise ValueError(f"{where}: column {column.name!r} holds complex numbers: split it in two")
     if pd.api.types.is_numeric_dtype(column):
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
     text = column.dropna().astype(str).str.strip()
-    found = pd.to_numeric(text, errors="coerce")
-    stray, commas = found.isna(), text.str.fullmatch(_COMMAS)
-    # with few thousands among them, the cells that are no numbers are those with commas
-    if 2 * commas.sum() > len(text) or (stray.any() and commas[stray].all()):
+    plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(",", ""))
+    found = pd.to_numeric(plain, errors="coerce")
+    stray = text[found.isna()]
+    if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
         raise ValueError(
-            f"{where}: column {column.name!r} holds numbers with commas, such as {text[commas].iloc[0]!r}: write them "
-            "with a decimal point and without separators"
+            f"{where}: column {column.name!r} holds numbers with commas, such as {stray.iloc[0]!r}: write them with a "
+            "decimal point"
         )
-    if 2 * stray.sum() >= len(text):
+    if 2 * len(stray) >= len(text):
         return None
-    if stray.any():
-        row = column.index.get_indexer(stray[stray].index[:1])[0] + 1
+    if len(stray):
+        row = column.index.get_indexer(stray.index[:1])[0] + 1
         raise ValueError(
-            f"{where}: column {column.name!r} holds numbers but for {stray.sum()} of {len(text)} cells, first "
-            f"{text[stray].iloc[0]!r} in row {row}: drop these rows or leave the cells empty (a target of classes: "
+            f"{where}: column {column.name!r} holds numbers but for {len(stray)} of {len(text)} cells, first "
+            f"{stray.iloc[0]!r} in row {row}: drop these rows or leave the cells empty (a target of classes: "
             "task='classification')"
         )
     return found.reindex(column.index).to_numpy(dtype=np.float64)
@@ -270,12 +254,6 @@ def is_boolean(column: pd.Series) -> bool:
 def is_date(column: pd.Series) -> bool:
     """Whether a column has a type of dates or of spans between them."""
     return pd.api.types.is_datetime64_any_dtype(column) or isinstance(column.dtype, pd.PeriodDtype)
-
-
-def has_units(text: pd.Series) -> bool:
-    """Whether all cells (without gaps) are a number with the same unit or currency, or digits parted in some way."""
-    units = text.str.extract(f"^{_WITH_UNIT}$")
-    return bool(units.notna().all().all()) and len(units.drop_duplicates()) == 1
 
 
 def as_text(column: pd.Series) -> pd.Series:
@@ -303,15 +281,10 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         )
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
-        fill = float(_times(where, column).median())
+        fill = float(_days(where, column, None, time=True).median())
         return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
     if text.str.fullmatch(DATE).all():
         return _dates(where, column, _day_first(where, name, text), indicator)
-    if not labels and has_units(text) and text.nunique() > 10:
-        raise ValueError(
-            f"{where}: column {name!r} holds numbers written such as {text.iloc[0]!r}: write plain numbers, with a "
-            "decimal point and without units and separators, or drop it"
-        )
     if not labels and len(text) >= 10 and 2 * text.nunique() > len(text):
         shown = {"column": name, "values": text.nunique(), "rows": len(text), "first": text.iloc[0]}
         report(where, Finding("column_of_labels", shown))
@@ -330,14 +303,12 @@ def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: boo
     steps = np.diff(np.unique(known))
     span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
     cycles = tuple(name for name, days in CYCLES.items() if 2 * finest <= days <= (span + finest) / 2)
-    fill = float(known.median())
-    return Column(str(column.name), "date", (), fill, indicator, day_first, cycles)
+    return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
 
 
 def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
     """Whether dates that do not begin with the year begin with the day: None where all begin with the year."""
-    parts = text.str.extract(r"^\s*(\d{1,3})([-/.])(\d{1,2})").dropna()
-    parts = parts[parts[0].str.len() < 3]
+    parts = text.str.extract(r"^(\d{1,2})([-/.])(\d{1,2})").dropna()
     if parts.empty:
         return None
     if (parts[1] == ".").all() or (parts[0].astype(int) > 12).any():
@@ -350,56 +321,29 @@ def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
     )
 
 
-def _days(where: str, column: pd.Series, day_first: bool | None) -> pd.Series:
-    """Days since 1970 of a column of dates, float64, NaN for gaps."""
+def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = False) -> pd.Series:
+    """Days since 1970, or of times of day the share of the day, float64, NaN for gaps."""
     if isinstance(column.dtype, pd.PeriodDtype):
         column = column.dt.to_timestamp()
     if not is_date(column):
-        text = as_text(column)
+        cells = as_text(column)
+        text = "1970-01-01 " + cells if time else cells
         by_year = text.str.match(r"\d{4}[-/.]").fillna(False).astype(bool)
         # with dayfirst pandas takes 2024-01-05 for the first of May
         parts = [
             pd.to_datetime(text.where(rows), errors="coerce", dayfirst=first, format="mixed", utc=True)
             for rows, first in ((by_year, False), (~by_year, bool(day_first)))
         ]
+        stray = (parts[0].isna() & parts[1].isna() & cells.notna()).to_numpy()
+        if stray.any():
+            row, kind = int(stray.argmax()), "times of day" if time else "dates"
+            raise ValueError(
+                f"{where}: column {column.name!r} holds {kind}, but {cells.iloc[row]!r} in row {row + 1} is none"
+            )
         column = parts[0].fillna(parts[1])
-        _refuse_stray(where, text, column.isna(), "dates")
     if column.dt.tz is not None:
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)
     return ((column - pd.Timestamp(0)) / pd.Timedelta(days=1)).astype(np.float64)
-
-
-def _times(where: str, column: pd.Series) -> pd.Series:
-    """Times of day such as 13:45 as shares of a day, float64, NaN for gaps."""
-    text = as_text(column)
-    known = text.where(text.str.fullmatch(_TIME).fillna(False).astype(bool))
-    whole = known.where(known.str.count(":") == 2, known + ":00")
-    share = (pd.to_timedelta(whole, errors="coerce") / pd.Timedelta(days=1)).astype(np.float64)
-    wrong = share.isna() | (share >= 1) | known.str.contains(r":[6-9]\d", regex=True, na=False)
-    _refuse_stray(where, text.rename(column.name), wrong, "times of day")
-    return share
-
-
-def _refuse_stray(where: str, text: pd.Series, wrong: pd.Series, kind: str) -> None:
-    stray = (wrong & text.notna()).to_numpy()
-    if stray.any():
-        row = int(stray.argmax())
-        raise ValueError(
-            f"{where}: column {text.name!r} holds {kind}, but {text.iloc[row]!r} in row {row + 1} is none"
-        )
-
-
-def _report_new_values(where: str, values: pd.Series, column: Column) -> None:
-    """Warn of what the training table has not."""
-    if column.kind == "category":
-        unseen = sorted(set(values.fillna("").unique()) - set(column.categories))
-        # of more categories than have an input each, the others were seen
-        if unseen and len(column.categories) < MAX_CATEGORIES:
-            rows = int(values.fillna("").isin(unseen).sum())
-            report(where, Finding("new_categories", {"column": column.name, "rows": rows, "new": unseen[:8]}))
-    elif values.isna().any() and not column.indicator:
-        filled = {"column": column.name, "rows": int(values.isna().sum()), "fill": column.fill}
-        report(where, Finding("new_gaps", filled))
 
 
 def report(where: str, finding: Finding) -> None:

@@ -8,7 +8,7 @@ float32 from torch's CPU generator, are met number for number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -20,6 +20,8 @@ from pyrobnn.data.dataset import Dataset
 __all__ = ["clusters", "cubic_clusters", "gap", "polynomial", "sine", "sinusoid", "sinx3", "study"]
 
 Function = Callable[[Tensor], Tensor]
+#: noise sd, width and left end of each cluster
+_Shape = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
 
 
 def polynomial(
@@ -28,16 +30,11 @@ def polynomial(
     noise: Literal["homoskedastic", "heteroskedastic"] = "homoskedastic",
     seed: int = 0,
 ) -> Dataset:
-    r"""A cubic with constant or varying noise.
-
-    .. math:: y = \tfrac12 x^2 + \tfrac14 x^3 + \sigma(x)\,\epsilon,\quad x \sim U(-1, 1)
-
-    with σ = 0.2, or σ(x) = abs(0.1 + 0.4 x), which vanishes at x = −¼: the sign of a factor of the symmetric
-    ε does not matter.
+    r"""A cubic: :math:`y = \tfrac12 x^2 + \tfrac14 x^3 + \sigma(x)\,\epsilon,\; x \sim U(-1, 1)`.
 
     Args:
         num_data: number of points N.
-        noise: ``"homoskedastic"`` or ``"heteroskedastic"``.
+        noise: ``"homoskedastic"``, σ = 0.2, or ``"heteroskedastic"``, σ(x) = abs(0.1 + 0.4 x).
         seed: of this data set.
 
     Returns:
@@ -52,7 +49,7 @@ def polynomial(
     """
     check_choice("noise", noise, ("homoskedastic", "heteroskedastic"))
     scale = _constant(0.2) if noise == "homoskedastic" else lambda x: (0.1 + 0.4 * x).abs()
-    return _uniform("polynomial", _cubic_polynomial, scale, -1, 1, num_data, seed)
+    return _uniform("polynomial", _polynomial, scale, -1, 1, num_data, seed)
 
 
 def sinusoid(num_data: int = 150, *, seed: int = 0) -> Dataset:
@@ -66,20 +63,15 @@ def sine(num_data: int = 92, *, seed: int = 0) -> Dataset:
 
 
 def sinx3(num_data: int = 500, *, seed: int = 0) -> Dataset:
-    r"""Noise that grows with x: y = 3 sin(x) + (0.7 + 2 sin(0.2 x)) ε, x ~ U(−5, 5).
-
-    The factor of ε is negative below x = −1.79; ``true_noise`` is its absolute value, which gives the same
-    distribution. Arguments as in :func:`polynomial`.
-    """
+    r"""Noise that grows with x: y = 3 sin(x) + abs(0.7 + 2 sin(0.2 x)) ε, x ~ U(−5, 5); see :func:`polynomial`."""
     return _uniform("sinx3", lambda x: 3 * torch.sin(x), lambda x: _growing(x).abs(), -5, 5, num_data, seed)
 
 
 def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
     r"""A sine that was not measured in the middle: y = sin(1.2 x) + 0.4 ε, x ~ U over [−3, −1] and [1, 3].
 
-    What a method says between −1 and 1 rests on its prior and on how it carries doubt, and the truth there is known;
-    elsewhere noise of one size hides a smooth function, which a small net can learn. Arguments as in
-    :func:`polynomial`.
+    What a method says between −1 and 1 rests on its prior and on how it carries doubt, and the truth there is known.
+    Arguments as in :func:`polynomial`.
 
     Example:
         >>> gap().widest_gap()[0] < -0.9 and gap().widest_gap()[1] > 0.9
@@ -92,57 +84,25 @@ def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
     return _observed("gap", lambda x: torch.sin(1.2 * x), x, torch.full_like(x, 0.4), generator)
 
 
-def clusters(
-    num_data: int = 400,
-    *,
-    fractions: Sequence[float] = (0.25, 0.25, 0.25, 0.25),
-    vertical_stds: Sequence[float] = (0.01, 0.25, 0.05, 0.01),
-    spreads: Sequence[float] = (2.1, 1.2, 1.4, 2.0),
-    offsets: Sequence[float] = (-4.1, -1.2, 0.5, 4.0),
-    seed: int = 0,
-) -> Dataset:
-    r"""A cosine seen through separate clusters of inputs, each with its own noise.
+def clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
+    r"""A cosine seen through four clusters of inputs, each with its own noise, cluster after cluster.
 
     .. math:: x = o_k + s_k u,\; u \sim U(0, 1), \qquad y = \cos(x) + \tau_k\,\epsilon
 
-    for a point of cluster k. With the defaults the inputs cover [−4.1, −2.0], [−1.2, 0.0], [0.5, 1.9] and
-    [4.0, 6.0]; the widest gap, (1.9, 4.0), is where an honest posterior is least certain.
-
-    Args:
-        num_data: number of points N over all clusters.
-        fractions: share of the points in each cluster (K,); they sum to 1.
-        vertical_stds: standard deviation τ of the noise in each cluster (K,), positive.
-        spreads: width s of each cluster (K,), positive.
-        offsets: left end o of each cluster (K,).
-        seed: of this data set.
-
-    Returns:
-        :class:`Dataset` with x, y, true_f and true_noise of shape (N, 1), cluster after cluster.
-
-    Raises:
-        ValueError: parameters of different lengths, not positive, or fractions that do not sum to 1.
+    The inputs cover [−4.1, −2.0], [−1.2, 0.0], [0.5, 1.9] and [4.0, 6.0], with τ of 0.01, 0.25, 0.05 and 0.01; the
+    widest gap, (1.9, 4.0), is where an honest posterior is least certain. Arguments as in :func:`polynomial`.
 
     Example:
         >>> left, right = clusters().widest_gap()
         >>> 1.8 < left < 1.9 and 4.0 < right < 4.1
         True
     """
-    shape = (fractions, vertical_stds, spreads, offsets)
-    return _clustered("clusters", torch.cos, shape, num_data, seed)
+    return _clustered("clusters", torch.cos, num_data, seed)
 
 
-def cubic_clusters(
-    num_data: int = 400,
-    *,
-    fractions: Sequence[float] = (0.25, 0.25, 0.25, 0.25),
-    vertical_stds: Sequence[float] = (0.01, 0.25, 0.05, 0.01),
-    spreads: Sequence[float] = (2.1, 1.2, 1.4, 2.0),
-    offsets: Sequence[float] = (-4.1, -1.2, 0.5, 4.0),
-    seed: int = 0,
-) -> Dataset:
+def cubic_clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
     r"""The clusters of :func:`clusters` under another function: y = x³/350 + τ_k ε; arguments as there."""
-    shape = (fractions, vertical_stds, spreads, offsets)
-    return _clustered("cubic_clusters", _cubic, shape, num_data, seed)
+    return _clustered("cubic_clusters", _cubic, num_data, seed)
 
 
 def study(name: str) -> Dataset:
@@ -184,8 +144,7 @@ def study(name: str) -> Dataset:
 
 def studies() -> dict[str, Callable[[str], Dataset]]:
     """The recipes of :func:`study`, by name."""
-    four = (0.01, 0.25, 0.05, 0.01), (2.1, 1.2, 1.4, 2.0), (-4.1, -1.2, 0.5, 4.0)
-    two = (0.2, 0.05), (0.3, 1.2), (-1.0, 0.5)
+    four, two = _shapes()
 
     def even(
         seed: int, ends: float, num_data: int, f: Function, factor: Function
@@ -198,7 +157,7 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
         x = 10 * torch.rand(150, 1, generator=generator)
         return _observed(name, torch.sin, x, torch.full_like(x, 0.3), generator)
 
-    def clustered(f: Function, shape: tuple[tuple[float, ...], ...]) -> Callable[[str], Dataset]:
+    def clustered(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
         def make(name: str) -> Dataset:
             generator, each = torch.Generator().manual_seed(906), 400 // len(shape[0])
             sds, widths, lefts = (torch.tensor(part).repeat_interleave(each) for part in shape)
@@ -208,8 +167,8 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
         return make
 
     return {
-        "uncertainty": even(42, 1, 100, _cubic_polynomial, _constant(0.2)),
-        "uncertainty_heteroskedastic": even(42, 1, 100, _cubic_polynomial, lambda x: 0.1 + 0.4 * x),
+        "uncertainty": even(42, 1, 100, _polynomial, _constant(0.2)),
+        "uncertainty_heteroskedastic": even(42, 1, 100, _polynomial, lambda x: 0.1 + 0.4 * x),
         "laplace": uniform,
         "four_clusters": clustered(torch.cos, four),
         "four_cubic_clusters": clustered(_cubic, four),
@@ -220,11 +179,17 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
     }
 
 
+def _shapes() -> tuple[_Shape, _Shape]:
+    """Of four clusters and of two."""
+    four = (0.01, 0.25, 0.05, 0.01), (2.1, 1.2, 1.4, 2.0), (-4.1, -1.2, 0.5, 4.0)
+    return four, ((0.2, 0.05), (0.3, 1.2), (-1.0, 0.5))
+
+
 def _constant(value: float) -> Function:
     return lambda x: torch.full_like(x, value)
 
 
-def _cubic_polynomial(x: Tensor) -> Tensor:
+def _polynomial(x: Tensor) -> Tensor:
     return 0.5 * x**2 + 0.25 * x**3
 
 
@@ -241,50 +206,26 @@ def _growing(x: Tensor) -> Tensor:
 
 
 def _uniform(
-    name: str, function: Function, noise: Function, low: float, high: float, num_data: int, seed: int
+    name: str, f: Function, noise: Function, low: float, high: float, num_data: int, seed: int
 ) -> Dataset:
     check_count("num_data", num_data)
     generator = torch.Generator().manual_seed(seed)
     x = low + (high - low) * torch.rand(num_data, 1, generator=generator, dtype=torch.float64)
-    return _observed(name, function, x, noise(x), generator)
+    return _observed(name, f, x, noise(x), generator)
 
 
-def _clustered(
-    name: str, function: Function, shape: tuple[Sequence[float], ...], num_data: int, seed: int
-) -> Dataset:
-    check_count("num_data", num_data)
-    fractions, vertical_stds, spreads, offsets = (torch.tensor(list(p), dtype=torch.float64) for p in shape)
-    lengths = [len(p) for p in shape]
-    if len(set(lengths)) != 1 or lengths[0] == 0:
-        raise ValueError(
-            f"the clusters' arguments need one entry per cluster, got lengths {str(lengths)[1:-1]}"
-        )
-    if not math.isclose(float(fractions.sum()), 1.0, abs_tol=1e-6) or bool((fractions < 0).any()):
-        raise ValueError(f"'fractions' must be at least 0 and sum to 1, got {tuple(shape[0])}")
-    if not bool((vertical_stds > 0).all() and (spreads > 0).all()):
-        raise ValueError("'vertical_stds' and 'spreads' must be positive")
-    # cumulative rounding: the counts sum to num_data and none is off by more than one point
-    ends = (fractions.cumsum(0) * num_data).round().long()
-    ends[-1] = num_data
-    cluster = torch.repeat_interleave(torch.arange(lengths[0]), ends.diff(prepend=torch.zeros(1).long()))
+def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
+    cluster = torch.arange(check_count("num_data", num_data)) * 4 // num_data
+    noise, widths, lefts = (torch.tensor(part, dtype=torch.float64)[cluster, None] for part in _shapes()[0])
     generator = torch.Generator().manual_seed(seed)
-    u = torch.rand(num_data, dtype=torch.float64, generator=generator)
-    x = (offsets[cluster] + spreads[cluster] * u).unsqueeze(-1)
-    return _observed(name, function, x, vertical_stds[cluster].unsqueeze(-1), generator)
+    x = lefts + widths * torch.rand(num_data, dtype=torch.float64, generator=generator)[:, None]
+    return _observed(name, f, x, noise, generator)
 
 
-def _observed(
-    name: str, function: Function, x: Tensor, factor: Tensor, generator: torch.Generator
-) -> Dataset:
-    f = function(x)
-    y = f + factor * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+def _observed(name: str, f: Function, x: Tensor, factor: Tensor, generator: torch.Generator) -> Dataset:
+    true = f(x)
+    y = true + factor * torch.randn(x.shape, generator=generator, dtype=x.dtype)
     return Dataset(
-        x=x.float(),
-        y=y.float(),
-        name=name,
-        task="regression",
-        feature_names=("x",),
-        true_f=f.float(),
-        true_noise=factor.abs().float(),
-        true_function=function,
-    )
+        x.float(), y.float(), name, "regression", ("x",),
+        true_f=true.float(), true_noise=factor.abs().float(), true_function=f,
+    )  # fmt: skip

@@ -20,7 +20,6 @@ from pyrobnn.data.columns import (
     Columns,
     Missing,
     check_names,
-    has_units,
     is_boolean,
     is_date,
     numbers,
@@ -35,12 +34,13 @@ __all__ = ["from_csv", "from_frame", "read_features"]
 #: different values up to which whole numbers may be meant as classes
 _FEW_VALUES = 10
 SEPARATORS = (",", ";", "\t", "|")
+#: what stands for a gap, beside pandas' own "", "NA", "nan", "null", …
+GAPS = ("?", "-", "–")
 #: suffixes of what is no text, and the library that pandas needs for it
 BINARY = {".parquet": "pyarrow", ".pq": "pyarrow", ".xlsx": "openpyxl", ".xlsm": "openpyxl"}
-#: numbers with a decimal comma, points between thousands; and those of which no other reading is possible
+#: a number with a decimal comma, points between thousands; and one whose comma may as well part thousands
 _COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?"
-_CERTAIN = r"[+-]?(\d+,(\d{1,2}|\d{4,})|\d{4,},\d+|0,\d+|\d{1,3}(\.\d{3})+,\d+)([eE][+-]?\d+)?"
-_WITH_POINT = r"[+-]?\d*\.\d+([eE][+-]?\d+)?"
+_AMBIGUOUS = r"[+-]?\d{1,3}(,\d{3})*"
 
 
 def from_csv(
@@ -55,8 +55,8 @@ def from_csv(
     """A file with a header as a data set: CSV, TSV, Parquet (``.parquet``) or Excel (``.xlsx``, its first sheet).
 
     Of text the separator is a comma, semicolon, tab or bar, whichever the header has most of; decimal commas are
-    recognised where the separator is another, and points between thousands beside them. Text is in UTF-8, and may be
-    compressed (``.csv.gz``, ``.zip``).
+    recognised where the separator is another, and commas or points between thousands. Empty cells, ``NA``, ``?`` and
+    ``-`` are gaps. Text is in UTF-8, UTF-16 or Windows-1252 (Latin-1), and may be compressed (``.csv.gz``, ``.zip``).
 
     Args:
         path: of the file.
@@ -115,8 +115,8 @@ def from_frame(
     Raises:
         TypeError: no DataFrame.
         ValueError: repeated names, unknown columns, missing values where they are refused, infinite ones, columns that
-            are neither numbers nor categories or dates throughout, whole numbers too large for float64, a target that
-            is constant, does not fit the task or may be meant as numbers as well as classes, no rows.
+            are neither numbers nor categories or dates throughout, a target that is constant, does not fit the task or
+            may be meant as numbers as well as classes, no rows.
 
     Warns:
         UserWarning: of rows and columns that are left out, and of columns that are legal and probably a mistake: one
@@ -161,7 +161,7 @@ def from_frame(
     if not class_names and len(values) == 1:
         rows = "one row" if len(y) == 1 else f"{len(y)} rows of one value, {values[0]:g}"
         raise ValueError(f"{name}: target {target!r} has {rows}: there is nothing to learn")
-    for finding in doubts(dataset):
+    for finding in _doubts(dataset):
         report(name, finding)
     # so few whole numbers, each about ten times, may be labels
     few = len(values) <= min(_FEW_VALUES, len(y) / 10) and bool((values % 1 == 0).all())
@@ -192,7 +192,7 @@ def _chosen(
 ) -> pd.DataFrame:
     """The features that were asked for, and the target."""
     names = list(frame.columns)
-    has = ", ".join(map(str, names))
+    has = ", ".join(names)
     if target not in names:
         separated = ", separated by comma, semicolon, tab or bar" if len(names) == 1 else ""
         raise ValueError(f"{where} has no column {target!r}: its columns{separated} are {has}")
@@ -212,58 +212,48 @@ def _chosen(
 
 def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Numbers (N, 1) and no names, or labels (N,) and the names of the classes."""
+    name = column.name
     if len(column) == 0:
-        raise ValueError(f"{where} holds no row with a target {column.name!r} and all features")
+        raise ValueError(f"{where} holds no row with a target {name!r} and all features")
     numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
-    if task == "classification":
-        if numeric and bool((column != column.round()).any()):
+    if task != "classification":
+        labels = task is None and (is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype))
+        values = None if labels or is_date(column) else numbers(where, column)
+        if values is not None:
+            return torch.tensor(values).unsqueeze(-1), ()
+        if task == "regression":
             raise ValueError(
-                f"{where}: target {column.name!r} holds fractions, which are no class labels: use task='regression'"
+                f"{where}: target {name!r} is not numeric: use task='classification' or another target"
             )
-        return _classes(where, column, numeric)
-    labels = task is None and (is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype))
-    values = None if labels or is_date(column) else numbers(where, column)
-    if values is not None:
-        return torch.tensor(values).unsqueeze(-1), ()
-    if task == "regression":
+    elif numeric and bool((column != column.round()).any()):
         raise ValueError(
-            f"{where}: target {column.name!r} is not numeric: use task='classification' or another target"
+            f"{where}: target {name!r} holds fractions, which are no class labels: use task='regression'"
         )
     text = column.astype(str).str.strip()
-    kind = "dates" if text.str.fullmatch(DATE).all() else "numbers with a unit" if has_units(text) else None
-    if kind is None and text.nunique() > max(len(text) // 2, 2):
-        kind = f"text with {text.nunique()} different values in {len(text)} rows"
-    if kind is not None:
+    kind = "dates" if text.str.fullmatch(DATE).all() else f"text with {text.nunique()} different values"
+    if task is None and (kind == "dates" or text.nunique() > max(len(text) // 2, 2)):
         raise ValueError(
-            f"{where}: target {column.name!r} holds {kind}, such as {text.iloc[0]!r}: write plain numbers, or if these "
-            "are classes, say so with task='classification'"
+            f"{where}: target {name!r} holds {kind} in {len(text)} rows, such as {text.iloc[0]!r}: write plain "
+            "numbers, or if these are classes, say so with task='classification'"
         )
-    return _classes(where, column, numeric=False)
-
-
-def _classes(where: str, column: pd.Series, numeric: bool) -> tuple[torch.Tensor, tuple[str, ...]]:
-    values = column.to_numpy() if numeric else column.astype(str).str.strip().to_numpy(dtype=str)
-    classes, labels = np.unique(values, return_inverse=True)
+    cells = column.to_numpy() if numeric else text.to_numpy(dtype=str)
+    classes, found = np.unique(cells, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"{where}: target {column.name!r} holds a single class, {str(classes[0])!r}")
-    return torch.tensor(labels, dtype=torch.int64), tuple(str(value) for value in classes)
+        raise ValueError(f"{where}: target {name!r} holds a single class, {str(classes[0])!r}")
+    return torch.tensor(found, dtype=torch.int64), tuple(map(str, classes))
 
 
-def doubts(dataset: Dataset) -> list[Finding]:
+def _doubts(dataset: Dataset) -> list[Finding]:
     """Columns that are legal and probably not meant."""
     x, y = dataset.x.numpy(), dataset.y.numpy().reshape(-1)
     names, target = dataset.feature_names, dataset.target_name
     found = constant_features(x, names)
     for name, cells in zip(names, x.T):
         values = np.unique(cells)
+        counter = len(values) == len(cells) >= 10 and values[0] % 1 == 0 and (np.diff(values) == 1).all()
         if len(values) > 2 and np.array_equal(cells, y):
             found.append(Finding("equals_target", {"feature": name, "target": target}))
-        elif (
-            len(values) >= 10
-            and len(values) == len(cells)
-            and values[0] % 1 == 0
-            and (np.diff(values) == 1).all()
-        ):
+        elif counter:
             ends = {"first": float(values[0]), "last": float(values[-1])}
             found.append(Finding("row_counter", {"feature": name, **ends}))
         found += _marker("feature", name, cells)
@@ -280,12 +270,10 @@ def _marker(part: str, name: str, cells: np.ndarray) -> list[Finding]:
     """An extreme that is repeated, and farther from all others than those are from each other."""
     values, counts = np.unique(cells, return_counts=True)
     found = []
-    for end, beside, others in ((0, 1, values[1:]), (-1, -2, values[:-1])):
-        if (
-            len(values) > _FEW_VALUES
-            and counts[end] > 1
-            and abs(values[end] - values[beside]) > np.ptp(others)
-        ):
+    for end, others in ((0, values[1:]), (-1, values[:-1])):
+        if len(values) <= _FEW_VALUES or counts[end] == 1:
+            continue
+        if np.abs(others - values[end]).min() > np.ptp(others):
             shown = {"value": values[end], "count": counts[end], "low": others[0], "high": others[-1]}
             plain = {key: value.item() for key, value in shown.items()}
             found.append(Finding("missing_marker", {"part": part, "name": name, "rows": len(cells), **plain}))
@@ -304,126 +292,93 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}: check the path")
-    suffix = path.suffix.lower()
-    kind = suffix[1:] if suffix in BINARY else "a table of text in UTF-8 with a header line"
+    suffix, separator = path.suffix.lower(), ","
+    excel = suffix.startswith(".xls")
     try:
-        frame = _binary(path, suffix) if suffix in BINARY else _text(path)
+        if suffix in BINARY:
+            frame = pd.read_excel(path) if excel else pd.read_parquet(path)
+        else:
+            frame, separator = _text(path)
     except ImportError as error:
         raise ImportError(
             f"{path.name} is read by {BINARY.get(suffix, 'pandas')}: pip install 'pyrobnn[tables]'"
         ) from error
-    except _Refusal as error:
-        raise ValueError(str(error)) from None
     except Exception as error:  # each library has errors of its own
+        kind = suffix[1:] if suffix in BINARY else "a table of text that begins with the line of names"
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"{path.name} cannot be read as {kind}: {reason or type(error).__name__}") from error
+    # as pandas calls what has no name
+    names = [re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(each)) for each in frame.columns]
+    check_names(path.name, names)
+    frame.columns = pd.Index(names)
     if frame.empty:
-        sheet = ", on its first sheet" if suffix.startswith(".xls") else ""
+        sheet = ", on its first sheet" if excel else ""
         raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
-    return _without_index(path.name, frame)
+    frame = _named(path.name, frame)
+    return frame if separator == "," else _decimal_commas(path.name, frame, separator)
 
 
-class _Refusal(Exception):
-    """What is wrong with a file, in a sentence of ours."""
+def _text(path: Path) -> tuple[pd.DataFrame, str]:
+    """The table and its separator."""
+    for encoding in ("utf-8-sig", "utf-16", "cp1252"):
+        try:
+            return _decoded(path, {"encoding": encoding, "skipinitialspace": True})
+        except UnicodeError as error:
+            wrong = error
+    raise wrong
 
 
-def _binary(path: Path, suffix: str) -> pd.DataFrame:
-    excel = suffix.startswith(".xls")
-    frame = pd.read_excel(path) if excel else pd.read_parquet(path)
-    # pandas numbers the names that repeat in a sheet
-    given = pd.read_excel(path, header=None, nrows=1).iloc[0] if excel else frame.columns
-    frame.columns = pd.Index(_names(path.name, given))
-    return frame
-
-
-def _text(path: Path) -> pd.DataFrame:
-    options: dict[str, Any] = {"encoding": "utf-8-sig", "skipinitialspace": True}
+def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     first = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
     line = pd.read_csv(path, sep="\x01", quoting=csv.QUOTE_NONE, **first, **options).iloc[0, 0].rstrip()
     declared = re.fullmatch(r"sep=(.)", line)  # as Excel writes it
     options["skiprows"] = 0 if declared is None else 1
     headers = {
-        separator: pd.read_csv(path, sep=separator, **first, **options).iloc[0]
+        separator: pd.read_csv(path, sep=separator, **first, **options).iloc[0].str.strip().tolist()
         for separator in (SEPARATORS if declared is None else declared[1])
     }
     separator = max(headers, key=lambda each: len(headers[each]))
-    names = _names(path.name, headers[separator])
-    given = [name for name in names if name]
-    if (
-        given
-        and pd.notna(pd.to_numeric(given, errors="coerce")).all()
-        and given != [*map(str, range(len(given)))]
-    ):
-        raise _Refusal(
-            f"the first line of {path.name} holds numbers only, {', '.join(given[:3])} …: begin with a line of names"
-        )
-    listed = ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
-            # without index_col such cells would shift all names by one
-            frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, **options)
-    except pd.errors.ParserWarning as error:
-        raise _Refusal(
-            f"{path.name}: rows have more cells than its first line has names, {listed}: name every column, and "
-            "delete what stands before the line of names"
-        ) from error
-    except pd.errors.ParserError as error:
-        reason = str(error).strip().rpartition("error: ")[2]
-        raise _Refusal(
-            f"{path.name}: below its first line, {listed}: {reason}: begin with the line of names"
-        ) from error
+    names = headers[separator]
+    given = pd.to_numeric([name for name in names if name], errors="coerce")
+    if len(given) and pd.notna(given).all() and given.tolist() != list(range(len(given))):
+        raise ValueError(f"the first line holds numbers only, {', '.join(names[:3])} …")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
+        # without index_col such cells would shift all names by one
+        frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options)
     frame.columns = pd.Index(names)
-    return frame if separator == "," else _decimal_commas(path.name, frame)
+    return frame, separator
 
 
-def _names(file: str, given: Any) -> list[str]:
-    """Names of columns, "" for none, as pandas calls them when it writes what it has read."""
-    plain = ["" if pd.isna(name) else str(name).strip() for name in given]
-    names = [re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", name) for name in plain]
-    try:
-        check_names(file, names)
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
-    return names
-
-
-def _decimal_commas(file: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns of numbers such as 1.234,56 as numbers; left alone where none is certain to be one.
-
-    Raises:
-        _Refusal: points begin a fraction in another column, or part its thousands too.
-    """
-    text = {
-        name: frame[name].dropna().astype(str).str.strip()
-        for name in frame
-        if frame[name].dtype.kind not in "biufM"
-    }
-    found = {name: cells for name, cells in text.items() if cells.str.fullmatch(_COMMA_NUMBER).all()}
-    certain = [name for name, cells in found.items() if cells.str.fullmatch(_CERTAIN).any()]
-    if not certain:
+def _decimal_commas(file: str, frame: pd.DataFrame, separator: str) -> pd.DataFrame:
+    """Columns of numbers such as 1.234,56 as numbers."""
+    plain, commas = {}, []
+    for name in frame.columns[[dtype.kind not in "biufM" for dtype in frame.dtypes]]:
+        cells = frame[name].dropna().astype(str).str.strip()
+        if len(cells) and cells.str.fullmatch(_COMMA_NUMBER).all():
+            digits = cells.str.replace(".", "").str.replace(",", ".")
+            plain[name] = pd.to_numeric(digits).reindex(frame.index)
+            if separator == ";" or not cells.str.fullmatch(_AMBIGUOUS).all():
+                commas.append(name)
+    if not commas:
         return frame
     fractions = [name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()]
-    fractions += [name for name in text if name not in found and text[name].str.fullmatch(_WITH_POINT).any()]
     if fractions:
-        raise _Refusal(
-            f"{file}: column {certain[0]!r} has decimal commas and column {fractions[0]!r} has points: write all "
+        raise ValueError(
+            f"{file}: column {commas[0]!r} has decimal commas and column {fractions[0]!r} has points: write all "
             "numbers one way"
         )
     report(file, Finding("decimal_commas"))
-    plain = {name: cells.str.replace(".", "").str.replace(",", ".") for name, cells in found.items()}
-    return frame.assign(**{name: pd.to_numeric(cells).reindex(frame.index) for name, cells in plain.items()})
+    return frame.assign(**plain)
 
 
-def _without_index(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+def _named(file: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The columns that have a name."""
-    names = list(frame.columns)
-    bare = [not name and bool(frame.iloc[:, place].isna().all()) for place, name in enumerate(names)]
-    if any(bare):
-        report(file, Finding("empty_columns", {"count": sum(bare), "total": len(bare)}))
-        frame = frame.loc[:, [not each for each in bare]]
-        names = list(frame.columns)
-    index = 0
+    bare = np.array([not name for name in frame.columns]) & frame.isna().all().to_numpy()
+    if bare.any():
+        report(file, Finding("empty_columns", {"count": int(bare.sum()), "total": len(bare)}))
+        frame = frame.loc[:, ~bare]
+    names, index = list(frame.columns), 0
     while index < len(names) and not names[index] and frame.iloc[:, index].is_unique and len(frame) > 1:
         index += 1
     if "" in names[index:]:

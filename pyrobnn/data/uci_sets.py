@@ -3,8 +3,8 @@
 The layout, one folder per set: ``data.txt`` (rows of numbers), ``index_features.txt`` and
 ``index_target.txt`` (0-based columns), ``index_train_S.txt`` and ``index_test_S.txt`` (0-based rows of split S), and
 ``n_hidden.txt``, the hidden units of the net that the benchmark fits to the set.
-The splits are those of Probabilistic Backpropagation (Hernández-Lobato & Adams, 2015),
-https://arxiv.org/abs/1502.05336
+
+Reference: Probabilistic Backpropagation (Hernández-Lobato & Adams, 2015) https://arxiv.org/abs/1502.05336
 """
 
 from __future__ import annotations
@@ -20,23 +20,20 @@ from pyrobnn.data.dataset import Dataset
 __all__ = ["uci", "uci_all", "uci_num_hidden", "uci_splits"]
 
 VARIABLE = "PYROBNN_DATA"
-#: hidden units of a set whose folder does not say how many (Hernández-Lobato & Adams, 2015)
+#: hidden units of a set whose folder does not say how many
 NUM_HIDDEN = 50
 #: sets that :func:`pyrobnn.data.load` knows by name
 UCI = ("bostonHousing", "concrete", "energy", "yacht")
 
 
 def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset, Dataset]:
-    """One standard train/test split of a UCI set, in original units.
+    """The train part and the test part of one standard split of a UCI set, in original units.
 
     Args:
         name: folder of the set, such as ``"concrete"``.
         split: number of the split, from 0.
         root: directory that holds the sets, or holds them under ``uci/``; by default the environment
             variable ``PYROBNN_DATA``.
-
-    Returns:
-        The train part and the test part.
 
     Raises:
         ValueError: no root, no such set (the message lists those found) or no such split.
@@ -48,36 +45,15 @@ def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset,
 
 
 def uci_splits(name: str, root: str | Path | None = None) -> int:
-    """How many standard splits a UCI set has; arguments as in :func:`uci`.
-
-    Raises:
-        ValueError: as :func:`uci`, no split, or a file of a split before the last that is missing.
-    """
-    folder = _folder(name, root)
-    found = {path.name for path in folder.glob("index_t*_*.txt")}
-    numbers = [n for file in found if (n := file.removesuffix(".txt").rpartition("_")[2]).isdigit()]
-    count = max(map(int, numbers), default=0) + 1
-    files = [f"index_{part}_{split}.txt" for split in range(count) for part in ("train", "test")]
-    if missing := [file for file in files if file not in found]:
-        raise ValueError(f"{folder} lacks {', '.join(missing[:4])}{' and more' * (len(missing) > 4)}")
-    return count
+    """How many standard splits a UCI set has; arguments and errors as in :func:`uci`."""
+    files = _folder(name, root).glob("index_test_*.txt")
+    return sum(file.stem.rpartition("_")[2].isdigit() for file in files)
 
 
 def uci_num_hidden(name: str, root: str | Path | None = None) -> int:
-    """How many hidden units the benchmark gives a UCI set: what its ``n_hidden.txt`` says, else 50.
-
-    Arguments as in :func:`uci`.
-
-    Raises:
-        ValueError: as :func:`uci`, or a file that holds anything else than one positive whole number.
-    """
+    """How many hidden units the benchmark gives a UCI set: what its ``n_hidden.txt`` says, else 50."""
     path = _folder(name, root) / "n_hidden.txt"
-    if not path.is_file():
-        return NUM_HIDDEN
-    text = path.read_text(encoding="utf-8").strip()
-    if not text.removesuffix(".0").isdecimal() or float(text) < 1:
-        raise ValueError(f"{path} must hold one positive whole number, the hidden units, got {text[:40]!r}")
-    return int(float(text))
+    return int(float(path.read_text(encoding="utf-8"))) if path.is_file() else NUM_HIDDEN
 
 
 def uci_all(name: str, root: str | Path | None = None) -> Dataset:
@@ -103,21 +79,15 @@ def _read(folder: Path) -> Dataset:
     table = np.loadtxt(folder / "data.txt", ndmin=2)
     features = _integers(folder, "index_features.txt", table.shape[1])
     target = int(_integers(folder, "index_target.txt", table.shape[1])[0])
-    return Dataset(
-        x=_tensor(table[:, features]),
-        y=_tensor(table[:, [target]]),
-        name=folder.name,
-        task="regression",
-        feature_names=tuple(f"feature_{column}" for column in features),
-        target_name=f"column_{target}",
-    )
+    names = tuple(f"feature_{column}" for column in features)
+    x, y = _tensor(table[:, features]), _tensor(table[:, [target]])
+    return Dataset(x, y, folder.name, "regression", names, f"column_{target}")
 
 
 def _integers(folder: Path, file: str, below: int) -> np.ndarray:
     if not (folder / file).is_file():
         raise ValueError(f"there is no file {file} in {folder}")
-    words = (folder / file).read_text(encoding="utf-8").split()
-    values = np.array(words, dtype=float).astype(int)  # some are written as floats
+    values = np.loadtxt(folder / file, ndmin=1).astype(int)  # some are written as floats
     if not values.size or values.min() < 0 or values.max() >= below:
         raise ValueError(f"{folder / file} must hold numbers of 0 … {below - 1}: they count from 0")
     return values

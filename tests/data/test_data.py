@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -97,32 +95,9 @@ def test_the_gap_is_in_the_middle_and_empty():
     assert -1.01 < left <= -1.0 and 1.0 <= right < 1.01
 
 
-def test_clusters_lie_where_their_parameters_say():
-    dataset = data.clusters(10, fractions=(0.3, 0.7), vertical_stds=(1, 2), spreads=(1, 2), offsets=(-5, 5))
-    x = dataset.x.ravel()
-    first, second = x[:3], x[3:]
-    assert -5 <= first.min() and first.max() <= -4
-    assert 5 <= second.min() and second.max() <= 7
-    assert dataset.true_noise.ravel().tolist() == [1.0] * 3 + [2.0] * 7
-
-
 def test_the_widest_gap_of_the_default_clusters_is_between_the_last_two():
     left, right = data.clusters().widest_gap()
     assert 1.7 < left <= 1.9 and 4.0 <= right < 4.2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"fractions": (0.5, 0.5)}, "one entry per cluster, got lengths 2, 4, 4, 4"),
-        ({"fractions": (0.5, 0.5, 0.5, 0.5)}, "sum to 1"),
-        ({"spreads": (1.0, 0.0, 1.0, 1.0)}, "'spreads' must be positive"),
-        ({"num_data": 0}, "'num_data' must be at least 1"),
-    ],
-)
-def test_bad_cluster_parameters_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        data.clusters(**arguments)
 
 
 def test_an_unknown_noise_lists_the_choices():
@@ -136,42 +111,6 @@ def test_bundled_sets():
     assert digits.x.shape == (1797, 1, 8, 8) and digits.y.dtype == torch.int64 and digits.num_outputs == 10
     assert float(digits.x.min()) == 0 and float(digits.x.max()) == 1
     assert cancer.x.shape == (569, 30) and cancer.num_outputs == 2
-
-
-def test_images_that_cannot_be_had_are_digits_and_one_line_says_why(monkeypatch, tmp_path):
-    broken = types.SimpleNamespace(MNIST=lambda *where, **which: _raise(RuntimeError("operator\nmissing")))
-    for module in (None, types.SimpleNamespace(datasets=broken)):
-        monkeypatch.setitem(sys.modules, "torchvision", module)
-        with pytest.warns(UserWarning, match="MNIST cannot be had .*1,348 of scikit-learn's digits") as told:
-            train = data.mnist(tmp_path)
-        assert "\n" not in str(told[0].message) and told[0].filename == __file__
-        with pytest.warns(UserWarning, match="449 of"):
-            test = data.mnist(tmp_path, train=False)
-        assert train.name == test.name == "digits"
-    both = torch.cat([train.x, test.x]).flatten(1).sum(1).sort().values
-    torch.testing.assert_close(both, data.digits().x.flatten(1).sum(1).sort().values)
-
-
-def test_images_of_torchvision_have_pixels_between_0_and_1(monkeypatch, tmp_path):
-    asked = []
-    pixels = torch.randint(256, (5, 28, 28), generator=torch.Generator().manual_seed(0)).byte()
-
-    def load(root, train, download):
-        asked.append((root, train, download))
-        classes = [f"{number} - name" for number in range(10)]
-        return types.SimpleNamespace(data=pixels, targets=torch.arange(5), classes=classes)
-
-    found = types.SimpleNamespace(datasets=types.SimpleNamespace(FashionMNIST=load))
-    monkeypatch.setitem(sys.modules, "torchvision", found)
-    monkeypatch.setenv("PYROBNN_DATA", str(tmp_path))
-    dataset = data.fashion_mnist(train=False)
-    assert asked == [(str(tmp_path), False, True)] and dataset.name == "FashionMNIST"
-    assert dataset.x.shape == (5, 1, 28, 28) and torch.equal(dataset.x[:, 0] * 255, pixels.float())
-    assert dataset.class_names[9] == "9" and dataset.num_outputs == 10
-
-
-def _raise(error):
-    raise error
 
 
 @pytest.mark.parametrize(
@@ -272,8 +211,6 @@ class TestLoad:
     def test_bad_names(self):
         with pytest.raises(ValueError, match="unknown data 'diabetis': choose one of diabetes"):
             data.load("diabetis")
-        with pytest.raises(ValueError, match=r"loaded by pyrobnn.data.mnist\(\)"):
-            data.load("Fashion-MNIST")
         with pytest.raises(ValueError, match="has its own target"):
             data.load("diabetes", "bmi")
 

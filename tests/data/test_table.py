@@ -47,38 +47,27 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("a,b,y\n1,,2\n3,4,\n", "y", r"missing values in row 1, 2 \(column 'b' \(1\), 'y' \(1\)\)"),
         ("a,y\ninf,2\n", "y", "infinite values, first in row 1"),
         ("a,y\n", "y", "no rows"),
-        ("", "y", "cannot be read as a table of text in UTF-8 with a header line"),
+        ("", "y", "cannot be read as a table of text that begins with the line of names"),
         ("y\n1\n", "y", "nothing to predict from"),
         ("a,y\n1,dog\n2,dog\n", "y", "single class"),
+        ("a,y\n1,2.5\n2,?\n3,4.5\n4,1.5\n", "y", r"missing values in row 2 \(column 'y' \(1\)\)"),
+        ("a,y\n1,2.5\n2,3\n-,4.5\n4,1.5\n", "y", r"missing values in row 3 \(column 'a' \(1\)\)"),
         (
-            "a,y\n1,2.5\n2,?\n3,4.5\n4,1.5\n",
+            "a,y\n1,2.5\n2,x\n3,4.5\n4,1.5\n",
             "y",
-            r"'y' holds numbers but for 1 of 4 cells, first '\?' in row 2",
-        ),
-        (
-            "a,y\n1,2.5\n2,3\n-,4.5\n4,1.5\n",
-            "y",
-            "'a' holds numbers but for 1 of 4 cells, first '-' in row 3",
+            r"'y' holds numbers but for 1 of 4 cells, first 'x' in row 2",
         ),
         ("a,y,b,y\n1,2,3,2\n4,5,6,5\n", "y", "names the column 'y' more than once"),
         ("a,y ,y\n1,2,2\n4,5,5\n", "y", "names the column 'y' more than once"),
-        ("a,y\n1,2,3\n4,5,6\n", "y", "more cells than its first line has names, 'a', 'y'"),
-        ("a,y\n1,2\n4,5,6\n", "y", "below its first line, 'a', 'y': Expected 2 fields in line 3, saw 3"),
-        (
-            "# of the lab\na,y\n1,2\n4,5\n",
-            "y",
-            "'# of the lab': name every column, and delete what stands",
-        ),
-        (
-            "# of\n# the lab\na,y\n4,5\n",
-            "y",
-            "first line, '# of': .*: begin with the line of names",
-        ),
+        ("a,y\n1,2,3\n4,5,6\n", "y", "begins with the line of names: Length of header"),
+        ("a,y\n1,2\n4,5,6\n", "y", "begins with the line of names: .*Expected 2 fields in line 3, saw 3"),
+        ("# of the lab\na,y\n1,2\n4,5\n", "y", "begins with the line of names: Length of header"),
+        ("# of\n# the lab\na,y\n4,5\n", "y", "begins with the line of names: .*Expected 1 fields"),
         ("a,,y\n1,2,3\n4,2,6\n", "y", "column 2 of 3 has no name"),
         (",a,y\n1,2,3\n1,2,6\n", "y", "column 1 of 3 has no name"),
         ("a,y,\n1,2,\n4,5,7\n", "y", "column 3 of 3 has no name"),
-        ("1.5,2.5\n3.5,4.5\n", "2.5", "first line of table.csv holds numbers only"),
-        ("a;y\n1;2,500\n2;4,500\n3;4,125\n", "y", "'y' holds numbers with commas, such as '2,500'"),
+        ("1.5,2.5\n3.5,4.5\n", "2.5", "the first line holds numbers only, 1.5, 2.5"),
+        ('a,y\n1,"2,5"\n2,"4,1"\n3,9\n', "y", "'y' holds numbers with commas, such as '2,5': write them"),
         (
             "a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n",
             "y",
@@ -89,28 +78,12 @@ def test_numbers_become_classes_on_request(tmp_path):
             "y",
             "column 'a' has decimal commas and column 'b' has points",
         ),
-        (
-            'a,y\n1,"1,234"\n2,9\n3,8\n',
-            "y",
-            "'y' holds numbers with commas, such as '1,234': write them",
-        ),
         ("a,y\n1,3\n2,3\n", "y", "2 rows of one value, 3: there is nothing to learn"),
         ("a,y\n1,2\n", "y", "one row: there is nothing to learn"),
-        (
-            "a,y\n" + "".join(f"{i},{i}%\n" for i in range(9)),
-            "y",
-            "holds numbers with a unit, such as '0%'",
-        ),
-        (b"\x1f\x8b\x08\x00", "y", "table.csv cannot be read as a table of text in UTF-8"),
+        (b"\x1f\x8b\x08\x00", "y", "holds no rows"),
         ('\n[{"a": 1, "y": 2}]', "y", "holds no rows"),
         ("<!DOCTYPE html>\n<table>", "y", "has no column 'y': its columns"),
         ("a b y\n1 2 3\n", "y", "its columns, separated by comma, semicolon, tab or bar are a b y"),
-        (
-            "a,y\n" + "".join(f"\u2212{i}.5,{i}\n" for i in range(12)),
-            "y",
-            "'a' holds numbers written such as '\u22120.5': write plain numbers",
-        ),
-        ("a,y\n1,caf\xe9\n".encode("latin-1"), "y", "cannot be read as a table of text in UTF-8 .*0xe9"),
     ],
 )
 def test_a_bad_file_is_explained(tmp_path, text, target, message):
@@ -127,6 +100,7 @@ def test_a_bad_file_is_explained(tmp_path, text, target, message):
         '\n"a" , "y"\n1 , "2 "\n\n3,4.5\n',
         "sep=;\na;y\n1;2\n3;4.5\n",
         "a,y\nFalse,2\nTrue,4.5\n",
+        "a,y\n1,2\n3,4.5\n".encode("utf-16"),
     ],
 )
 def test_other_ways_to_write_a_table(tmp_path, text):
@@ -232,22 +206,19 @@ def test_a_missing_file(tmp_path):
         data.from_csv(tmp_path / "none.csv", "y")
 
 
-def test_numbers_with_a_unit_are_no_classes(tmp_path):
-    # these were so many classes
-    for many, cell in ((12, "{}.5%"), (3, "{} kg"), (5, "€{}"), (6, "-{} people")):
-        rows = [f"{i * i},{cell.format(i % many)}" for i in range(36)]
-        path = write(tmp_path, "\n".join(["a,share", *rows]))
-        with pytest.raises(ValueError, match="'share' holds numbers with a unit, .* plain numbers"):
-            data.from_csv(path, "share")
-        assert len(data.from_csv(path, "share", task="classification").class_names) == many
-
-
-@pytest.mark.parametrize("large", [1, 11, 19, 20])
-def test_thousands_are_said_to_be_so_however_few_they_are(large):
-    cells = [f"1,{200 + i}.50" if i < large else f"{100 + i}.25" for i in range(20)]
+@pytest.mark.parametrize("large", [1, 11, 20])
+def test_commas_part_thousands_however_few_they_are(tmp_path, large):
+    cells = [f"{i + 1},061.8" if i < large else f"{100 + i}.25" for i in range(20)]
+    expected = [float(cell.replace(",", "")) for cell in cells]
     frame = pd.DataFrame({"a": np.arange(20.0) ** 2, "y": cells})
-    with pytest.raises(ValueError, match="column 'y' holds numbers with commas, such as '1,200.50': write"):
-        data.from_frame(frame, "y")
+    assert data.from_frame(frame, "y").y[:, 0].tolist() == expected
+    frame.to_csv(tmp_path / "t.csv.gz", index=False)
+    assert data.from_csv(tmp_path / "t.csv.gz", "y").y[:, 0].tolist() == expected
+
+
+def test_text_of_windows(tmp_path):
+    dataset = data.from_csv(write(tmp_path, "a,y\n1,caf\xe9\n2,bar\n".encode("latin-1")), "y")
+    assert dataset.class_names == ("bar", "caf\xe9")
 
 
 def test_columns_without_name_and_value_are_left_out_with_a_word(tmp_path):
@@ -281,7 +252,7 @@ def test_a_number_that_may_stand_for_a_missing_value_is_told():
 )
 def test_dates_are_no_classes(tmp_path, days):
     path = write(tmp_path, "\n".join(["a,when", *(f"{i * i},{days[i % 2]}" for i in range(30))]))
-    with pytest.raises(ValueError, match="target 'when' holds dates, such as"):
+    with pytest.raises(ValueError, match="target 'when' holds dates in 30 rows, such as"):
         data.from_csv(path, "when")
 
 
@@ -427,15 +398,7 @@ def rows(**columns):
         ),
         (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is none"),
         (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is none"),
-        (rows(z=[1j] * 12), {}, "column 'z' holds complex numbers"),
         (rows(b=["1", "2", "x"] * 4), {}, "holds numbers but for 4 of 12 cells, first 'x' in row 3"),
-        (
-            rows(b=[f"{i}.5 km" for i in range(12)]),
-            {},
-            "holds numbers written such as '0.5 km': write plain numbers",
-        ),
-        (rows(b=[f"1.{200 + i},5" for i in range(12)]), {}, "holds numbers written such as '1.200,5'"),
-        (rows(b=[f"€{i}" for i in range(12)]), {}, "holds numbers written such as '€0'"),
         (rows(b=[[1, 2]] * 12), {}, "'b' holds lists or other objects"),
         (
             rows(b=[np.inf] + [None] * 11),
