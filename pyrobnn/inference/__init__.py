@@ -11,8 +11,8 @@ SMC             ``smc``                                          ``tempering``, 
 SGLD, SGHMC     ``sgmcmc``                                       ``langevin``
 Laplace         ``laplace``                                      ``curvature``, ``optim``
 LaplaceMixture  ``laplace_mixture``                              ``curvature``, ``optim``
-SWA, SWAG       ``swag``                                         ``nets``, ``optim``
-MCDropout       ``mc_dropout``                                   ``nets``, ``optim``
+SWA, SWAG       ``swag``                                         ``batch_norm``, ``optim``
+MCDropout       ``mc_dropout``                                   ``batch_norm``, ``optim``
 =============== ================================================ =========================
 
 What all begin and end with is in ``fitting``; what a method is says ``method``.

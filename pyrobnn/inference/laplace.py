@@ -174,8 +174,10 @@ class Laplace(Method):
                 for note in centre.notes
                 if not (exact and isinstance(note, Finding) and note.code == "search_unfinished")
             ]
-            make = ggn_precision if self.curvature == "ggn" else hessian_precision
-            precision = make(self, search, centre, init is not None, seed, remarks)
+            if self.curvature == "ggn":
+                precision = ggn_precision(self, search, centre, init is not None, seed, remarks)
+            else:
+                precision = hessian_precision(centre, self.structure, remarks)
             loc = centre.mode
             if exact and precision.jacobian is not None:
                 loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)

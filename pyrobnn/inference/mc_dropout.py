@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,29 +14,23 @@ from torch import Tensor, nn
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.density.nodes import without_validation
+from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.nets.batch_norm import training_norms
-from pyrobnn.inference.nets.dropout_masks import (
-    NUM_PROBES,
-    Mask,
-    drop_inputs,
-    inserted_masks,
-    layer_masks,
-    masked_weights,
-)
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
-#: temperature of the relaxed masks through which p is learned
-RELAXATION = 0.1
-#: masks drawn while the net is trained
-_SNAPSHOT_DRAWS = 50
+Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Weighted = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+#: dropout layers whose units are channels; those of nn.Dropout are single elements
+CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
+#: points on which the masks are compared with the dropout layers they stand for
+NUM_PROBES = 8
 CAVEAT = "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
 
 
@@ -54,7 +48,6 @@ class MCDropout(Method):
         p: None uses the net's own dropout layers, each a mask on the weight layer that runs next; a number in (0, 1)
             drops the inputs of every linear layer and the input channels of every convolution instead (where there
             are two or more).
-        learn_p: learn the p of every mask from there (concrete dropout); the entropy of the masks then enters the loss.
         num_steps: updates of the optimiser; 0 takes the weights of ``init`` as they are.
         lr: its peak learning rate.
         optimizer: as in :class:`pyrobnn.MAP`.
@@ -70,11 +63,9 @@ class MCDropout(Method):
     Refused: a plain Pyro program; no dropout layer and no ``p``; a dropout layer that is no mask on weights.
 
     Caveat: this is not the posterior under the model's prior. The spread is set by p and does not shrink as data
-    accumulate (unless p is learned); it has no density q, so neither Pareto k-hat nor LOO corrections apply.
+    accumulate; it has no density q, so neither Pareto k-hat nor LOO corrections apply.
 
-    References:
-        `Dropout as a Bayesian Approximation (Gal & Ghahramani, 2016) <https://arxiv.org/abs/1506.02142>`_.
-        `Concrete Dropout (Gal, Hron & Kendall, 2017) <https://arxiv.org/abs/1705.07832>`_.
+    Reference: `Dropout as a Bayesian Approximation (Gal & Ghahramani, 2016) <https://arxiv.org/abs/1506.02142>`_.
 
     Example:
         >>> MCDropout(p=0.1).p
@@ -82,7 +73,6 @@ class MCDropout(Method):
     """
 
     p: float | None = None
-    learn_p: bool = False
     num_steps: int = 2000
     lr: float = 0.01
     optimizer: str | Optimizer | OptimizerFactory = "adam"
@@ -99,8 +89,6 @@ class MCDropout(Method):
         check_count("num_steps", self.num_steps, minimum=0)
         if self.num_steps:
             Training.of(self, "cosine")  # its checks
-        elif self.learn_p:
-            raise ValueError("learn_p=True needs training: pass num_steps above 0")
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net that can be trained with dropout.
@@ -133,29 +121,23 @@ class MCDropout(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         net, probes = problem.bnn, problem.x[:NUM_PROBES]
         masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
-        density = _training_density(net, masks, problem, self.learn_p)
+        density = _training_density(net, masks, problem)
         own = {site.name for site in problem.density.sites}
-
-        def rates(values: Mapping[str, Tensor]) -> list[float]:
-            return [float(_rate(values[name])) if self.learn_p else m.p for m, name in _logits(masks)]
 
         def drawn(values: dict[str, Tensor], num_draws: int) -> dict[str, Tensor]:
             """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
-            masked = masked_weights(values, masks, rates(values), num_draws)
             rest = {name: value.expand(num_draws, *value.shape) for name, value in values.items()}
-            return {name: value[None] for name, value in (rest | masked).items() if name in own}
+            masked = rest | masked_weights(values, masks, num_draws)
+            return {name: value[None] for name, value in masked.items() if name in own}
 
         def present(theta: Tensor) -> Posterior:
             with seeded(run.seed, problem.device):
-                draws = drawn(density.constrain(theta), _SNAPSHOT_DRAWS)
+                draws = drawn(density.constrain(theta), 50)
             return snapshot(problem, self, draws, seed=run.seed)
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
             log_prior, log_likelihood = density.log_parts(theta, *batch)
-            total = log_prior + log_likelihood
-            if self.learn_p:
-                total = total + _concrete_terms(density.constrain(theta), masks, net)
-            return -total / problem.num_rows
+            return -(log_prior + log_likelihood) / problem.num_rows
 
         told: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
         with seeded(run.seed, problem.device):
@@ -172,64 +154,197 @@ class MCDropout(Method):
                     name="MCDropout",
                 )
                 theta, told = result.params, result.account(self, problem.num_rows, density.dim)
-            values = density.constrain(theta)
-            draws = drawn(values, run.num_draws)
+            draws = drawn(density.constrain(theta), run.num_draws)
         keep: dict[str, float] = {}  # several masks may act on one layer
-        for mask, rate in zip(masks, rates(values)):
-            keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - rate)
+        for mask in masks:
+            keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - mask.p)
         by_layer = {layer: 1.0 - kept for layer, kept in keep.items()}
         told["meta"] |= {"dropout_p": by_layer, "warnings": [CAVEAT]}
         return make_posterior(problem, self, draws, seed=run.seed, **told)
 
 
-def _concrete_terms(values: Mapping[str, Tensor], masks: Sequence[Mask], model: BNN) -> Tensor:
-    r"""Σ over masks of their entropy, and :math:`E_q[\log p(W)] - \log p(M)` of the masked weights."""
-    total = torch.zeros((), dtype=torch.float64, device=next(iter(values.values())).device)
-    keep: dict[str, Tensor] = {}
-    for mask, name in _logits(masks):
-        p = _rate(values[name])
-        total = total + mask.units * (torch.special.entr(p) + torch.special.entr(1 - p)).double()
-        keep[mask.site] = keep.get(mask.site, 1.0) * (1 - p)
-    for site, kept in keep.items():
-        if site not in model.priors:
-            continue
-        prior, weight = model.priors[site], values[site]
-        with without_validation():
-            scaled, zero = prior.log_prob(weight / kept), prior.log_prob(torch.zeros_like(weight))
-            total = total + kept * scaled + (1 - kept) * zero - prior.log_prob(weight)
-    return total
-
-
-def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem, learn_p: bool) -> Density:
-    """The density of the program whose net drops units; the logits of learned p are point parameters of it."""
+def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> Density:
+    """The density of the program whose net drops inputs of its weight layers, afresh for every datum."""
     trainer = copy.copy(model)
     trainer.net = copy.deepcopy(model.net).eval()
-    names = [name.rpartition(".")[2] for _, name in _logits(masks)]
-    for mask, name in zip(masks, names):
-        if learn_p:
-            logit = torch.full((), math.log(mask.p / (1 - mask.p)), dtype=model.dtype, device=problem.device)
-            trainer.net.get_submodule(mask.layer).register_parameter(name, nn.Parameter(logit))
+    for mask in masks:
 
-    def keep(layer: nn.Module, number: int, x: Tensor, units: int) -> Tensor:
-        u = torch.rand(len(x), units, dtype=model.dtype, device=x.device)
-        if not learn_p:
-            p = masks[number].p
-            return (u >= p).to(model.dtype) / (1.0 - p)
-        logit = getattr(layer, names[number])
-        u = u.clamp(1e-6, 1 - 1e-6)
-        dropped = torch.sigmoid((logit + u.log() - torch.log1p(-u)) / RELAXATION)
-        return (1.0 - dropped) / (1.0 - _rate(logit))
+        def drop(module: nn.Module, args: tuple[Tensor, ...], mask: Mask = mask) -> tuple[Tensor]:
+            x = args[0]
+            kept = torch.rand(len(x), mask.units, dtype=model.dtype, device=x.device) >= mask.p
+            scaled = (kept.to(model.dtype) / (1.0 - mask.p)).repeat_interleave(mask.repeats, 1)
+            inner = (1,) * (x.dim() - 2)
+            # the features of a linear layer come last, channels second
+            shape = (len(x), *inner, -1) if isinstance(module, nn.Linear) else (*scaled.shape, *inner)
+            return (x * scaled.reshape(shape),)
 
-    drop_inputs(trainer.net, masks, keep)
+        trainer.net.get_submodule(mask.layer).register_forward_pre_hook(drop)
     program = scaled_program(trainer, problem.num_rows, problem.epoch)
     return Density(program, (problem.x, problem.y), points="free")
 
 
-def _logits(masks: Sequence[Mask]) -> list[tuple[Mask, str]]:
-    """Every mask with the site of the logit of its p."""
-    return [(m, f"{m.site.removesuffix('weight')}dropout_logit_{number}") for number, m in enumerate(masks)]
+@dataclass(frozen=True)
+class Mask:
+    """One place where units are dropped.
+
+    Attributes: ``layer`` (name of the weight layer whose inputs are dropped), ``source`` (name of the dropout layer, or
+    None where it was inserted), ``occasion`` (which call of that layer), ``units`` (dropped independently), ``repeats``
+    (consecutive input columns that share a unit), ``p`` (probability that a unit is dropped).
+    """
+
+    layer: str
+    source: str | None
+    occasion: int
+    units: int
+    repeats: int
+    p: float
+
+    @property
+    def weight(self) -> str:
+        """Name of the masked weight in the net (the net itself may be the layer)."""
+        return f"{self.layer}.weight" if self.layer else "weight"
+
+    @property
+    def site(self) -> str:
+        """Site of the masked weight."""
+        return NET + self.weight
 
 
-def _rate(logit: Tensor) -> Tensor:
-    """p from its logit, kept off 0 and 1."""
-    return torch.sigmoid(logit).clamp(1e-4, 1 - 1e-4)
+def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
+    """Dropout on the inputs of every linear and convolution layer with more than one.
+
+    Dropping a layer's only input would cut the network in two: the function would be constant with probability ``p``.
+    """
+    net = copy.deepcopy(model.net).eval()
+    layers = {name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))}
+    columns = {name: _columns(name, module) for name, module in layers.items()}
+    masks = [Mask(name, None, 0, count, 1, p) for name, count in columns.items() if count > 1]
+    if not masks:
+        raise Refused(
+            "the net has no linear or convolution layer with two or more inputs, so there is nothing to drop"
+        )
+    return masks
+
+
+def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
+    """The net's own dropout layers, in either mode, each as a mask on the weight layer that runs next."""
+    net = copy.deepcopy(model.net).eval()
+    masks: list[Mask] = []
+    waiting: list[tuple[str, Dropout, Tensor, int]] = []
+    occasions: dict[str, int] = {}
+    for name, module, value in _calls(net, x):
+        if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+            raise Refused(
+                f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout"
+            )
+        if isinstance(module, (nn.Dropout, *CHANNELS)):
+            occasion = occasions.get(name, 0)
+            occasions[name] = occasion + 1
+            if module.p > 0:
+                waiting.append((name, module, value, occasion))
+        elif isinstance(module, (nn.Linear, *Conv)):
+            masks += [_mask(entry, name, module) for entry in waiting]
+            waiting = []
+    if waiting:
+        raise Refused(
+            f"no linear or convolution layer follows the dropout layer {waiting[0][0]!r}: outputs cannot be dropped"
+        )
+    if not masks:
+        raise Refused(
+            "the net has no dropout layer (nn.Dropout with p > 0): add some, or pass p=0.05 to insert dropout before "
+            "every weight layer"
+        )
+    for mask in masks:
+        if mask.source is not None:
+            _verify(net, mask, mask.source, x[:NUM_PROBES])
+    return masks
+
+
+def masked_weights(values: Mapping[str, Tensor], masks: Sequence[Mask], num_draws: int) -> dict[str, Tensor]:
+    """Draws of the masked weights, site → (num_draws, out, in, …); one mask each, shared by all inputs."""
+    drawn: dict[str, Tensor] = {}
+    for mask in masks:
+        weight = drawn.get(mask.site, values[mask.site].expand(num_draws, *values[mask.site].shape))
+        kept = torch.rand(num_draws, mask.units, dtype=weight.dtype, device=weight.device) >= mask.p
+        drawn[mask.site] = weight * _as_columns(kept / (1.0 - mask.p), mask, weight[0])
+    return drawn
+
+
+def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
+    """The leaf modules in the order in which they run, with what they were given."""
+    calls: list[tuple[str, nn.Module, Tensor]] = []
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for name, module in net.named_modules():
+            if not list(module.children()):
+
+                def record(
+                    module: nn.Module, args: tuple[Tensor, ...], _out: Tensor, name: str = name
+                ) -> None:
+                    calls.append((name, module, args[0]))
+
+                stack.callback(module.register_forward_hook(record).remove)
+        net(x[:NUM_PROBES])
+    return calls
+
+
+def _mask(entry: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
+    source, dropout, value, occasion = entry
+    columns = _columns(layer, module)
+    channels = isinstance(dropout, CHANNELS)
+    units = value.shape[1] if channels else value[0].numel()
+    if (channels and columns % units) or (not channels and columns != units):
+        advice = (
+            "use nn.Dropout2d, which drops channels"
+            if isinstance(module, Conv)
+            else "move it next to a linear layer"
+        )
+        raise Refused(
+            f"the dropout layer {source!r} drops {units} units of each datum, but the next weight layer {layer!r} has "
+            f"{columns} input columns, so no mask of its weights does the same: {advice}"
+        )
+    return Mask(layer, source, occasion, units, columns // units, float(dropout.p))
+
+
+def _columns(name: str, module: Weighted) -> int:
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if module.groups != 1:
+        raise Refused(f"the convolution {name!r} has groups={module.groups}: dropout masks need groups=1")
+    return module.in_channels
+
+
+def _as_columns(scaled: Tensor, mask: Mask, weight: Tensor) -> Tensor:
+    """(draw, units) → (draw, 1, in, 1, …), to multiply weights (out, in, …)."""
+    columns = scaled.repeat_interleave(mask.repeats, 1)
+    return columns.reshape(len(columns), 1, -1, *(1,) * (weight.dim() - 2)).to(weight.dtype)
+
+
+@torch.no_grad()
+def _verify(net: nn.Module, mask: Mask, source: str, x: Tensor) -> None:
+    """Dropping units where the dropout layer is = masking the weights of the layer after it.
+
+    It holds where what lies between (ReLU, pooling, flattening) commutes with the scaling of a unit.
+    """
+    scaled = 2.0 * (torch.arange(mask.units, device=x.device) % 2).to(net.get_parameter(mask.weight))
+    seen = [0]
+
+    def drop(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
+        seen[0] += 1
+        if seen[0] - 1 != mask.occasion:
+            return None
+        if isinstance(module, nn.Dropout):
+            return out * scaled.reshape(out.shape[1:])
+        return out * scaled.reshape(1, -1, *(1,) * (out.dim() - 2))
+
+    handle = net.get_submodule(source).register_forward_hook(drop)
+    try:
+        expected = net(x)
+    finally:
+        handle.remove()
+    weight = net.get_parameter(mask.weight)
+    masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
+    if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):
+        raise Refused(
+            f"the dropout layer {source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
+            "(an activation such as tanh, or a shortcut, lies between): put the dropout right before the weight layer"
+        )

@@ -18,10 +18,9 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.descent import gain_left, polish
+from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
-from pyrobnn.inference.optim.unfinished import unfinished
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 

@@ -15,26 +15,20 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
+from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.nets.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
-from pyrobnn.inference.nets.swag_moments import SWAGMoments
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.sgd_rate import NUM_GRADIENTS, TOLERATED_RISE, constant_rate
-from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
+from pyrobnn.inference.optim.sgd_rate import MOMENTUM, TOLERATED_RISE, constant_rate
+from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.wording.findings import Finding
-
-#: draws of the Gaussian while it forms
-_SNAPSHOT_DRAWS = 50
-#: of SGD (Maddox et al., 2019)
-_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,6 @@ class _Averaged(Method):
 
     num_steps: int = 2000
     lr: float | None = None
-    optimizer: Optimizer | OptimizerFactory | None = None
     batch_size: int | None = None
     collect_every: int | None = None
     burn_in: float = 0.25
@@ -53,9 +46,7 @@ class _Averaged(Method):
     shares_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        Training(self.num_steps, 1.0 if self.lr is None else self.lr, self.optimizer or "adam")  # its checks
-        if self.optimizer is not None and isinstance(Optimizer.of(self.optimizer, None).kind, str):
-            raise ValueError("'optimizer' must be None for SGD, or make a torch optimizer of its own rate")
+        Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
         check_number("burn_in", self.burn_in, minimum=0, below=1)
         for option in ("batch_size", "collect_every"):
             if getattr(self, option) is not None:
@@ -90,32 +81,24 @@ class _Averaged(Method):
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
                 "call .eval() on them before building the BNN"
             )
+        options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
         pure = with_batch_statistics(model)
-        options: dict[str, Any] = {
-            "points": "free",
-            "stream": True,
-            "deterministic": False,
-            "num_draws": run.num_draws,
-        }
-        problem = prepare(pure, x, y, device=device, **options)
+        problem = prepare(pure, x, y, device=device, num_draws=run.num_draws, **options)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
 
 
 @register("swa", quick={"num_steps": 1000, "compile": False})
 @dataclass(frozen=True)
 class SWA(_Averaged):
-    r"""Stochastic weight averaging: the mean of the iterates of SGD at a constant or cyclical learning rate.
+    r"""Stochastic weight averaging: the mean of the iterates of SGD at a constant learning rate.
 
     .. math:: \bar\theta = \frac1n \sum_i \theta_i
 
     Args:
-        num_steps: SGD steps.
+        num_steps: SGD steps, of momentum 0.9.
         lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`; None for the one whose wandering is
             closest to the posterior (:func:`pyrobnn.inference.optim.sgd_rate.constant_rate`), recorded in
             ``meta["lr"]``.
-        optimizer: None for SGD of momentum 0.9 at a constant rate; or a function of the parameter list that returns a
-            torch optimizer, whose ``lr`` is its own, or an :class:`pyrobnn.Optimizer` of one
-            with a schedule (a cyclical one takes the iterates at the end of each cycle).
         batch_size: data per step, drawn independently (a reshuffled epoch cancels the noise of its gradients); None for
             32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
@@ -169,14 +152,14 @@ class SWAG(_Averaged):
     Raises:
         TypeError, ValueError: naming the option.
 
-    Returns, by ``fit``: independent draws (1, num_draws, …) with log_p and log_q; ``meta`` has num_collected and the
-    rank reached. SGD starts at ``init``, or trains to the mode first; callbacks are called with every iterate taken.
+    Returns, by ``fit``: independent draws (1, num_draws, …) with log_p and log_q; ``meta`` has num_collected, the rank
+    reached, and num_floored of the weights that did not move, which get the smallest variance. SGD starts at ``init``,
+    or trains to the mode first; callbacks are called with every iterate taken.
 
     Refused: a plain Pyro program; random layers in training mode; fewer than two iterates.
 
     Warns:
-        UserWarning: fewer iterates than ``rank`` will be taken; there are no mini-batches; the mean of the iterates is
-            worse than the start.
+        UserWarning: the mean of the iterates is worse than the start.
 
     Caveat: the width is that of SGD's wandering at this learning rate, not of the posterior: compare held-out
     densities for a few values of ``lr`` or ``scale``.
@@ -209,12 +192,99 @@ class SWAG(_Averaged):
             result = sgd.train()
             approximation = sgd.gaussian()
             draws = {name: value[None] for name, value in approximation.sample(run.num_draws).items()}
-            if floored := sgd.moments.num_floored():
-                problem.note(Finding("unmoved_weights", {"count": floored}))
-            meta = {"num_floored": floored}
-            if self.rank:
-                meta["rank"] = sgd.moments.deviations.shape[1]
+            meta = {"num_floored": sgd.moments.num_floored()}
+            meta |= {"rank": sgd.moments.deviations.shape[1]} if self.rank else {}
             return sgd.posterior(draws, result, meta, approximation)
+
+
+class SWAGMoments:
+    r"""Running moments of iterates :math:`\theta_1, \theta_2, \dots` (dim,), in float64.
+
+    .. math:: \bar\theta_i = \bar\theta_{i-1} + \frac{\theta_i - \bar\theta_{i-1}}{i}, \qquad
+        D_i = \theta_i - \bar\theta_i, \qquad \Sigma = \frac{s^2}{2} \Big( \Sigma_{diag} + \frac{D D^\top}{K - 1} \Big)
+
+    :math:`\Sigma_{diag}` is the variance of the iterates (Welford's recursion) and D holds the last ``rank``
+    deviations; K counts those collected. Without a rank the covariance is :math:`s^2 \Sigma_{diag}`.
+
+    Args:
+        dim: length of an iterate.
+        rank: largest number of columns K, at least 2; 0 for the diagonal alone.
+        scale: s, multiplies the standard deviations.
+        latent: length of its first part, which the Gaussian is of; of the rest there is the mean. None for all.
+        device: where the moments are.
+
+    Raises:
+        ValueError: a rank of one or a scale that is not positive.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rank: int = 20,
+        scale: float = 1.0,
+        *,
+        latent: int | None = None,
+        device: torch.device | None = None,
+    ):
+        if rank != 0:
+            check_count("rank", rank, minimum=2)
+        check_number("scale", scale, above=0)
+        self.rank, self.scale, self.latent = rank, scale, dim if latent is None else latent
+        self.count = 0
+        self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
+        self._squares = torch.zeros_like(self.mean[: self.latent])
+        self._columns: list[Tensor] = []
+
+    def update(self, theta: Tensor) -> None:
+        """Take in one iterate (dim,)."""
+        theta, count = theta.detach().double(), self.count + 1
+        before = theta - self.mean
+        mean = self.mean + before / count
+        before, after = before[: self.latent], (theta - mean)[: self.latent]
+        squares = self._squares + before * after
+        columns = [*self._columns, after][-self.rank :] if self.rank else []
+        # all at once: an interrupt leaves whole moments
+        self.count, self.mean, self._squares, self._columns = count, mean, squares, columns
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the iterates (dim,), divided by their number."""
+        return self._squares / max(self.count, 1)
+
+    @property
+    def deviations(self) -> Tensor:
+        """D (dim, K), oldest first."""
+        return torch.stack(self._columns, 1)
+
+    def num_floored(self) -> int:
+        """How many weights did not move and are given the smallest variance: a density needs a positive one."""
+        return int((self.variance < self._floor()).sum())
+
+    def family(self) -> tuple[str, dict[str, Tensor]]:
+        """Name and tensors of the Gaussian, as :class:`pyrobnn.posterior.approximation.FlatApproximation` takes them.
+
+        Raises:
+            ValueError: fewer than two iterates, or iterates that do not move.
+        """
+        if self.count < 2:
+            raise Refused(
+                f"SWAG needs at least 2 iterates for a covariance, got {self.count}: train longer or collect more often"
+            )
+        floor = self._floor()
+        if not bool(floor > 0):
+            raise Refused(
+                "the iterates do not move, so they have no covariance: use mini-batches and a larger lr"
+            )
+        variance = self.variance.clamp_min(floor) * self.scale**2
+        loc = self.mean[: self.latent]
+        if not self.rank:
+            return "normal", {"loc": loc, "scale": variance.sqrt()}
+        factor = self.deviations * (self.scale / (2.0 * (len(self._columns) - 1)) ** 0.5)
+        return "low_rank", {"loc": loc, "cov_factor": factor, "cov_diag": variance / 2}
+
+    def _floor(self) -> Tensor:
+        moving = self.variance[self.variance > 0]
+        return 1e-8 * (moving.median() if len(moving) else self.variance.new_zeros(()))
 
 
 class _SGD:
@@ -223,11 +293,14 @@ class _SGD:
     def __init__(self, method: _Averaged, problem: Problem, run: FitRun):
         self.method, self.problem, self.run = method, problem, run
         check_batch_size(problem, method.batch_size)
-        if (stream := problem.stream) is not None:
-            self.batch_size, epoch = None, stream.num_batches
-        else:
+        self.batch_size = None
+        if problem.stream is None:
             self.batch_size = method.batch_size or max(1, min(32, problem.num_rows // 4))
-            epoch = max(1, problem.num_rows // self.batch_size)
+        epoch = (
+            problem.stream.num_batches
+            if problem.stream
+            else max(1, problem.num_rows // (self.batch_size or 1))
+        )
         self.every = method.collect_every or epoch
         self.first = round(method.burn_in * method.num_steps)
         planned = method.num_steps // self.every - self.first // self.every
@@ -239,10 +312,6 @@ class _SGD:
         density = problem.density
         latent = sum(site.size for site in density.sites if site.kind == "latent")
         self.moments = SWAGMoments(density.dim, *method._rank_and_scale, latent=latent, device=problem.device)
-        if epoch == 1 and problem.loader is None:
-            problem.note(Finding("no_mini_batches"))
-        if planned < self.moments.rank:
-            problem.note(Finding("few_iterates", {"planned": planned, "rank": self.moments.rank}))
 
     def train(self) -> Result:
         """Run SGD; returns its record."""
@@ -262,24 +331,16 @@ class _SGD:
             iterate = metrics["snapshot"]
             return {**metrics, "iterate": iterate, "snapshot": functools.partial(self._snapshot, iterate)}
 
-        if method.optimizer is not None:
-            optimizer = Optimizer.of(method.optimizer, None)
-            make: Any = optimizer.kind
-            self.lr = make([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
-        else:
-            self.lr = method.lr or constant_rate(
-                loss, theta, batches, num_data=problem.num_rows, momentum=_MOMENTUM
-            )
-            optimizer = Optimizer(functools.partial(torch.optim.SGD, lr=self.lr, momentum=_MOMENTUM), None)
+        num_data = problem.num_rows
+        self.lr = method.lr or constant_rate(loss, theta, batches, num_data=num_data, momentum=MOMENTUM)
+        optimizer = Optimizer(functools.partial(torch.optim.SGD, lr=self.lr, momentum=MOMENTUM), None)
+        mapped = [MappedCallback(callback, with_posterior) for callback in self.run.callbacks]
         result = minimize(
             loss,
             theta,
             batches,
             Training(method.num_steps, self.lr, optimizer, method.compile, self.every),
-            callbacks=(
-                collect,
-                *(MappedCallback(callback, with_posterior) for callback in self.run.callbacks),
-            ),
+            callbacks=(collect, *mapped),
             snapshot=lambda theta: theta,
             progress=self.run.progress,
             name=type(method).__name__,
@@ -295,7 +356,7 @@ class _SGD:
                 f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
             )
         # where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not
-        drawn = list(itertools.islice(batches, NUM_GRADIENTS))
+        drawn = list(itertools.islice(batches, 64))
         mean = moments.mean.to(theta.dtype)
         rise = sum(float(loss(mean, *batch) - loss(theta, *batch)) for batch in drawn) / len(drawn)
         if not rise <= TOLERATED_RISE:
@@ -357,7 +418,7 @@ class _SGD:
         if self.method.kind == "independent" and self.moments.count > 1:
             approximation = self.gaussian()
             with seeded(self.run.seed, self.problem.device):
-                draws = {name: value[None] for name, value in approximation.sample(_SNAPSHOT_DRAWS).items()}
+                draws = {name: value[None] for name, value in approximation.sample(50).items()}
         told: dict[str, Any] = {"seed": self.run.seed, "point_values": points, "approximation": approximation}
         return self._with_statistics(snapshot(self.problem, self.method, draws, **told))
 

@@ -166,17 +166,9 @@ DRAWS: Sentences = {
         "{cut:.2g} of them: {count} of its directions keep the prior's width, and log_evidence may be too high by "
         "{error:.2g} nats: use a larger noise or a tighter prior"
     ),
-    "widths_unresolved": (
-        "the curvature of the likelihood reaches {top:.2g} prior precisions, more than {dtype} resolves: the narrowest "
-        "widths are rounding. Use a larger noise, a tighter prior or a float64 net (net.double())"
-    ),
     "hessian_indefinite": (
         "the Hessian is not positive definite (lowest curvature {lowest:.3g}): damped by {added:.3g}; its widths are "
         "then not those of the posterior: find a better mode, or use curvature='ggn'"
-    ),
-    "hessian_unresolved": (
-        "the Hessian spans from {norm:.2g} to less than {least:.2g}, more than {dtype} resolves: its widest widths are "
-        "rounding. Use curvature='ggn', a larger noise or a float64 net (net.double())"
     ),
     "draws_unresolved": (
         "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior around "
@@ -232,18 +224,10 @@ DRAWS: Sentences = {
         "the {count} ranks shared one fit and ended with different draws, as where their processors round differently: "
         "each has its own; keep that of rank 0"
     ),
-    "no_mini_batches": (
-        "there are no mini-batches (batch_size is all the data): SGD without gradient noise converges"
-    ),
-    "few_iterates": (
-        "only {planned} iterates will be taken for rank={rank}: the covariance has that rank; raise num_steps or lower "
-        "collect_every"
-    ),
     "worse_mean": (
         "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
         "smaller lr than {lr:g}"
     ),
-    "unmoved_weights": "{count} weights did not move and got the smallest variance",
     "subsampled_mode": (
         "the plate {plate!r} draws a subsample, so this point is where noisy steps ended and not the mode of all data "
         "(gradient norm {norm:.3g} there): leave polish_steps at 200"
@@ -258,10 +242,6 @@ MODEL: Sentences = {
         "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data set no limit to "
         "this prior precision. There is no log_evidence: the mode is that of the declared prior, not of one so far "
         "from it"
-    ),
-    "cross_validation_blind": (
-        "the model's own net, from which the search starts, fits the held-out data as well as the mode found without "
-        "them: if it was trained on them, cross-validation is blind; build the BNN from a fresh net"
     ),
     "loader_epoch": (
         "an epoch of the DataLoader draws {drawn} times from {size} points and shows {points}: the posterior is as "

@@ -103,7 +103,7 @@ def test_the_next_row_has_the_same_step_and_the_same_losses(name, monkeypatch):
         method = replace(METHODS[name], compile=compile)
         return method.fit(model, x, y, seed=1).history["loss"]
 
-    monkeypatch.setattr("pyrobnn.inference.optim.update.compiled", trace)
+    monkeypatch.setattr("pyrobnn.inference.optim.minimize.compiled", trace)
     torch.testing.assert_close(losses(21, True), losses(21, False), rtol=1e-5, atol=1e-6)
     losses(23, True)
     wide, plain, next_one = graphs

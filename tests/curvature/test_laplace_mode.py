@@ -9,7 +9,7 @@ from models import diabetes_linear, normal_prior, toy, toy_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn.inference.curvature.tuning import HeldOut
+from pyrobnn.inference.curvature.prior import Tuned
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -77,7 +77,7 @@ def test_a_net_of_many_modes_has_one_evidence_whatever_brings_the_data():
 
 
 def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
-    end = HeldOut(1e4, 1e4, 0.5, 0.1, 8)
+    end = Tuned(torch.tensor([1e4]).double(), at_bound=True, held_out={"factor": 1e4})
     monkeypatch.setattr("pyrobnn.inference.curvature.precision.hold_out", lambda *args: end)
     x, y = toy(40)
     model = pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical())

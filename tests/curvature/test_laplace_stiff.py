@@ -105,14 +105,6 @@ def test_it_is_said():
         stiff(linear(), 40)
 
 
-def test_float32_says_that_it_does_not_resolve():
-    with seeded(0):
-        net = torch.nn.Linear(6, 1)
-    with pytest.warns(UserWarning) as caught:
-        stiff(net, 4, noise=1e-8)
-    assert any("more than float32 resolves" in str(one.message) for one in caught)
-
-
 def test_what_overflows_is_refused():
     net = linear(torch.float32)
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(1e-19))

@@ -20,7 +20,7 @@ import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.check_table import rates, said_rates
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.inference.optim.unfinished import still_falling
+from pyrobnn.inference.optim.descent import still_falling
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import compare_rows
 from pyrobnn.report.sentences import conclude, recommended

@@ -1,4 +1,4 @@
-"""MC dropout: the variance of a linear layer, masks of the net's own layers, coherence of draws, learned p."""
+"""MC dropout: the variance of a linear layer, masks of the net's own layers, coherence of draws."""
 
 from __future__ import annotations
 
@@ -134,27 +134,6 @@ def test_training_lowers_the_loss_and_compiled_is_eager():
     assert fits[0].approximation is None
 
 
-@pytest.mark.slow
-def test_p_is_learned_small_for_a_useful_input_and_large_for_a_useless_one():
-    x, y = data(n=200)
-    y = y + x[:, 1:2]
-
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.useful, self.useless = linear(2, 1), linear(2, 1, seed=1)
-
-        def forward(self, x):
-            return self.useful(x[:, :2]) + self.useless(x[:, 2:])
-
-    posterior = MCDropout(p=0.3, learn_p=True, num_steps=800, lr=0.02, compile=False).fit(
-        bnn(Two()), x, y, num_draws=5, seed=6
-    )
-    rates = posterior.meta["dropout_p"]
-    assert rates["useful"] < 0.05 and rates["useless"] > 5 * rates["useful"]
-    assert not any("logit" in name for name in posterior.draws)
-
-
 def test_starts_at_a_posterior_and_leaves_the_net_alone():
     x, y = data()
     net = nn.Sequential(linear(4, 5), nn.ReLU(), nn.Dropout(0.2), linear(5))
@@ -200,7 +179,6 @@ def test_settings_are_checked():
         ({"p": 0.0}, "'p' must be > 0"),
         ({"p": 1.0}, "'p' must be .*< 1"),
         ({"lr": 0.0}, "'lr' must be"),
-        ({"learn_p": True, "num_steps": 0}, "needs training"),
     ]:
         with pytest.raises(ValueError, match=message):
             MCDropout(**settings)

@@ -281,7 +281,7 @@ def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monke
         graphs.append(private.trace(fn, [each.detach().clone() for each in example], DECOMPOSITIONS))
         return compiled(fn, *example, enabled=False)
 
-    monkeypatch.setattr("pyrobnn.inference.optim.update.compiled", trace)
+    monkeypatch.setattr("pyrobnn.inference.optim.minimize.compiled", trace)
     with seeded(0):
         x = torch.randn(100, 13)
     model = pb.BNN(

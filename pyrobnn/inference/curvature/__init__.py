@@ -1,8 +1,5 @@
-"""Curvature of the log likelihood: generalized Gauss-Newton and exact Hessian; full, Kronecker-factored, diagonal."""
+"""Curvature at a mode, for the Laplace approximation: Gauss-Newton in three structures, or the exact Hessian."""
 
-from __future__ import annotations
-
-from pyrobnn.inference.curvature.ggn import ggn
-from pyrobnn.inference.curvature.hessian import hessian, hessian_diagonal
+from pyrobnn.inference.curvature.ggn import ggn, hessian, hessian_diagonal
 
 __all__ = ["ggn", "hessian", "hessian_diagonal"]

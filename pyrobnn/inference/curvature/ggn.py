@@ -1,4 +1,4 @@
-r"""The generalized Gauss-Newton matrix in three structures, whitened by the prior.
+r"""The generalized Gauss-Newton matrix in three structures, whitened by the prior; and the exact Hessian.
 
 With the prior precision D of the weights, :math:`\tilde H = D^{-1/2} H D^{-1/2}`; for a prior scaled by τ (one number,
 or one per layer) and a likelihood scaled by c (a change of noise) the posterior precision is
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -21,12 +20,14 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
 from pyrobnn.wording.findings import Finding
 
 #: network output (N, width) of some rows → square root (N, width, k) of the curvature of each
 RowRoot = Callable[..., Tensor]
+EPS = torch.finfo(torch.float64).eps
 
 
 def with_roots(pieces: Iterable[Tensor], root: RowRoot) -> Iterator[tuple[Tensor, Root]]:
@@ -36,9 +37,6 @@ def with_roots(pieces: Iterable[Tensor], root: RowRoot) -> Iterator[tuple[Tensor
         stop = start + len(piece)
         yield piece, partial(root, rows=slice(start, stop))
         start = stop
-
-
-EPS = torch.finfo(torch.float64).eps
 
 
 def resolved(values: Tensor) -> Tensor:
@@ -54,36 +52,6 @@ def check_finite(curvature: Tensor) -> Tensor:
             "Use a larger noise, or a float64 net (net.double())"
         )
     return curvature
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """How far down a whitened curvature is known.
-
-    Attributes: ``top``, the largest eigenvalue, in prior precisions; ``cut``, below which one counts as zero; ``count``
-        of the directions taken as zero; ``dtype`` of the rows that it was made of.
-    """
-
-    top: float
-    cut: float
-    count: int
-    dtype: torch.dtype
-
-    def findings(self, ratio: float) -> list[Finding]:
-        """What to report where the likelihood's curvature counts ``ratio`` times as much against the prior."""
-        top, cut = self.top * ratio, self.cut * ratio
-        if self.count and cut > 1:
-            error = 0.5 * self.count * math.log1p(cut)
-            seen = {"top": top, "cut": cut, "count": self.count, "error": error}
-            return [Finding("curvature_unresolved", seen)]
-        if top * torch.finfo(self.dtype).eps ** 2 > 1:
-            return [Finding("widths_unresolved", {"top": top, "dtype": name_of(self.dtype)})]
-        return []
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """float32, say."""
-    return str(dtype).removeprefix("torch.")
 
 
 Structure = Literal["full", "kron", "diag"]
@@ -111,11 +79,8 @@ def ggn(
     Reference: Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015);
     Kronecker-Factored Approximate Curvature for Modern Neural Network Architectures (Eschenhagen et al., 2023).
     """
-    kinds: dict[str, Callable[..., Curvature]] = {
-        "full": FullCurvature,
-        "kron": KronCurvature,
-        "diag": DiagCurvature,
-    }
+    kinds: dict[str, Callable[..., Curvature]]
+    kinds = {"full": FullCurvature, "kron": KronCurvature, "diag": DiagCurvature}
     return kinds[structure](jacobian, x, root, prior_prec)
 
 
@@ -124,14 +89,15 @@ class Curvature(ABC):
 
     Attributes: ``index`` (p,) coordinates; ``group_names`` of the layers (a site's name without its last part) and
         ``group`` (p,), each coordinate's; ``averaged``: whether a layer's prior precision had to be averaged over its
-        output rows; ``cheap``: whether :meth:`log_det` takes no new factorisation.
+        output rows; ``top``, the largest eigenvalue, in prior precisions, ``cut``, below which one counts as zero, and
+        ``num_cut`` of the directions taken as zero.
     """
 
     averaged = False
-    cheap = True
+    top, cut, num_cut = 0.0, 0.0, 0
 
     def __init__(self, jacobian: NetworkJacobian, prior_prec: Tensor):
-        self.index, self.prior_prec, self.dtype = jacobian.index, prior_prec, prior_prec.dtype
+        self.index, self.prior_prec = jacobian.index, prior_prec
         owners = [site.name.rpartition(".")[0] for site in jacobian.sites]
         self.group_names = list(dict.fromkeys(owners))
         number = torch.tensor([self.group_names.index(owner) for owner in owners])
@@ -146,9 +112,14 @@ class Curvature(ABC):
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         """The posterior as Gaussian blocks for prior factors τ (groups,) or (1,) and likelihood factor c."""
 
-    def resolution(self) -> Resolution:
-        """How far down the curvature is known."""
-        return Resolution(0.0, 0.0, 0, self.dtype)
+    def findings(self, ratio: float) -> list[Finding]:
+        """What is not resolved where the likelihood's curvature counts ``ratio`` times as much against the prior."""
+        cut = self.cut * ratio
+        if not self.num_cut or cut <= 1:
+            return []
+        error = 0.5 * self.num_cut * math.log1p(cut)
+        seen = {"top": self.top * ratio, "cut": cut, "count": self.num_cut, "error": error}
+        return [Finding("curvature_unresolved", seen)]
 
     def _spread(self, tau: Tensor) -> Tensor:
         return tau.double().expand(len(self.index)) if len(tau) == 1 else tau.double()[self.group]
@@ -157,31 +128,30 @@ class Curvature(ABC):
 class FullCurvature(Curvature):
     """All correlations. With fewer rows N·k than weights p through the rows' Gram matrix, else the p × p matrix itself.
 
-    Both are exact; the Gram side costs (N·k)² p and its spectrum is one small eigendecomposition. On the other side an
-    eigendecomposition costs some seventy Cholesky factorisations (measured at p = 3301), so these are used, as long as
-    the prior does not drown in the rounding of H̃. Where it does, a factorisation fails or counts rounding as curvature:
-    then the spectrum is taken, and what float64 cannot tell from zero is zero.
+    Both are exact; the Gram side costs (N·k)² p. On the other side the Gaussian takes one Cholesky factorisation, and
+    one factor τ the eigenvalues alone. Where the prior drowns in the rounding of H̃, a factorisation fails or counts
+    rounding as curvature: then the spectrum is taken, and what float64 cannot tell from zero is zero.
     """
 
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
         super().__init__(jacobian, prior_prec)
         whiten = prior_prec.rsqrt()
-        #: the whitened rows (N·k, p); None while the p × p matrix stands in their place
+        #: the whitened rows (N·k, p); None where the p × p matrix stands in their place
         self.rows: Tensor | None = None
         self.matrix = prior_prec.new_empty(0)
+        self._values: Tensor | None = None
         self._grams: Tensor | None = None
         with torch.no_grad():
             _, first = next(with_roots([x[:1]], root))
-            num_rows = len(x) * first(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
-        self.num_rows = num_rows
-        width = num_rows // len(x)
+            width = first(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
+        self.size = min(len(x) * width, jacobian.size)
         parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
-        if num_rows < jacobian.size:
+        if self.size < jacobian.size:
             pairs = with_roots(parts, root)
             rows = [jacobian.rows(part, here)[1].flatten(0, 1) * whiten for part, here in pairs]
             self.rows = check_finite(torch.cat(rows))
-            self.dtype = self.rows.dtype
-            self.values, self.basis = _spectrum(self.rows)
+            self._values, self.basis = _spectrum(self.rows)
+            self._set_resolution(self._values)
             return
         if width > 1 and len(jacobian.layers) == 1:
             matrix = _single_layer_matrix(jacobian, x, root, whiten.double())
@@ -190,50 +160,38 @@ class FullCurvature(Curvature):
             for part, here in with_roots(parts, root):
                 matrix += _gram(jacobian.rows(part, here)[1].flatten(0, 1) * whiten)
         self.matrix = check_finite(matrix)
-        #: no less than the largest eigenvalue
-        self.norm = float(torch.linalg.matrix_norm(self.matrix))
+        self.top = float(torch.linalg.matrix_norm(self.matrix))  # no less than the largest eigenvalue
 
-    def _stiff(self, tau: Tensor, c: Tensor | float) -> bool:
+    def _set_resolution(self, kept: Tensor) -> None:
+        self.top = float(kept[-1]) if len(kept) else 0.0
+        self.cut, self.num_cut = self.top * self.size * EPS, self.size - len(kept)
+
+    def _eigenvalues(self) -> Tensor:
+        """Nonzero eigenvalues of H̃, ascending."""
+        if self._values is None:
+            values = torch.linalg.eigvalsh(self.matrix)
+            self._values = values[resolved(values)]
+            self._set_resolution(self._values)
+        return self._values
+
+    def _is_stiff(self, tau: Tensor, c: Tensor | float) -> bool:
         """Whether the least prior precision is below the rounding of c H̃."""
-        size = len(self.index) if self.rows is None else self.num_rows
-        return float(torch.as_tensor(c).detach()) * self.resolution().top * size * EPS > float(
-            tau.detach().min()
-        )
-
-    def _decompose(self) -> None:
-        """Rows √λ vᵀ in place of the matrix."""
-        values, vectors = torch.linalg.eigh(self.matrix)
-        keep = resolved(values)
-        self.values, self.basis = values[keep], vectors[:, keep]
-        self.rows, self.matrix = (self.basis * self.values.sqrt()).T, values.new_empty(0)
-
-    def resolution(self) -> Resolution:
-        if self.rows is None:
-            return Resolution(self.norm, 0.0, 0, self.dtype)
-        top = float(self.values[-1]) if len(self.values) else 0.0
-        size = min(self.num_rows, len(self.index))
-        return Resolution(top, top * size * EPS, size - len(self.values), self.dtype)
-
-    @property
-    def cheap(self) -> bool:  # type: ignore[override]
-        return self.rows is not None
+        return float(torch.as_tensor(c).detach()) * self.top * self.size * EPS > float(tau.detach().min())
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
-        if self.rows is None and self._stiff(tau, c):
-            self._decompose()
-        if self.rows is not None and len(tau) == 1:
-            return (c * self.values / tau).log1p().sum() + len(self.index) * tau.log().sum()
+        prior = self._spread(tau).log().sum()
+        if len(tau) == 1:
+            return (c * self._eigenvalues() / tau).log1p().sum() + prior
         if self.rows is None:
-            matrix = c * self.matrix + torch.diag(self._spread(tau))
-            return 2 * torch.linalg.cholesky(matrix).diagonal().log().sum()
-        sizes = torch.bincount(self.group).to(tau)
-        inside = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
-        if self._stiff(tau, c):  # its rounding exceeds the 1 that is added to it
+            root = self._spread(tau).rsqrt()
+            inside = c * self.matrix * root * root[:, None]
+        else:
+            inside = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
+        if self._is_stiff(tau, c):  # its rounding exceeds the 1 that is added to it
             values = torch.linalg.eigvalsh(inside)
-            values = torch.where(resolved(values.detach()), values, 0.0)
-            return values.log1p().sum() + (sizes * tau.log()).sum()
+            return torch.where(resolved(values.detach()), values, 0.0).log1p().sum() + prior
         inside = inside + torch.eye(len(inside), dtype=inside.dtype, device=inside.device)
-        return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + (sizes * tau.log()).sum()
+        return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + prior
 
     def _layer_grams(self, rows: Tensor) -> Tensor:
         """Gram matrix of the rows by layer (groups, N·k, N·k), float64; computed once."""
@@ -243,20 +201,23 @@ class FullCurvature(Curvature):
         return self._grams
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        if self.rows is None and self._stiff(tau, c):
-            self._decompose()
-        if self.rows is None:
+        spread = self._spread(tau)
+        if self.rows is None and not self._is_stiff(tau, c):
             scale = self.prior_prec.double().sqrt()
-            matrix = c * self.matrix + torch.diag(self._spread(tau))
             # D^½ M D^½ = (D^½ L)(D^½ L)ᵀ: the factor is scaled by rows
-            return [DenseBlock(self.index, scale.unsqueeze(1) * torch.linalg.cholesky(matrix))]
-        scale = (self.prior_prec.double() * self._spread(tau)).rsqrt().to(self.rows)
+            factor = torch.linalg.cholesky(c * self.matrix + torch.diag(spread))
+            return [DenseBlock(self.index, scale.unsqueeze(1) * factor)]
+        scale = (self.prior_prec.double() * spread).rsqrt()
+        if self.rows is None:
+            self._eigenvalues()  # how much of them is resolved is told
+            values, basis = torch.linalg.eigh(c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None])
+            keep = resolved(values)
+            return [LowRankBlock(self.index, scale, basis[:, keep], values[keep])]
+        scale = scale.to(self.rows)
         if len(tau) == 1:
-            values = (c * self.values / tau).to(self.rows)
-            return [LowRankBlock(self.index, scale, self.basis, values)]
-        rows = self.rows * (c / self._spread(tau)).sqrt().to(self.rows)
-        values, basis = _spectrum(rows)
-        return [LowRankBlock(self.index, scale, basis, values.to(rows))]
+            return [LowRankBlock(self.index, scale, self.basis, (c * self._eigenvalues() / tau).to(scale))]
+        values, basis = _spectrum(self.rows * (c / spread).sqrt().to(scale))
+        return [LowRankBlock(self.index, scale, basis, values.to(scale))]
 
 
 class DiagCurvature(Curvature):
@@ -311,43 +272,33 @@ class KronCurvature(Curvature):
                 grads[i] += _gram(factors.grads.flatten(0, 2))
                 counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
         self.layers = []
-        self.resolutions: list[Resolution] = []
         for layer, a, b, count in zip(jacobian.layers, inputs, grads, counts):
             place = jacobian.positions(layer)
             prior = prior_prec[place].double()
             columns = prior.mean(0)
             self.averaged |= bool(((prior - columns).abs() > 1e-5 * columns).any())
             white = a / count * (columns.rsqrt().unsqueeze(1) * columns.rsqrt())
-            in_values, in_basis = _decomposed(white)
-            out_values, out_basis = _decomposed(b)
+            (in_values, in_basis), (out_values, out_basis) = _decomposed(white), _decomposed(b)
             values = out_values.unsqueeze(1) * in_values
-            top, least = float(values[-1, -1]), max(values.shape) * EPS
-            self.resolutions.append(Resolution(top, top * least, int((values == 0).sum()), prior_prec.dtype))
+            if (top := float(values[-1, -1])) >= self.top:  # of the layer with the most curvature
+                self.top, self.cut = top, top * max(values.shape) * EPS
+                self.num_cut = int((values == 0).sum())
             group = int(self.group[place[0, 0]])
             self.layers.append((layer.index.reshape(-1), group, out_basis, in_basis, values, columns.rsqrt()))
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
-        parts = [
-            (tau[group if len(tau) > 1 else 0] + c * values).log().sum()
-            for _, group, _, _, values, _ in self.layers
-        ]
-        return torch.stack(parts).sum()
+        factors = tau.expand(len(self.group_names))
+        return torch.stack(
+            [(factors[group] + c * v).log().sum() for _, group, _, _, v, _ in self.layers]
+        ).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        like = self.prior_prec
-        return [
-            KronBlock(
-                index,
-                out_basis.to(like),
-                in_basis.to(like),
-                (tau[group if len(tau) > 1 else 0] + c * values).to(like),
-                scale.to(like),
-            )
-            for index, group, out_basis, in_basis, values, scale in self.layers
-        ]
-
-    def resolution(self) -> Resolution:
-        return max(self.resolutions, key=lambda layer: layer.top)
+        factors = tau.expand(len(self.group_names))
+        found: list[Block] = []
+        for index, group, out_basis, in_basis, values, scale in self.layers:
+            parts = (out_basis, in_basis, factors[group] + c * values, scale)
+            found.append(KronBlock(index, *(part.to(self.prior_prec) for part in parts)))
+        return found
 
 
 def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, whiten: Tensor) -> Tensor:
@@ -362,13 +313,13 @@ def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, wh
             total += _gram(factors.rows().flatten(2).flatten(0, 1)).reshape(total.shape)
             continue
         inputs, grads = factors.inputs.squeeze(1).double(), factors.grads.squeeze(2).double()
-        inner = grads.transpose(1, 2) @ grads
         for out in range(outs):
-            # only pairs of outputs on one side of the diagonal
-            weighted = inner[:, out, out:].unsqueeze(2) * inputs.unsqueeze(1)
-            total[out, :, out:] += (inputs.T @ weighted.flatten(1)).reshape(ins, outs - out, ins)
-    for out in range(outs):
-        total[out + 1 :, :, out] = total[out, :, out + 1 :].permute(1, 2, 0)
+            for other in range(out, outs):
+                weights = (grads[:, :, out] * grads[:, :, other]).sum(1, keepdim=True)
+                added = (inputs * weights).T @ inputs
+                total[out, :, other] += added
+                if other > out:
+                    total[other, :, out] += added
     flat = place.reshape(-1)
     matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
     matrix[flat[:, None], flat] = total.reshape(len(flat), -1)
@@ -377,17 +328,14 @@ def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, wh
 
 
 def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:
-    if not jacobian.layers:
-        return ()
-    return jacobian.chunks(x, jacobian.factor_scalars(x))
+    return jacobian.chunks(x, jacobian.factor_scalars(x)) if jacobian.layers else ()
 
 
 def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Nonzero eigenvalues (r,), float64, and orthonormal eigenvectors (p, r), in the rows' dtype, of RᵀR.
 
-    What is cut is what the float64 Gram matrix cannot tell from zero: about the square of the rows' own rounding where
-    these are float32. A cut at float32's resolution would drop thousands of prior precisions of curvature. For the same
-    reason the eigenvectors are formed in float64: Rᵀv cancels down to √λ.
+    What is cut is what the float64 Gram matrix cannot tell from zero: a cut at float32's resolution would drop
+    thousands of prior precisions of curvature. The eigenvectors are formed in float64: Rᵀv cancels down to √λ.
     """
     values, vectors = torch.linalg.eigh(_gram(rows.T))
     keep = resolved(values)
@@ -413,3 +361,51 @@ def _gram(matrix: Tensor) -> Tensor:
         return wide.T @ wide
     array = wide.numpy()
     return torch.from_numpy(array.T @ array)
+
+
+def hessian(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
+    r"""Exact Hessian of the negative log joint (with Jacobian) in some coordinates.
+
+    .. math:: \Lambda_{ij} = -\partial_i \partial_j \left[ \log p(y, T(z)) + \log |\det T'(z)| \right]
+
+    Args:
+        density: any program's density.
+        z: where, (dim,).
+        index: coordinates (p,), default all; the others are held.
+
+    Returns:
+        (p, p), float64, symmetrised.
+
+    Example:
+        >>> import pyro, pyro.distributions as dist
+        >>> program = Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(2), 0.5).to_event(1)))
+        >>> hessian(program, torch.ones(2)).diagonal()
+        tensor([4., 4.], dtype=torch.float64)
+    """
+    columns = torch.cat([part for _, part in _columns(density, z, index)]).double()
+    return (columns + columns.T) / 2
+
+
+def hessian_diagonal(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
+    """Diagonal (p,) of :func:`hessian`, float64, without the matrix in memory."""
+    return torch.cat(
+        [part.gather(1, rows[:, None])[:, 0] for rows, part in _columns(density, z, index)]
+    ).double()
+
+
+def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Columns of the Hessian by chunks of basis vectors, with their numbers."""
+    index = torch.arange(len(z), device=z.device) if index is None else index
+    z = z.detach()
+    centre = z[index]
+    slope = torch.func.grad(lambda part: -density.log_joint(z.index_copy(0, index, part)))
+
+    def product(direction: Tensor) -> Tensor:
+        # reverse over reverse: torch's forward mode mixes up dtypes where a float32 model is summed in float64
+        return torch.func.grad(lambda part: slope(part) @ direction)(centre)
+
+    data = max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)
+    at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), data)))
+    for rows in torch.arange(len(index), device=z.device).split(at_once):
+        basis = torch.nn.functional.one_hot(rows, len(index)).to(z)
+        yield rows, torch.func.vmap(product)(basis).detach()

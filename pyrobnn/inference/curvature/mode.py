@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.density.density import Density, Site
+from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.head import Split, split
-from pyrobnn.inference.curvature.hessian import gradient
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, hooked
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
@@ -96,10 +95,9 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
 def _last_layer(problem: Problem) -> str:
     """Site prefix of the module with parameters of its own that is called last."""
     called: list[str] = []
-    net = problem.bnn.eval_net
     handles = [
         module.register_forward_hook(lambda _m, _i, _o, name=name: called.append(name))
-        for name, module in net.named_modules()
+        for name, module in problem.bnn.eval_net.named_modules()
         if name and any(True for _ in module.parameters(recurse=False))
     ]
     with hooked(handles):
@@ -163,35 +161,47 @@ def find_centre(
         FloatingPointError: the log joint is not finite there.
         KeyboardInterrupt: Ctrl-C: without the mode there is nothing to return.
     """
-    density = problem.density
+    density, bnn = problem.density, problem.is_bnn
     values = start_values(problem.model, init)
-    moving = torch.ones(density.dim, dtype=torch.bool, device=problem.device)
     notes: Sequence[Finding | str] = ()
+    polished = False
     if init is None:
         model, x, y = source
-        told = [MappedCallback(callback, partial(_in_units, problem)) for callback in callbacks]
-        fit = partial(search.fit, seed=seed, device=problem.device, callbacks=told, progress=progress)
-        mode = run_subfit(lambda: fit(model, x, y), "Laplace")
-        values, notes = {name: value[0, 0] for name, value in mode.draws.items()}, of_meta(mode.meta)
-    elif problem.is_bnn:
-        for site in density.sites:
-            given = site.name in values and (site.kind == "point" or site.name.startswith(NET))
-            moving[site.start : site.stop] = not given
+        mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in callbacks]
+        fit = partial(search.fit, seed=seed, device=problem.device, callbacks=mapped, progress=progress)
+        found = run_subfit(lambda: fit(model, x, y), "Laplace")
+        values, notes = {name: value[0, 0] for name, value in found.draws.items()}, of_meta(found.meta)
+        # MAP has polished on all of the data, in a constrained space that is the unconstrained one
+        weights_only = all(site.name.startswith(NET) for site in density.sites if site.kind == "latent")
+        polished = bnn and weights_only and search.polish_steps > 0 and "gradient_norm" in found.meta
     known = all(site.name in values for site in density.sites)
     theta = density.unconstrain(values) if known else density.initial(values, seed)
-    if init is None and problem.is_bnn and _is_at_mode(search, mode, problem, theta):
-        moving[:] = False
-    theta = _polished(problem, theta, moving, num_steps)
+    if bnn and init is not None:
+        theta = _with_noise_at_mode(problem, theta, set(values), num_steps)
+    elif not polished or bool(density.log_jacobian(theta)):
+        theta = (
+            descend(in_parts(density, problem.x, problem.y), theta, num_steps)
+            if bnn and problem.num_rows > MANY
+            else polish(density.log_joint, theta, num_steps, jacobian=True)
+        )[0]
     constrained = density.constrain(theta)
     points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
     parts = None
-    if problem.is_bnn:
+    if bnn:
         values = problem.bnn.initial_values() | points | constrained
         params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
         parts = split(problem.bnn, names, params, problem.x)
         problem = parts.of_features(problem)
-    centre = _centre_at(problem, theta, points, names)
-    return replace(centre, notes=notes, split=parts)
+    held = Density(problem.density.program, problem.density.args, points="held", values=points)
+    mode = theta[: held.dim].detach()  # latent sites come first
+    slope = -in_parts(held, problem.x, problem.y)(mode)[0] if bnn else torch.func.grad(held.log_joint)(mode)
+    if not bool(slope.isfinite().all()):
+        site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
+        raise FloatingPointError(
+            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew, "
+            "or use a larger noise"
+        )
+    return Centre(problem, held, mode, points, names, slope.detach(), notes, parts)
 
 
 def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,63 +210,22 @@ def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {**metrics, "snapshot": lambda: replace(found(), model=problem.model)}
 
 
-def _is_at_mode(search: MAP, mode: Posterior, problem: Problem, theta: Tensor) -> bool:
-    """Whether MAP has polished on all of the data, and its constrained space is the unconstrained one."""
-    names = [site.name for site in problem.density.sites if site.kind == "latent"]
-    # from mini-batches, its own or a loader's, MAP knows no gradient on all of the data
-    polished = search.polish_steps > 0 and "gradient_norm" in mode.meta
-    return polished and set(names) <= _net_sites(problem) and not bool(problem.density.log_jacobian(theta))
-
-
-def _centre_at(problem: Problem, theta: Tensor, points: dict[str, Tensor], names: tuple[str, ...]) -> Centre:
-    """The centre for the flat vector of a problem whose latent sites come first."""
-    held = Density(problem.density.program, problem.density.args, points="held", values=points)
-    mode = theta[: held.dim].detach()
-    slope = gradient(held, mode) if not problem.is_bnn else -in_parts(held, problem.x, problem.y)(mode)[0]
-    if not bool(slope.isfinite().all()):
-        site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
-        raise FloatingPointError(
-            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew, "
-            "or use a larger noise"
-        )
-    return Centre(problem, held, mode, points, names, slope)
-
-
-def _polished(problem: Problem, theta: Tensor, moving: Tensor, num_steps: int) -> Tensor:
-    """``theta`` at the mode of the unconstrained density in the moving coordinates."""
-    if not bool(moving.any()):
-        return theta
-    density = problem.density
-    if problem.is_bnn and problem.num_rows > MANY and bool(moving.all()):
-        return descend(in_parts(density, problem.x, problem.y), theta, num_steps)[0]
-    index = moving.nonzero().squeeze(1)
-    sites = [site for site in density.sites if bool(moving[site.start])]
-    log_joint = (
-        _noise_density(problem, theta, sites)
-        if all(site.name not in _net_sites(problem) for site in sites) and problem.is_bnn
-        else density.log_joint
-    )
-
-    def of_moving(part: Tensor, *, jacobian: bool) -> Tensor:
-        return log_joint(theta.to(part).index_copy(0, index, part), jacobian=jacobian)
-
-    # the few coordinates of the noise are worth float64
-    start = theta[index] if log_joint == density.log_joint else theta[index].double()
-    part, _ = polish(of_moving, start, num_steps, jacobian=True)
-    return theta.index_copy(0, index, part.to(theta))
-
-
-def _net_sites(problem: Problem) -> set[str]:
-    return {site.name for site in problem.density.sites if site.name.startswith(NET)}
-
-
-def _noise_density(problem: Problem, theta: Tensor, sites: Sequence[Site]) -> Callable[..., Tensor]:
-    """Log joint up to a constant while only the likelihood's own parameters move: the network runs once."""
+def _with_noise_at_mode(problem: Problem, theta: Tensor, given: set[str], num_steps: int) -> Tensor:
+    """``theta`` of a given net with what it does not know, the noise, at its mode; the network runs once."""
     density, model = problem.density, problem.bnn
+    sites = [
+        site
+        for site in density.sites
+        if site.name not in given or not (site.kind == "point" or site.name.startswith(NET))
+    ]
+    if not sites:
+        return theta
+    index = torch.cat([torch.arange(site.start, site.stop, device=theta.device) for site in sites])
     f = forward_in_parts(model, density.constrain(theta), problem.x).double()
     y = problem.y.double() if problem.y.is_floating_point() else problem.y
 
-    def log_joint(z: Tensor, *, jacobian: bool) -> Tensor:
+    def log_joint(part: Tensor, *, jacobian: bool) -> Tensor:
+        z = theta.to(part).index_copy(0, index, part)
         values = density.constrain(z)
         with pyro.validation_enabled(False):
             total = model.likelihood.log_prob(f, y, values).sum()
@@ -266,4 +235,6 @@ def _noise_density(problem: Problem, theta: Tensor, sites: Sequence[Site]) -> Ca
                     total = total + density.log_jacobian(z, site)
         return total
 
-    return log_joint
+    # its few coordinates are worth float64
+    part, _ = polish(log_joint, theta[index].double(), num_steps, jacobian=True)
+    return theta.index_copy(0, index, part.to(theta))

@@ -29,7 +29,7 @@ from pyrobnn.inference.fitting.program import (
 )
 from pyrobnn.inference.fitting.ranks import check_shareable
 from pyrobnn.inference.fitting.sizes import require
-from pyrobnn.inference.optim.unfinished import stopped_short
+from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance

@@ -1,14 +1,18 @@
-"""L-BFGS to the bottom of the valley in which it starts."""
+"""L-BFGS to the bottom of the valley in which it starts, and how far from there a search ended, in nats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-#: L-BFGS steps whose gain says how far from the mode a search ended
-_FURTHER = 10
+from pyrobnn.wording.findings import Finding
+
+#: steps below which the losses show nothing
+_SHORT = 20
 
 
 class _Outside(Exception):
@@ -62,5 +66,61 @@ def polish(
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
     """Nats that ten L-BFGS steps on all of the data gain from ``theta`` (dim,)."""
-    better, _ = polish(log_joint, theta, _FURTHER)
+    better, _ = polish(log_joint, theta, num_steps=10)
     return max(0.0, float(log_joint(better, jacobian=False) - log_joint(theta, jacobian=False)))
+
+
+def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[str, float]:
+    """What ``meta`` keeps of it: every parameter may be .05 nats off, a third of its standard error."""
+    return {name: nats, "gain_limit": max(1.0, 0.05 * num_params)}
+
+
+def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
+    """What the user has to know of a search that ran out of steps, from what ``meta`` keeps of it."""
+    if meta.get("stopped") != "num_steps":
+        return []
+    gain, fall, limit = meta.get("gain_left"), meta.get("fall_left"), meta.get("gain_limit", math.inf)
+    steps = meta.get("num_steps", _SHORT)
+    if gain is not None:
+        seen = {"gain": gain, "limit": limit} if gain > limit else {}
+    elif fall is not None:  # the losses of a run tell less than further steps
+        seen = {"fall": fall, "limit": limit} if fall > 10 * limit else {}
+    else:
+        seen = {"steps": steps} if steps < _SHORT else {}
+    return [Finding("search_unfinished", seen)] if seen else []
+
+
+def unfinished_by_losses(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
+    """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
+    fall = still_falling(result, losses, scale)
+    if fall is None or result.stopped == "callback":
+        return {}
+    return unfinished(fall, num_params, "fall_left")
+
+
+def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
+    r"""The fall of a loss over the last fifth of a run, in nats; of several members the largest.
+
+    The run is measured by the sum of its learning-rate factors, so that a rate that goes to zero does not look like an
+    optimum. Three standard errors of the noise of mini-batches are taken off.
+
+    Args:
+        result: the :class:`Result`, whose ``factors`` (step,) the rate had.
+        losses: (step,) or (step, members).
+        scale: nats of a unit of the loss.
+
+    Returns:
+        The fall; None of a run too short to show one.
+    """
+    num_steps = len(losses)
+    losses = losses.double().reshape(num_steps, -1)
+    if num_steps < _SHORT:
+        return None
+    time = result.factors[:num_steps].cumsum(0)
+    late = time > 0.8 * time[-1]
+    before = (time > 0.6 * time[-1]) & ~late
+    if min(int(late.sum()), int(before.sum())) < 2:
+        return None
+    fall = losses[before].mean(0) - losses[late].mean(0)
+    error = sum(losses[part].var(0) / int(part.sum()) for part in (before, late))
+    return max(0.0, scale * float((fall - 3.0 * torch.as_tensor(error).sqrt()).max()))

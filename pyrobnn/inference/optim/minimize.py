@@ -15,16 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from pyrobnn.compile import Compiled, compiled
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.optim.training import Training, is_scheduler
-from pyrobnn.inference.optim.unfinished import falling
-from pyrobnn.inference.optim.update import AdamStep, Gradient, SharedStep, Step, TorchStep, clipped
+from pyrobnn.inference.optim.descent import unfinished_by_losses
+from pyrobnn.inference.optim.training import Training, learning_rate_factors
 from pyrobnn.wording.findings import Finding
 
 Objective = Callable[..., Any]
+#: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)
+Gradient = Callable[..., tuple[Tensor, Tensor, Tensor]]
+#: of Adam
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +72,7 @@ class Result:
         return {
             "timings": self.timings,
             "history": {"loss": self.losses if self.losses.dim() == 1 else self.losses.mean(1)},
-            "meta": meta | falling(self, self.losses, num_rows, num_params),
+            "meta": meta | unfinished_by_losses(self, self.losses, num_rows, num_params),
             "notes": self.notes(method),
             "interrupted": self.interrupted,
         }
@@ -115,13 +120,11 @@ def minimize(
         >>> result.params.round().tolist()
         [3.0, 3.0]
     """
-    optimizer, num_steps = training.optimizer, training.num_steps
-    kind: Callable[..., Step] = TorchStep
-    if optimizer.kind == "adam" and not is_scheduler(optimizer.schedule):
-        kind = AdamStep
-    clip_norm = optimizer.clip_norm
-    if (shared := ranks()) is not None:  # the norm that counts is that of the mean of all ranks
-        kind, clip_norm = functools.partial(SharedStep, shared), None
+    num_steps = training.num_steps
+    adam = training.optimizer.kind == "adam" and ranks() is None
+    # the norm that counts is that of the mean of all ranks
+    clip_norm = training.optimizer.clip_norm if ranks() is None else None
+    kind: type[_Step] = _AdamStep if adam else _TorchStep
     stepper = kind(_gradient(objective, clip_norm), start, len(tracked), training, name)
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -169,17 +172,8 @@ def minimize(
     elapsed = time.perf_counter() - started
     losses, others = record(0, step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
-    return Result(
-        stepper.final(),
-        losses,
-        step,
-        watch.stopped,
-        stepper.grad_norm.cpu(),
-        timings,
-        num_steps,
-        others,
-        stepper.table[:, 3].cpu(),
-    )
+    found = stepper.final(), losses, step, watch.stopped, stepper.grad_norm.cpu(), timings, num_steps, others
+    return Result(*found, stepper.table[:, 3].cpu())
 
 
 def _gradient(objective: Objective, clip_norm: float | None) -> Gradient:
@@ -193,10 +187,18 @@ def _gradient(objective: Objective, clip_norm: float | None) -> Gradient:
 
     def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
-        slope, norm = clipped(slope, clip_norm)
+        slope, norm = _clipped(slope, clip_norm)
         return slope, rows, norm
 
     return gradient
+
+
+def _clipped(slope: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor]:
+    """Gradients (…, P) of at most ``clip_norm``, and the norms (…) that they had."""
+    norm = slope.square().sum(-1, keepdim=True).sqrt()
+    if clip_norm is not None:
+        slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
+    return slope, norm.squeeze(-1)
 
 
 def _check_finite(losses: Tensor, before: int, training: Training, name: str) -> None:
@@ -216,3 +218,156 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str) ->
     raise FloatingPointError(
         f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}"
     )
+
+
+class _Step:
+    """One update, compiled anew for every batch shape, and its record.
+
+    Attributes: ``rows`` (num_steps, 1 + tracked, \\*members), loss and tracked scalars of every step, float64;
+        ``grad_norm`` (\\*members,) of the last gradient; ``table`` (num_steps, 4), float64: lr / (1 - b1^t),
+        1 / (1 - b2^t), weight in the running mean, factor of the rate.
+    """
+
+    def __init__(self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str):
+        self.gradient, self.training, self.name = gradient, training, name
+        self.theta = start.detach().clone()
+        self.mean = torch.zeros_like(self.theta)
+        self.step = torch.zeros((), dtype=torch.int64, device=start.device)
+        members, num_steps = start.shape[:-1], training.num_steps
+        least = 4  # rows: while an update is compiled it is run, on copies, several times
+        shape = (max(num_steps, least), 1 + num_tracked, *members)
+        self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
+        self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
+        window = round((training.optimizer.average or 0.0) * num_steps)
+        self.average_from = num_steps - window
+        checks = {self.average_from + window * k // 4 for k in (1, 2, 3)}
+        self.averaging_checks = checks if window >= 80 else set()
+        t = torch.arange(1, num_steps + 1, dtype=torch.float64)
+        factor = learning_rate_factors(num_steps, training.optimizer.schedule)
+        begin = self.average_from
+        weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
+        table = torch.stack([training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1)
+        self.table = pad(table, (0, 0, 0, max(0, least - num_steps))).to(start.device)
+        self.compile_seconds = 0.0
+        self._kernels: dict[tuple, Compiled] = {}
+        self._latest: tuple[tuple, Compiled] | None = None
+
+    def __call__(self, batch: Sequence[Tensor]) -> None:
+        """Make one step."""
+        raise NotImplementedError
+
+    def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
+        key = tuple([(value.shape, value.stride()) for value in batch])
+        if self._latest is not None and self._latest[0] == key:
+            return self._latest[1]
+        if key not in self._kernels:
+            begun = time.perf_counter()
+            enabled = self.training.compile
+            self._kernels[key] = compiled(fn, *args, *batch, enabled=enabled, name=self.name)
+            self.compile_seconds += time.perf_counter() - begun
+        self._latest = key, self._kernels[key]
+        return self._latest[1]
+
+    def rate(self) -> float:
+        """The learning rate of the latest step."""
+        return self.training.lr * float(self.table[max(int(self.step) - 1, 0), 3])
+
+    def restart_average_if_falling(self) -> None:
+        """Begin the mean of the iterates again, where the loss fell by three standard errors since it was begun.
+
+        Iterates from before convergence would shift the mean by more than its noise (Dhaka et al., 2020,
+        https://arxiv.org/abs/2009.00666).
+        """
+        step = int(self.step)
+        losses = self.rows[self.average_from : step, 0].reshape(step - self.average_from, -1)
+        before, after = losses.tensor_split(2)
+        error = (before.var(0) / len(before) + after.var(0) / len(after)).sqrt()
+        if bool((before.mean(0) - after.mean(0) > 3 * error).any()):
+            self.average_from = step
+            self.table[step:, 2] = 1 / torch.arange(1, len(self.table) - step + 1).to(self.table)
+
+    def final(self) -> Tensor:
+        """The averaged iterate if averaging has begun, else the present one."""
+        done = int(self.step)
+        averaged = done > 0 and bool(self.table[done - 1, 2] > 0)
+        return (self.mean if averaged else self.theta).clone()
+
+
+class _AdamStep(_Step):
+    """Adam, its moments and its schedule inside the compiled graph; the state is written in place."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        zeros = torch.zeros_like(self.theta)
+        moving = (self.theta, zeros, zeros.clone(), self.mean, self.step)
+        self.state = (*moving, self.rows, self.grad_norm, self.table)
+
+    def __call__(self, batch: Sequence[Tensor]) -> None:
+        self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
+
+    def _update(
+        self,
+        theta: Tensor,
+        first: Tensor,
+        second: Tensor,
+        mean: Tensor,
+        step: Tensor,
+        record: Tensor,
+        grad_norm: Tensor,
+        table: Tensor,
+        *batch: Tensor,
+    ) -> None:
+        slope, rows, norm = self.gradient(theta, *batch)
+        rate, root, weight, _ = table[step[None]][0].unbind()  # an index tensor: no .item()
+        m = BETA1 * first + (1 - BETA1) * slope
+        v = BETA2 * second + (1 - BETA2) * slope * slope
+        # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
+        moved = theta - rate * m / ((v * root).sqrt() + EPS)
+        mean.copy_(mean + weight * (moved - mean))
+        theta.copy_(moved)
+        first.copy_(m)
+        second.copy_(v)
+        record.index_put_((step,), rows)
+        grad_norm.copy_(norm)
+        step.add_(1)
+
+
+class _TorchStep(_Step):
+    """Any torch optimiser: the compiled part is loss and gradient."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        kind = self.training.optimizer.kind
+        factory = functools.partial(torch.optim.Adam, lr=self.training.lr) if isinstance(kind, str) else kind
+        self.optimizer = factory([self.theta])
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
+            )
+        factors = self.table[:, 3].tolist() + [1.0]
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
+
+    def rate(self) -> float:
+        """The learning rate of the optimiser's first group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _slope(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, losses and norm on a batch; where ranks share its rows (its last two tensors), of all of them."""
+        shared = ranks()
+        if shared is None:
+            return self.kernel(self.gradient, (self.theta,), batch)(self.theta, *batch)
+        own = (*batch[:-2], *map(shared.part, batch[-2:]))
+        found = self.kernel(self.gradient, (self.theta,), own)(self.theta, *own)[:2]
+        slope, rows = shared.mean(found, len(own[-1]), len(batch[-1]))
+        slope, norm = _clipped(slope, self.training.optimizer.clip_norm)
+        return slope, rows, norm
+
+    def __call__(self, batch: Sequence[Tensor]) -> None:
+        done = int(self.step)
+        self.theta.grad, self.rows[done], norm = self._slope(batch)
+        self.grad_norm.copy_(norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        with torch.no_grad():
+            self.mean += self.table[done, 2] * (self.theta - self.mean)
+        self.step.fill_(done + 1)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-#: mini-batch gradients whose variance is taken, steps of the power iteration, steps that try a rate
-NUM_GRADIENTS, NUM_POWER, NUM_TRIAL = 64, 20, 128
+#: of SGD (Maddox et al., 2019)
+MOMENTUM = 0.9
 #: nats per datum by which SGD may leave a mode beyond what is expected of it
 TOLERATED_RISE = 0.1
 
@@ -59,7 +59,7 @@ def constant_rate(
         1.0
     """
     slope = torch.func.grad(loss)
-    drawn = list(itertools.islice(batches, NUM_GRADIENTS))
+    drawn = list(itertools.islice(batches, 64))
     gradients = torch.stack([slope(theta, *batch).double() for batch in drawn])
     if not bool(torch.isfinite(gradients).all()):
         raise FloatingPointError("the gradients at the start of SGD are not finite: start from another init")
@@ -84,30 +84,28 @@ def _rise(
     lr: float,
     momentum: float,
 ) -> float:
-    """Mean rise of the loss over the second half of a trial run; inf or NaN if it diverges."""
+    """Mean rise of the loss over the second half of a trial of 128 steps; inf or NaN if it diverges."""
     slope, moved, velocity = torch.func.grad_and_value(loss), theta, torch.zeros_like(theta)
     rises = []
-    for step, batch in enumerate(itertools.islice(itertools.cycle(batches), NUM_TRIAL)):
+    for batch in itertools.islice(itertools.cycle(batches), 128):
         gradient, value = slope(moved, *batch)
         velocity = momentum * velocity + gradient
         moved = moved - lr * velocity
-        if step >= NUM_TRIAL // 2:
-            rises.append(float(value) - float(loss(theta, *batch)))
-    return sum(rises) / len(rises)
+        rises.append(float(value) - float(loss(theta, *batch)))
+    return sum(rises[64:]) / 64
 
 
 def _largest_curvature(
     slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]
 ) -> float:
-    """Largest eigenvalue of the Hessian by power iteration, a batch for each step."""
+    """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
     vector = torch.randn_like(theta)
     vector = vector / vector.norm()
     values = []
-    for batch in itertools.islice(itertools.cycle(batches), NUM_POWER):
+    for batch in itertools.islice(itertools.cycle(batches), 20):
         # reverse over reverse: forward mode does not follow the float64 sums of the density
         along = torch.func.grad(lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum())
         product = along(theta)
-        norm = product.norm()
-        values.append(float(norm))
-        vector = product / norm.clamp_min(1e-30)
-    return sum(values[NUM_POWER // 2 :]) / (NUM_POWER - NUM_POWER // 2)
+        values.append(float(product.norm()))
+        vector = product / product.norm().clamp_min(1e-30)
+    return sum(values[10:]) / 10

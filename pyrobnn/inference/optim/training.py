@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,15 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from pyrobnn.core.checks import check_count, check_number
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
-SCHEDULES = ("cosine", "hold_cosine", "one_cycle")
-#: steps between two looks of the host at the losses, of a run of ten times as many or more
-_LOOK_EVERY = 100
+SCHEDULES = ("cosine", "hold_cosine")
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,8 @@ class Optimizer:
     Args:
         kind: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
             learning rate counts.
-        schedule: None (constant), ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half),
-            ``"one_cycle"``, a function step → factor, or a torch ``LRScheduler`` class or ``functools.partial`` of
-            one; ``"auto"`` is the method's own.
+        schedule: None (constant), ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half) or a
+            function step → factor; ``"auto"`` is the method's own.
         clip_norm: rescale gradients to at most this norm.
         average: return the mean of the last ``average * num_steps`` iterates (0: the last one); it begins again after a
             quarter, a half and three quarters of them where the loss was still falling. None is the method's own.
@@ -52,8 +47,8 @@ class Optimizer:
             )
         if not (self.schedule is None or callable(self.schedule) or self.schedule in ("auto", *SCHEDULES)):
             raise ValueError(
-                "'schedule' must be None, 'cosine', 'hold_cosine', 'one_cycle', a function step -> factor or a torch "
-                f"LRScheduler, got {self.schedule!r}"
+                "'schedule' must be None, 'cosine', 'hold_cosine' or a function step -> factor, got "
+                f"{self.schedule!r}"
             )
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, above=0)
@@ -95,7 +90,7 @@ class Training:
         check_number("lr", self.lr, above=0)
         object.__setattr__(self, "optimizer", Optimizer.of(self.optimizer, None))
         if not self.look_every:
-            object.__setattr__(self, "look_every", max(1, min(_LOOK_EVERY, self.num_steps // 10)))
+            object.__setattr__(self, "look_every", max(1, min(100, self.num_steps // 10)))
 
     @classmethod
     def of(cls, method: Any, schedule: Schedule) -> Training:
@@ -106,27 +101,12 @@ class Training:
 
 
 def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
-    """The factor of every step, float64 (num_steps,); ones for a torch scheduler, which keeps its own count."""
+    """The factor of every step, float64 (num_steps,)."""
     progress = torch.arange(num_steps, dtype=torch.float64) / num_steps
-    if schedule is None or is_scheduler(schedule):
+    if schedule is None:
         return torch.ones_like(progress)
     if callable(schedule):
         return torch.tensor([float(schedule(step)) for step in range(num_steps)], dtype=torch.float64)
-    if schedule == "cosine":
-        return 0.5 * (1 + torch.cos(math.pi * progress))
-    if schedule == "hold_cosine":
-        return 0.5 * (1 + torch.cos(math.pi * (2 * progress - 1).clamp_min(0)))
-    return _one_cycle(progress)
-
-
-def _one_cycle(progress: Tensor, rise: float = 0.3, low: float = 0.04, end: float = 4e-6) -> Tensor:
-    """From ``low`` up to 1 and down to ``end`` along two half cosines (Smith & Topin, 2018)."""
-    up = low + (1 - low) * 0.5 * (1 - torch.cos(math.pi * progress / rise))
-    down = end + (1 - end) * 0.5 * (1 + torch.cos(math.pi * (progress - rise) / (1 - rise)))
-    return torch.where(progress < rise, up, down)
-
-
-def is_scheduler(schedule: Schedule) -> bool:
-    """Whether it makes a torch LRScheduler from an optimiser (rather than a factor from a step)."""
-    made = schedule.func if isinstance(schedule, functools.partial) else schedule
-    return isinstance(made, type) and issubclass(made, LRScheduler)
+    return 0.5 * (
+        1 + torch.cos(math.pi * (progress if schedule == "cosine" else (2 * progress - 1).clamp_min(0)))
+    )

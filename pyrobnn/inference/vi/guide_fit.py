@@ -21,8 +21,8 @@ from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
+from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.unfinished import falling
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
@@ -206,7 +206,7 @@ class GuideFit:
             "mean_field_steps": mean_field_steps,
         }  # fmt: skip
         if temperature == 1.0:
-            meta |= falling(result, -result.tracked["elbo"], 1.0, density.dim)
+            meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, density.dim)
         # of the estimate, and of a search that has not ended
         meta["elbo_error"] = None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
         return make_posterior(
