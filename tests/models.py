@@ -70,3 +70,10 @@ def diabetes_model(dtype=torch.float64) -> pb.BNN:
 def joined(draws: dict[str, torch.Tensor]) -> torch.Tensor:
     """Draws of the linear model as (chain, draw, 11), in the order of :func:`diabetes_linear`."""
     return torch.cat([draws["net.weight"].flatten(2), draws["net.bias"].flatten(2)], -1)
+
+
+def joint_covariance(network, x: torch.Tensor) -> torch.Tensor:
+    """Covariance of a linearised network's f over all inputs and outputs, (point, width, point, width)."""
+    f, rows = network.jacobian.rows(network.features(x))
+    root = network._root(rows.flatten(0, 1))
+    return (root @ root.T).reshape(*f.shape, *f.shape).to(f)

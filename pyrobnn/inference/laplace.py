@@ -44,7 +44,6 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
-from pyrobnn.wording.findings import Finding
 
 
 @register("laplace", full={"tune": "marginal_likelihood"}, quick={"num_draws": 500})
@@ -127,9 +126,9 @@ class Laplace(Method):
         check_choice("curvature", self.curvature, ("ggn", "hessian"))
         check_choice("structure", self.structure, ("full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
+        check_count("num_steps", self.num_steps)
         if self.predictive == "linearized":  # what it is already is no advice
             object.__setattr__(self, "remedy", "The Gaussian misses the weights: run NUTS and compare.")
-        check_count("num_steps", self.num_steps)
         if isinstance(self.subset, str):
             check_choice("subset", self.subset, ("all", "last_layer"))
         elif not isinstance(self.subset, tuple) or not all(isinstance(name, str) for name in self.subset):
@@ -138,14 +137,14 @@ class Laplace(Method):
             )
         if self.map is not None and not isinstance(self.map, MAP):
             raise TypeError(f"'map' must be a pyrobnn.MAP, got {type(self.map).__name__}")
-        if self.tune is not None:
-            check_choice("tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError(
                 "the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'"
             )
-        if self.tune is not None and self.curvature == "hessian":
-            raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
+        if self.tune is not None:
+            check_choice("tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
+            if self.curvature == "hessian":
+                raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
 
     @property
     def search(self) -> MAP:
@@ -153,61 +152,57 @@ class Laplace(Method):
         return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        init, seed, num_draws = run.init, run.seed, run.num_draws
+        given, seed = run.init is not None, run.seed
         names = self._checked_sites(problem)
         search, source = self._search(problem, *run.given)
         in_batches = search.batch_size is not None and problem.num_rows > MANY
         # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
         linear = (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
-        exact, passes = linear and in_batches and init is None, POLISH_STEPS
+        exact, passes = linear and in_batches and not given, POLISH_STEPS
         if exact:
             passes = min(passes, search.num_steps * cast(int, search.batch_size) // problem.num_rows)
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
-                search, problem, source, names, init=init, seed=seed, num_steps=passes,
+                search, problem, source, names, init=run.init, seed=seed, num_steps=passes,
                 callbacks=run.callbacks, progress=run.progress,
             )  # fmt: skip
             found = time.perf_counter()
-            remarks = [
-                note
-                for note in centre.notes
-                if not (exact and isinstance(note, Finding) and note.code == "search_unfinished")
-            ]
+            remarks = list(centre.notes)
+            if exact:
+                remarks = [note for note in remarks if getattr(note, "code", "") != "search_unfinished"]
             if self.curvature == "ggn":
-                precision = ggn_precision(self, search, centre, init is not None, seed, remarks)
+                precision = ggn_precision(self, search, centre, given, seed, remarks)
             else:
                 precision = hessian_precision(centre, self.structure, remarks)
-            loc = centre.mode
-            if exact and precision.jacobian is not None:
-                loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)
+            loc, jacobian, blocks = centre.mode, precision.jacobian, precision.blocks
+            if exact and jacobian is not None:
+                loc = mode_of_linear(jacobian, blocks, centre.gradient)
             log_evidence = None
             if precision.has_evidence:
                 log_evidence = _log_evidence(precision) + 0.5 * float((loc - centre.mode) @ centre.gradient)
         layout = centre.density
         if problem.is_bnn:  # the sites without data: what the approximation needs to know of the model
             layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
-        approximation = BlockGaussian(layout, loc, precision.blocks, centre.mode if exact else None)
+        approximation = BlockGaussian(layout, loc, blocks, centre.mode if exact else None)
         with seeded(seed, problem.device):
-            draws = {name: value.unsqueeze(0) for name, value in approximation.sample(num_draws).items()}
+            draws = {name: value.unsqueeze(0) for name, value in approximation.sample(run.num_draws).items()}
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
-        timings = {"mode": found - started, "fit": time.perf_counter() - started}
         network = None
-        if precision.jacobian is not None:
+        if jacobian is not None:
             features = None if centre.split is None else centre.split.features
-            moved = loc if exact else None
-            network = _network(vars(self), precision.jacobian, precision.blocks, moved, features)
+            network = _network(vars(self), jacobian, blocks, loc if exact else None, features)
         tuned = precision.centre.problem
         return make_posterior(
             tuned if centre.split is None else centre.split.of_inputs(tuned, problem.x),
             self,
             draws,
             seed=seed,
-            timings=timings,
+            timings={"mode": found - started, "fit": time.perf_counter() - started},
             approximation=approximation,
             point_values=precision.centre.points,
             log_evidence=log_evidence,
-            meta=record(precision, remarks, given=init is not None, exact=exact),
+            meta=record(precision, remarks, given=given, exact=exact),
             notes=remarks,
             importance=not in_batches,  # a pass over all data per draw
             network=network,
@@ -248,17 +243,17 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
     points = layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
-    weights = [site.name for site in approximation.sites if site.name.startswith("net.")]
-    network = None
-    if weights:
-        values = posterior.bnn.initial_values() | points | layout.constrain(approximation.centre)
-        params = {name: value for name, value in values.items() if name.startswith(NET)}
-        parts = Split(posterior.bnn, params, posterior.meta.get("head", ""))
-        jacobian = NetworkJacobian(parts.head, layout, approximation.centre, points, weights)
-        if not posterior.meta["layer_products"]:
-            jacobian.layers = []
-        loc = None if approximation.centre is approximation.loc else approximation.loc
-        network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
+    weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
+    if not weights:
+        return replace(posterior, approximation=approximation)
+    values = posterior.bnn.initial_values() | points | layout.constrain(approximation.centre)
+    params = {name: value for name, value in values.items() if name.startswith(NET)}
+    parts = Split(posterior.bnn, params, posterior.meta.get("head", ""))
+    jacobian = NetworkJacobian(parts.head, layout, approximation.centre, points, weights)
+    if not posterior.meta["layer_products"]:
+        jacobian.layers = []
+    loc = None if approximation.centre is approximation.loc else approximation.loc
+    network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
     moments = getattr(network, "moments", None)
     return replace(posterior, approximation=approximation, network=network, moments=moments)
 
@@ -284,11 +279,10 @@ def _log_evidence(precision: Precision) -> float:
     centre = precision.centre
     held = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
     problem, density = centre.problem, centre.density
-    whole = (
-        -in_parts(density, problem.x, problem.y)(centre.mode)[1]
-        if problem.is_bnn
-        else density.log_joint(centre.mode)
-    )
+    if problem.is_bnn:
+        whole = -in_parts(density, problem.x, problem.y)(centre.mode)[1]
+    else:
+        whole = density.log_joint(centre.mode)
     log_joint = whole - density.log_prior(centre.mode, held)
     size = sum(len(block.index) for block in precision.blocks)
     log_det = sum(float(block.log_det()) for block in precision.blocks)

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_choice, check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal
+from pyrobnn.inference.curvature.gaussian import BlockGaussian, BlockNormal, blocks_of_state
 from pyrobnn.inference.curvature.images import log_images
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -26,15 +25,13 @@ from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import RESTORERS
+from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 from pyrobnn.wording.findings import Finding, of_meta
 
 FAMILY = "block_mixture"
 #: two starts have found one mode, or mirror images of it, where their evidence (nats) and their functions at the data
 #: (in sds of the function) differ by less
-SAME_EVIDENCE, SAME_FUNCTION = 0.3, 0.3
-#: inputs at which functions are compared
-_POINTS = 200
+SAME = 0.3
 
 
 @register("laplace_mixture", quick={"num_draws": 500, "num_modes": 3, "num_steps": 500})
@@ -51,17 +48,16 @@ class LaplaceMixture(Method):
     Args:
         num_modes: starts, each at the net initialised anew: as many modes at most.
         structure: of the precision, as of :class:`pyrobnn.Laplace`, whose Gauss-Newton matrix it is.
-        predictive: ``"linearized"``: every draw through the net linearised at its own mode, with exact mean and
-            variance; or ``"draws"`` through the network itself.
         num_steps: of the searches.
         compile: compile the searches; False gives the same numbers slower.
 
     Raises:
         TypeError, ValueError: naming the option.
 
-    Returns, by ``fit``: independent draws in one chain, with ``log_evidence``, that of all modes together, and in
-    ``meta`` ``mode_weights`` (which sum to 1), ``mode_log_evidence`` (of a mode and its images) and ``num_starts``.
-    Callbacks follow every search; True stops that one. A DataLoader is gathered in memory.
+    Returns, by ``fit``: independent draws in one chain, each through the net linearised at its own mode, with exact
+    mean and variance; ``log_evidence``, that of all modes together, and in ``meta`` ``mode_weights`` (which sum to 1),
+    ``mode_log_evidence`` (of a mode and its images) and ``num_starts``. Callbacks follow every search; True stops that
+    one. A DataLoader is gathered in memory.
 
     Refused: ``init``, a plain Pyro program, a value without a prior; a full precision that does not fit in memory.
 
@@ -84,7 +80,6 @@ class LaplaceMixture(Method):
 
     num_modes: int = 5
     structure: Literal["full", "kron", "diag"] = "full"
-    predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
     compile: bool = True
 
@@ -98,7 +93,6 @@ class LaplaceMixture(Method):
     def __post_init__(self) -> None:
         check_count("num_modes", self.num_modes)
         check_choice("structure", self.structure, ("full", "kron", "diag"))
-        check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
@@ -131,18 +125,19 @@ class LaplaceMixture(Method):
         for callback in run.callbacks:
             end_of(callback)()
         modes = _distinct(found, problem.x)
-        parts = [mode.approximation for mode in modes if isinstance(mode.approximation, BlockGaussian)]
+        parts = [cast(BlockGaussian, mode.approximation) for mode in modes]
         log_z = torch.tensor(
             [_log_z(mode) + log_images(problem.bnn, part, problem.x[:4]) for mode, part in zip(modes, parts)],
             dtype=torch.float64,
         )
-        weights = log_z.softmax(0)
-        mixture = BlockMixture(parts[0].layout, parts, weights.log())
+        state = {"loc": parts[0].loc, "log_weights": log_z.log_softmax(0).to(problem.device)}
+        for index, part in enumerate(parts):
+            state |= {f"{index}.{name}": value for name, value in part.state()[1].items()}
+        mixture = FlatApproximation(parts[0].layout, FAMILY, state)
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in mixture.sample(num_draws).items()}
-        network = None
-        if self.predictive == "linearized":
-            network = LinearMixture([_linear(mode) for mode in modes], mixture)
+        products = modes[0].meta["layer_products"]
+        network = LinearMixture(problem.bnn, mixture, products)
         return make_posterior(
             problem,
             self,
@@ -152,15 +147,15 @@ class LaplaceMixture(Method):
             approximation=mixture,
             log_evidence=float(log_z.logsumexp(0)),
             meta={
-                "mode_weights": weights.tolist(),
+                "mode_weights": log_z.softmax(0).tolist(),
                 "mode_log_evidence": log_z.tolist(),
                 "num_starts": len(found),
                 "log_evidence_kind": "laplace",
-                "layer_products": modes[0].meta["layer_products"],
+                "layer_products": products,
             },
             notes=notes,
             network=network,
-            moments=None if network is None else network.moments,
+            moments=network.moments,
         )
 
     def _laplace(self) -> Laplace:
@@ -168,115 +163,93 @@ class LaplaceMixture(Method):
 
 
 class MixtureNormal(BlockNormal):
-    """Laplace's normals side by side, each with its weight; event (p,)."""
+    """Laplace's normals over the flat vector, each with its weight; event (dim,).
 
-    def __init__(self, normals: Sequence[BlockNormal], log_weights: Tensor):
-        self.normals, self.log_weights = list(normals), log_weights
-        super().__init__(normals[0].loc, normals[0].blocks)
+    Args:
+        state: ``log_weights`` (mode,), and ``<mode>.<name>`` of what each normal's own state has.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor]):
+        self.log_weights = state["log_weights"]
+        own: list[dict[str, Tensor]] = [{} for _ in self.log_weights]
+        for key, value in state.items():
+            if key not in ("loc", "log_weights"):
+                number, _, name = key.partition(".")
+                own[int(number)][name] = value
+        self.locs = [each["loc"] for each in own]
+        self.centres = [each.get("centre", each["loc"]) for each in own]
+        blocks = [blocks_of_state(each) for each in own]
+        self.index = torch.cat([block.index for block in blocks[0]])
+        self.normals = [BlockNormal(loc[self.index], each) for loc, each in zip(self.locs, blocks)]
+        super().__init__(self.locs[0], blocks[0])
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws (\\*sample_shape, p)."""
+        """Draws (\\*sample_shape, dim)."""
         shape = torch.Size(sample_shape)
         which = torch.multinomial(self.log_weights.exp(), shape.numel(), replacement=True)
-        draws = self.normals[0].loc.new_empty(shape.numel(), *self.event_shape)
-        for index, normal in enumerate(self.normals):
-            rows = which == index
-            draws[rows] = normal.sample((int(rows.sum()),))
+        draws = self.loc.new_empty(shape.numel(), *self.event_shape)
+        for number, normal in enumerate(self.normals):
+            rows = (which == number).nonzero()
+            draws[rows, self.index] = normal.sample((len(rows),))
         return draws.reshape(shape + self.event_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,), float64."""
-        parts = [
-            weight + normal.log_prob(value)
-            for weight, normal in zip(self.log_weights.unbind(), self.normals, strict=True)
-        ]
-        return torch.stack(parts, -1).logsumexp(-1)
+        parts = [normal.log_prob(value[..., self.index]) for normal in self.normals]
+        return (torch.stack(parts, -1) + self.log_weights).logsumexp(-1)
 
 
-class BlockMixture(BlockGaussian):
-    """The mixture as an approximation over all sites.
-
-    Args:
-        layout: the density whose latent sites make up the vector (its data are not used).
-        parts: Laplace's normals, all over the same coordinates in the same order.
-        log_weights: their log weights (mode,), float64.
-    """
-
-    def __init__(self, layout: Density, parts: Sequence[BlockGaussian], log_weights: Tensor):
-        super().__init__(layout, parts[0].loc, parts[0].blocks)
-        self.parts = list(parts)
-        self.log_weights = log_weights.to(self.loc.device)
-        self.distribution = MixtureNormal([part.distribution for part in parts], self.log_weights)
-
-    def state(self) -> tuple[str, dict[str, Tensor]]:
-        """Family name and tensors: ``loc`` and the log weights, and ``<mode>.<name>`` of every part."""
-        tensors = {"loc": self.loc, "log_weights": self.log_weights}
-        for index, part in enumerate(self.parts):
-            tensors |= {f"{index}.{name}": value for name, value in part.state()[1].items()}
-        return FAMILY, tensors
-
-    def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
-        """Covariance (k, k) of the coordinates ``index`` (k,), float64: within modes and between them."""
-        at = torch.as_tensor(np.asarray(index), device=self.loc.device)
-        weights = self.log_weights.exp()
-        means = torch.stack([part.loc[at].double() for part in self.parts])
-        away = (means - weights @ means) * weights.sqrt()[:, None]
-        within = [weight * part.covariance(index) for weight, part in zip(weights, self.parts)]
-        return torch.stack(within).sum(0) + away.T @ away
-
-    @classmethod
-    def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockMixture:
-        """Rebuild what :meth:`state` described."""
-        groups: dict[int, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            if key not in ("loc", "log_weights"):
-                number, _, name = key.partition(".")
-                groups.setdefault(int(number), {})[name] = value
-        parts = [BlockGaussian.from_state(layout, groups[number]) for number in sorted(groups)]
-        return cls(layout, parts, state["log_weights"])
+FAMILIES[FAMILY] = MixtureNormal
 
 
 class LinearMixture:
     """Every draw through the net linearised at the mode that it most probably belongs to.
 
     Args:
-        networks: linearised at each mode.
-        mixture: of the weights.
+        model: the net.
+        approximation: the mixture.
+        products: whether the net's Jacobian is made of products of its layers.
     """
 
-    def __init__(self, networks: Sequence[Linearized], mixture: BlockMixture):
-        self.networks, self.mixture = list(networks), mixture
+    def __init__(self, model: BNN, approximation: FlatApproximation, products: bool):
+        self.mixture = mixture = cast(MixtureNormal, approximation.distribution)
+        layout = approximation.layout
+        weights = [site.name for site in layout.sites if site.name.startswith(NET)]
+        self.networks = []
+        for loc, centre, normal in zip(mixture.locs, mixture.centres, mixture.normals):
+            jacobian = NetworkJacobian(model, layout, centre, {}, weights)
+            if not products:
+                jacobian.layers = []
+            self.networks.append(Linearized(jacobian, normal.blocks, None if centre is loc else loc))
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f for one set of parameters, (N, width)."""
-        jacobian = self.networks[0].jacobian
+        mixture, jacobian = self.mixture, self.networks[0].jacobian
         z = torch.cat([site.transform.inv(params[site.name]).reshape(-1) for site in jacobian.sites])
         scores = []
-        for weight, part in zip(self.mixture.log_weights.unbind(), self.mixture.parts, strict=True):
+        for loc, normal in zip(mixture.locs, mixture.normals):
             # of the noise, of which the net knows nothing, the mode's own
-            whole = part.loc.scatter(0, jacobian.index, z.to(part.loc))
-            scores.append(weight + part.distribution.log_prob(whole[part.index]))
+            whole = loc.scatter(0, jacobian.index, z.to(loc))
+            scores.append(normal.log_prob(whole[mixture.index]))
         f = torch.stack([network(params, x) for network in self.networks])
-        chosen = torch.stack(scores).argmax() == torch.arange(len(f), device=f.device)
-        return (chosen.to(f)[:, None, None] * f).sum(0)
+        best = (torch.stack(scores) + mixture.log_weights).argmax()
+        return ((best == torch.arange(len(f), device=f.device)).to(f)[:, None, None] * f).sum(0)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the network's first head, (point, out), by the law of total variance."""
-        means, variances = map(
-            torch.stack, zip(*(network.moments(x) for network in self.networks), strict=True)
-        )
+        means, variances = map(torch.stack, zip(*(network.moments(x) for network in self.networks)))
         weights = self.mixture.log_weights.exp().to(means)[:, None, None]
         mean = (weights * means).sum(0)
         return mean, (weights * (variances + (means - mean).square())).sum(0)
 
 
 def _distinct(found: Sequence[Posterior], x: Tensor) -> list[Posterior]:
-    """One of each mode, that of the largest evidence first; at the inputs ``x`` their functions are compared."""
+    """One of each mode, that of the largest evidence first; at 200 of the inputs ``x`` their functions are compared."""
     kept: list[tuple[Posterior, Tensor, Tensor]] = []
     for mode in sorted(found, key=_log_z, reverse=True):
-        f, cov = _linear(mode).output_moments(x[:: max(1, len(x) // _POINTS)])
-        near = [each for each in kept if _log_z(each[0]) - _log_z(mode) < SAME_EVIDENCE]
-        if not any(float(((f - g) / sd).square().mean().sqrt()) < SAME_FUNCTION for _, g, sd in near):
+        f, cov = cast(Linearized, mode.network).output_moments(x[:: max(1, len(x) // 200)])
+        near = [each for each in kept if _log_z(each[0]) - _log_z(mode) < SAME]
+        if not any(float(((f - g) / sd).square().mean().sqrt()) < SAME for _, g, sd in near):
             sd = cov.diagonal(dim1=1, dim2=2).sqrt()
             kept.append((mode, f, sd.clamp_min(torch.finfo(sd.dtype).tiny)))
     return [mode for mode, *_ in kept]
@@ -286,26 +259,11 @@ def _log_z(mode: Posterior) -> float:
     return -math.inf if mode.log_evidence is None else mode.log_evidence
 
 
-def _linear(mode: Posterior) -> Linearized:
-    return cast(Linearized, mode.network)
-
-
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
-    """The posterior with its mixture, and for ``predictive="linearized"`` its linear networks, rebuilt."""
-    mixture = BlockMixture.from_state(layout, state)
-    posterior = replace(posterior, approximation=mixture)
-    if posterior.meta["settings"]["predictive"] == "draws":
-        return posterior
-    weights = [site.name for site in layout.sites if site.name.startswith(NET)]
-    networks = []
-    for part in mixture.parts:
-        jacobian = NetworkJacobian(posterior.bnn, layout, part.centre, {}, weights)
-        if not posterior.meta["layer_products"]:
-            jacobian.layers = []
-        loc = None if part.centre is part.loc else part.loc
-        networks.append(Linearized(jacobian, part.blocks, loc))
-    network = LinearMixture(networks, mixture)
-    return replace(posterior, network=network, moments=network.moments)
+    """The posterior with its mixture and its linear networks rebuilt."""
+    mixture = FlatApproximation(layout, family, state)
+    network = LinearMixture(posterior.bnn, mixture, posterior.meta["layer_products"])
+    return replace(posterior, approximation=mixture, network=network, moments=network.moments)
 
 
 RESTORERS[FAMILY] = _restored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,10 +22,7 @@ from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding
 
-#: rows of which a fit by mini-batches looks at all together in the end
-_WHOLE = 5000
 #: (density, theta, *batch) → what is maximised
 Target = Callable[..., Tensor]
 
@@ -79,7 +76,12 @@ class _Trained(Method):
         )
 
     def _posterior(
-        self, problem: Problem, theta: Tensor, seed: int, result: Result | None = None, **more: Any
+        self,
+        problem: Problem,
+        theta: Tensor,
+        seed: int,
+        result: Result | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> Posterior:
         """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
         meta: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
@@ -87,8 +89,7 @@ class _Trained(Method):
         told: dict[str, Any] = {"timings": {}}
         if result is not None:
             told = result.account(self, problem.num_rows, problem.density.dim)
-            meta |= told.pop("meta") | more.get("meta", {})
-            told["notes"] += more.get("notes", [])
+            meta |= told.pop("meta") | dict(more or {})
         return make_posterior(problem, self, draws, seed=seed, meta=meta, **told)
 
 
@@ -190,28 +191,20 @@ class MAP(_Trained):
         with seeded(run.seed, problem.device):
             start = density.initial(start_values(problem.model, run.init), run.seed)
             result = self._search(problem, start, _log_joint, run)
-            theta, meta, notes = result.params, {}, []
+            theta, meta = result.params, {}
+            in_memory, rows = problem.loader is None, problem.num_rows
+            # a batch that holds all rows is all of the data by another name
+            whole = in_memory and (self.batch_size is None or self.batch_size >= rows)
             try:
-                if self._whole(problem.loader is None, problem.num_rows) and not result.interrupted:
+                if whole and not result.interrupted:
                     theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps)
-                    if density.stochastic is not None and self.polish_steps == 0:
-                        found = {"plate": density.stochastic, "norm": meta["gradient_norm"]}
-                        notes.append(Finding("subsampled_mode", found))
-                if self._sees_all(problem) and not result.interrupted:
+                # a few gradients on all of the data, where they are to be had cheaply and without noise
+                cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None
+                if cheap and not result.interrupted:
                     meta |= unfinished(gain_left(density.log_joint, theta), density.dim)
             except KeyboardInterrupt:
                 result = replace(result, stopped="interrupt")
-        return self._posterior(problem, theta, run.seed, result, meta=meta, notes=notes)
-
-    def _sees_all(self, problem: Problem) -> bool:
-        """Whether a few gradients on all of the data are to be had, cheaply and without noise."""
-        few = problem.num_rows <= _WHOLE
-        whole = self._whole(problem.loader is None, problem.num_rows) or (problem.loader is None and few)
-        return whole and problem.density.stochastic is None
-
-    def _whole(self, in_memory: bool, num_rows: int) -> bool:
-        """Whether every step sees all of the data: a batch that holds all rows is one by another name."""
-        return in_memory and (self.batch_size is None or self.batch_size >= num_rows)
+        return self._posterior(problem, theta, run.seed, result, meta)
 
 
 @register("ensemble", standard=True, quick={"num_steps": 500, "compile": False})
@@ -268,13 +261,11 @@ class DeepEnsemble(_Trained):
                 f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}: set num_members"
             )
         check_batched(problem.density.subsampled(), "DeepEnsemble")
-        start = torch.stack([problem.density.initial(*member) for member in self._starts(problem, run.seed)])
+        seeds = [run.seed * self.num_members + member for member in range(self.num_members)]
+        starts: list[dict[str, Tensor]] = [{} for _ in seeds]  # a plain program's are prior medians
+        if problem.is_bnn:
+            starts = [problem.bnn.reinitialized(own).initial_values() for own in seeds]
+        start = torch.stack([problem.density.initial(*each) for each in zip(starts, seeds)])
         with seeded(run.seed, problem.device):
             result = self._search(problem, start, _log_joint, run)
         return self._posterior(problem, result.params, run.seed, result)
-
-    def _starts(self, problem: Problem, seed: int) -> Iterator[tuple[dict[str, Tensor], int]]:
-        """Values and seed of each member's start: a net initialised anew; prior medians for a plain program."""
-        for member in range(self.num_members):
-            own = seed * self.num_members + member
-            yield (problem.bnn.reinitialized(own).initial_values() if problem.is_bnn else {}), own

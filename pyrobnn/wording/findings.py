@@ -228,10 +228,6 @@ DRAWS: Sentences = {
         "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
         "smaller lr than {lr:g}"
     ),
-    "subsampled_mode": (
-        "the plate {plate!r} draws a subsample, so this point is where noisy steps ended and not the mode of all data "
-        "(gradient norm {norm:.3g} there): leave polish_steps at 200"
-    ),
 }
 MODEL: Sentences = {
     "noise_still_moving": (

@@ -100,7 +100,7 @@ def test_layer_products_are_the_jacobian(name):
     make, inputs = NETS[name]
     x = inputs(6)
     around = jacobian_of(model_of(make), x)
-    assert around.layers, around.unsupported
+    assert bool(around.layers) == (name != "tokens")  # of an embedding the rows are torch.func's
     f, rows = around.rows(x)
     torch.testing.assert_close(rows, reference_rows(around, x))
     torch.testing.assert_close(f, around.output(around.mode[around.index], x))

@@ -11,7 +11,16 @@ import pyro.distributions as dist
 import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
-from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model, toy_net
+from models import (
+    diabetes_linear,
+    diabetes_model,
+    joined,
+    joint_covariance,
+    normal_prior,
+    toy,
+    toy_model,
+    toy_net,
+)
 from torch import nn
 
 import pyrobnn as pb
@@ -55,7 +64,7 @@ def test_conjugate_case_is_exact(curvature, structure):
     prediction = posterior.predict(truth["x"][:7])
     torch.testing.assert_close(prediction.mean, mean)
     torch.testing.assert_close(prediction.var, var + 0.49)
-    joint = posterior.network.covariance(truth["x"][:7]).reshape(7, 7)
+    joint = joint_covariance(posterior.network, truth["x"][:7]).reshape(7, 7)
     torch.testing.assert_close(joint, design @ truth["cov"] @ design.T)
     # log p − log q is the log evidence at every draw, so every importance weight is the same
     weights = posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"]
@@ -252,7 +261,7 @@ def test_every_likelihood_and_structure(likelihood, out, y, structure):
         )
     assert math.isfinite(posterior.log_evidence)
     f, cov = posterior.network.output_moments(x[:5])
-    joint = posterior.network.covariance(x[:5])
+    joint = joint_covariance(posterior.network, x[:5])
     torch.testing.assert_close(torch.stack([joint[i, :, i] for i in range(5)]), cov, rtol=1e-3, atol=1e-5)
     draws = posterior.standard_function(x[:5])
     assert_mean_within(draws, f)

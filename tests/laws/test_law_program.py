@@ -472,9 +472,6 @@ def test_a_traced_graph_draws_another_subsample_at_every_call():
 def test_the_mode_of_a_subsampling_program_is_that_of_all_data():
     posterior = pb.MAP(num_steps=50, compile=False).fit(subsample, X, Y)
     assert posterior.draws["slope"].item() == pytest.approx(exact("subsample")[0], abs=1e-7)
-    with pytest.warns(UserWarning, match="'data' draws a subsample.*polish_steps"):
-        rough = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(subsample, X, Y)
-    assert "polish_steps" in rough.meta["warnings"][0]
 
 
 @pytest.mark.slow

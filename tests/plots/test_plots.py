@@ -7,15 +7,11 @@ import inspect
 import matplotlib
 import numpy as np
 import pytest
-import torch
 import trees as factory
 import xarray as xr
-from helpers import seeded
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from models import normal_prior
 
-import pyrobnn as pb
 from pyrobnn import plots
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
@@ -186,23 +182,6 @@ def test_a_dollar_in_a_label_is_text() -> None:
     figure = plots.predictive_bands({"cost $x^ and $y": factory.regression_1d()})
     figure.draw_without_rendering()
     assert "cost $x^ and $y" in texts(figure)
-
-
-@pytest.mark.parametrize("structure", ["full", "kron"])
-def test_the_covariance_of_laplace_is_that_of_its_draws(structure: str) -> None:
-    with seeded(0):
-        net, x = torch.nn.Linear(2, 3), torch.randn(10, 2)
-    for parameter in net.parameters():
-        torch.nn.init.zeros_(parameter)  # the mode where every outcome is zero
-    method = pb.Laplace(structure=structure, compile=False, predictive="draws")
-    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.5))
-    posterior = method.fit(model, x, torch.zeros(10, 3), init=net, num_draws=4000)
-    layout = posterior.approximation.layout
-    draws = layout.unconstrain({name: value[0] for name, value in posterior.draws.items()}).double()
-    exact = posterior.approximation.covariance(np.arange(layout.dim))
-    spread = exact.diag().sqrt()
-    error = (torch.cov(draws.T) - exact) / (spread[:, None] * spread)
-    assert float(error.abs().max()) < 6 / 4000**0.5 * 2**0.5
 
 
 def test_training_puts_every_fit_into_one_axes() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.density.density import Density
-from pyrobnn.inference.curvature.jacobian import Factors
 from pyrobnn.posterior.approximation import state_points
 
 
@@ -26,8 +24,7 @@ class Block(Protocol):
     kind: ClassVar[str]
 
     @property
-    def index(self) -> Tensor:
-        """Coordinates (p,) in the flat vector."""
+    def index(self) -> Tensor: ...
 
     def log_det(self) -> Tensor:
         """log det Λ, scalar."""
@@ -143,28 +140,8 @@ class KronBlock:
         white = self._rotated(rows.to(self.prec).reshape(-1, *self.prec.shape) * self.scale)
         return (white * self.prec.rsqrt()).flatten(1)
 
-    def output_covariance(self, factors: Factors) -> Tensor:
-        """Covariance (N, k, k) of the rows that ``factors`` stand for, without forming them."""
-        inputs = (factors.inputs.to(self.prec) * self.scale) @ self.in_basis
-        grads = factors.grads.to(self.prec) @ self.out_basis
-        return _product_covariance(Factors(inputs, grads), self.prec)
-
     def _rotated(self, matrix: Tensor) -> Tensor:
         return self.out_basis.T @ matrix @ self.in_basis
-
-
-def diagonal_output_covariance(prec: Tensor, factors: Factors) -> Tensor:
-    """Covariance (N, k, k) under a diagonal precision of the layer's matrix (rows, columns)."""
-    return _product_covariance(Factors(factors.inputs.to(prec), factors.grads.to(prec)), prec)
-
-
-def _product_covariance(factors: Factors, prec: Tensor) -> Tensor:
-    if factors.inputs.shape[1] == 1:
-        inputs, grads = factors.inputs.squeeze(1), factors.grads.squeeze(2)
-        weight = inputs.square() @ prec.reciprocal().T
-        return (grads * weight.unsqueeze(1)) @ grads.transpose(1, 2)
-    rows = (factors.rows() * prec.rsqrt()).flatten(2)
-    return rows @ rows.transpose(1, 2)
 
 
 KINDS: dict[str, type] = {block.kind: block for block in (DenseBlock, LowRankBlock, DiagBlock, KronBlock)}
@@ -215,17 +192,15 @@ class BlockGaussian:
 
     .. math:: z_{\mathrm{index}} \sim N(z^*_{\mathrm{index}}, \Lambda^{-1})
 
-    It follows :class:`pyrobnn.posterior.approximation.Approximation`: sites outside the subset are constant in
-    the draws and have no part in ``log_prob``.
+    Sites outside the subset are constant in the draws and have no part in ``log_prob``.
 
     Args:
         layout: the density whose latent sites make up the vector (its data are not used).
         loc: the whole flat vector at the mode, (dim,).
-        blocks: see :mod:`pyrobnn.inference.curvature.gaussian`; their indices don't overlap.
+        blocks: their indices don't overlap.
         centre: where the curvature was taken, (dim,), if that is not the mode.
 
     Example:
-        >>> from pyrobnn.inference.curvature.gaussian import DiagBlock
         >>> layout = Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1)))
         >>> block = DiagBlock(torch.tensor([1]), torch.tensor([4.0]))
         >>> BlockGaussian(layout, torch.tensor([3.0, 0.0]), [block]).sample(2)["z"][:, 0]
@@ -271,33 +246,22 @@ class BlockGaussian:
             tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
         return FAMILY, tensors
 
-    def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
-        """Covariance (k, k) of the coordinates ``index`` (k,) of the flat vector, float64; zero outside the subset."""
-        place = {int(at): row for row, at in enumerate(index)}
-        total = torch.zeros(len(place), len(place), dtype=torch.float64, device=self.loc.device)
-        for block in self.blocks:
-            pairs = [(place[at], column) for column, at in enumerate(block.index.tolist()) if at in place]
-            if not pairs:
-                continue
-            rows, columns = torch.tensor(pairs, device=self.loc.device).unbind(1)
-            unit = torch.zeros(len(rows), len(block.index), dtype=torch.float64, device=self.loc.device)
-            unit[torch.arange(len(rows)), columns] = 1.0
-            root = block.root(unit).double()
-            total[rows[:, None], rows] = root @ root.T
-        return total
-
     @classmethod
     def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockGaussian:
         """Rebuild what :meth:`state` described."""
-        fields: dict[tuple[int, str], dict[str, Tensor]] = {}
-        for key, value in state.items():
-            if key not in ("loc", "centre"):
-                number, kind, name = key.split(".")
-                fields.setdefault((int(number), kind), {})[name] = value
-        blocks = [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
-        return cls(layout, state["loc"], blocks, state.get("centre"))
+        return cls(layout, state["loc"], blocks_of_state(state), state.get("centre"))
 
     def _filled(self, part: Tensor) -> Tensor:
         z = self.loc.expand(*part.shape[:-1], -1).clone()
         z[..., self.index] = part.to(z)
         return z.to(self.layout.dtype)
+
+
+def blocks_of_state(state: Mapping[str, Tensor]) -> list[Block]:
+    """The blocks that ``<i>.<kind>.<field>`` tell of, in their order."""
+    fields: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for key, value in state.items():
+        if key not in ("loc", "centre"):
+            number, kind, name = key.split(".")
+            fields.setdefault((int(number), kind), {})[name] = value
+    return [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]

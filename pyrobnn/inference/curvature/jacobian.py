@@ -21,18 +21,10 @@ from pyrobnn.model import BNN, NET
 #: network output (N, width) → columns (N, width, k) to pull back
 Root = Callable[[Tensor], Tensor]
 
-SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
-
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One supported layer and where its parameters sit in the flat vector.
-
-    Attributes:
-        name: module name in the net.
-        index: (rows, columns) coordinates of the matrix [weight, bias] in the flat vector.
-        weight, bias: which of the two are part of it.
-    """
+    """A layer ``name`` with ``index`` (rows, columns) of its matrix [``weight``, ``bias``] in the flat vector."""
 
     name: str
     index: Tensor
@@ -44,10 +36,8 @@ class Layer:
 class Factors:
     """What one layer contributes for a batch.
 
-    Attributes:
-        inputs: (N, T, columns), bias column of ones last; T = positions that share the weight (1 for a
-            plain linear layer).
-        grads: (N, k, T, rows), k columns pulled back from the output.
+    Attributes: ``inputs`` (N, T, columns), bias column of ones last, T = positions that share the weight (1 for a plain
+        linear layer); ``grads`` (N, k, T, rows), k columns pulled back from the output.
     """
 
     inputs: Tensor
@@ -74,25 +64,17 @@ def _find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[lis
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
             continue
         weight, bias = coordinates.get(prefix + "weight"), coordinates.get(prefix + "bias")
-        parts = []
-        if weight is not None:
-            # an embedding's row is picked by the input: its matrix is (dimension, vocabulary)
-            parts.append(weight.T if isinstance(module, nn.Embedding) else weight.reshape(len(weight), -1))
-        if bias is not None:
-            parts.append(bias.reshape(-1, 1))
+        parts = [value.reshape(len(value), -1) for value in (weight, bias) if value is not None]
         layers.append(Layer(name, torch.cat(parts, 1), weight is not None, bias is not None))
     unsupported += [f"{site} (shared)" for site in coordinates if site not in seen]
     return layers, unsupported
 
 
 def _is_supported(module: nn.Module) -> bool:
-    if type(module) not in SUPPORTED:
-        return False
-    if isinstance(module, nn.Embedding):
-        return module.max_norm is None and not module.scale_grad_by_freq
     if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        return module.groups == 1 and module.padding_mode == "zeros"
-    return True
+        plain = type(module) in (nn.Conv1d, nn.Conv2d)
+        return plain and module.groups == 1 and module.padding_mode == "zeros"
+    return type(module) is nn.Linear
 
 
 @contextmanager
@@ -111,17 +93,13 @@ def _layer_factors(
     """Outputs (N, width) of the net, and of every layer the factors of what ``root``, or the identity, pulls back."""
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
-    made_by: dict[str, object] = {}
     calls = dict.fromkeys((layer.name for layer in layers), 0)
 
     def remember(module: nn.Module, args: tuple[Tensor, ...], out: Tensor, *, name: str) -> Tensor:
         calls[name] += 1
         inputs[name] = args[0].detach()
         outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
-        # a later in-place activation must not touch what is remembered
-        passed_on = outputs[name].clone()
-        made_by[name] = passed_on.grad_fn
-        return passed_on
+        return outputs[name].clone()  # a later in-place activation must not touch what is remembered
 
     modules = {name: net.get_submodule(name) for name in calls}
     handles = [each.register_forward_hook(partial(remember, name=name)) for name, each in modules.items()]
@@ -134,15 +112,12 @@ def _layer_factors(
             )
     value = f.detach()
     columns = _identity(value) if root is None else root(value)
-    if len(calls) == 1 and f.grad_fn in made_by.values():  # no activation, in place neither
-        grads = [columns.transpose(1, 2)]
-    else:
-        ends = [outputs[name] for name in calls]
-        pulled = [
-            torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True)
-            for k in range(columns.shape[-1])
-        ]
-        grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
+    ends = [outputs[name] for name in calls]
+    pulled = [
+        torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True)
+        for k in range(columns.shape[-1])
+    ]
+    grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
     named = zip(layers, grads, strict=True)
     return value, [_factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named]
 
@@ -169,11 +144,6 @@ def _factors(module: nn.Module, layer: Layer, inputs: Tensor, grads: Tensor) -> 
 
 def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
     """What the weight multiplies, (N, positions, columns); of a convolution the patches."""
-    if isinstance(module, nn.Embedding):
-        hot = nn.functional.one_hot(inputs.reshape(n, -1), module.num_embeddings)
-        if module.padding_idx is not None:
-            hot[..., module.padding_idx] = 0
-        return hot
     if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
         return inputs.reshape(n, -1, inputs.shape[-1])
     sizes = [module.kernel_size, module.stride, module.dilation]

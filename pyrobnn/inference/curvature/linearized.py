@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.curvature.gaussian import (
-    Block,
-    DenseBlock,
-    DiagBlock,
-    KronBlock,
-    diagonal_output_covariance,
-)
+from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock
 from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
 
 
@@ -47,11 +42,8 @@ class Linearized(SubsetNetwork):
 
     Called with (params, x) it is a network like any other, so posterior draws become draws of this Gaussian process.
 
-    Args:
-        jacobian: the network around the mode.
-        blocks: the Gaussian over the network's coordinates.
-        loc: its mean (dim,), :math:`\theta^* + \delta`, if that is not where the network is linearised.
-        features: what the network around the mode is a function of, from its inputs; default these themselves.
+    The Gaussian over the network's coordinates are ``blocks`` around ``loc`` (dim,), :math:`\theta^* + \delta`, by
+    default where the network is linearised; ``features`` as of :class:`SubsetNetwork`.
 
     Caveat: the Gauss-Newton posterior *is* the posterior of this linear model, which is why its predictions are usually
     better than those of the same weights through the network itself.
@@ -101,12 +93,6 @@ class Linearized(SubsetNetwork):
             covs.append(cov.to(f))
         return torch.cat(means), torch.cat(covs)
 
-    def covariance(self, x: Tensor) -> Tensor:
-        """Joint covariance of f over all inputs and outputs, (point, width, point, width)."""
-        f, rows = self.jacobian.rows(self.features(x))
-        root = self._root(rows.flatten(0, 1))
-        return (root @ root.T).reshape(*f.shape, *f.shape).to(f)
-
     @property
     def _by_products(self) -> bool:
         return bool(self.jacobian.layers) and all(isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks)
@@ -121,23 +107,35 @@ class Linearized(SubsetNetwork):
         return self._scalars
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Without forming the rows, by each layer's inputs and backpropagated vectors."""
         f, factors = self.jacobian.factors(x)
-        first = self.blocks[0]
-        if isinstance(first, DiagBlock):
-            precs = [first.prec[self.jacobian.positions(layer)] for layer in self.jacobian.layers]
-            covs = [diagonal_output_covariance(prec, factor) for prec, factor in zip(precs, factors)]
-        else:
-            products = [block for block in self.blocks if isinstance(block, KronBlock)]
-            covs = [block.output_covariance(factor) for block, factor in zip(products, factors)]
-        return f, sum(covs[1:], start=covs[0])
+        total: Tensor | None = None
+        for number, (layer, factor) in enumerate(zip(self.jacobian.layers, factors)):
+            block = self.blocks[0 if isinstance(self.blocks[0], DiagBlock) else number]
+            if isinstance(block, KronBlock):
+                prec = block.prec
+                inputs = (factor.inputs.to(prec) * block.scale) @ block.in_basis
+                grads = factor.grads.to(prec) @ block.out_basis
+            else:
+                prec = cast(DiagBlock, block).prec[self.jacobian.positions(layer)]
+                inputs, grads = factor.inputs.to(prec), factor.grads.to(prec)
+            if inputs.shape[1] == 1:
+                weight = inputs.squeeze(1).square() @ prec.reciprocal().T
+                grads = grads.squeeze(2)
+                cov = (grads * weight.unsqueeze(1)) @ grads.transpose(1, 2)
+            else:
+                rows = (Factors(inputs, grads).rows() * prec.rsqrt()).flatten(2)
+                cov = rows @ rows.transpose(1, 2)
+            total = cov if total is None else total + cov
+        return f, cast(Tensor, total)
 
     def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        block = self.blocks[0]
-        if len(self.jacobian.layers) == 1 and len(self.blocks) == 1 and isinstance(block, DenseBlock):
-            f, factors = self.jacobian.factors(x)
-            if factors[0].inputs.shape[1] == 1 and len(block.index) == self.jacobian.size:
+        block, jacobian = self.blocks[0], self.jacobian
+        if len(jacobian.layers) == len(self.blocks) == 1 and isinstance(block, DenseBlock):
+            f, factors = jacobian.factors(x)
+            if factors[0].inputs.shape[1] == 1 and len(block.index) == jacobian.size:
                 return f, self._single_layer_covariance(block, factors[0])
-        f, rows = self.jacobian.rows(x)
+        f, rows = jacobian.rows(x)
         root = self._root(rows.flatten(0, 1)).reshape(*f.shape, -1)
         return f, root @ root.transpose(1, 2)
 
@@ -149,8 +147,7 @@ class Linearized(SubsetNetwork):
             flat = place.reshape(-1)
             cov = torch.cholesky_inverse(block.prec_tril)
             self._covariance = cov[flat[:, None], flat].reshape(outs, ins, outs, ins)
-        inputs = factor.inputs.squeeze(1).to(self._covariance)
-        grads = factor.grads.squeeze(2).to(self._covariance)
+        inputs, grads = (v.to(self._covariance) for v in (factor.inputs.squeeze(1), factor.grads.squeeze(2)))
         inner = [
             (inputs @ self._covariance[out].flatten(1)).reshape(-1, outs, ins) @ inputs.unsqueeze(2)
             for out in range(outs)
@@ -174,11 +171,6 @@ def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient:
 
     Exact for Gaussian noise and normal priors: however far from a mode of the network itself a search has ended, the
     linear model has its own, and it is this one whose posterior the Gauss-Newton matrix is the precision of.
-
-    Args:
-        jacobian: the network around the centre, and its coordinates, which are those that move.
-        blocks: the precision.
-        gradient: of the log joint at the centre, (dim,).
 
     Reference: `Adapting the Linearised Laplace Model Evidence for Modern Deep Learning (Antorán et al., 2022)
     <https://arxiv.org/abs/2206.08900>`_.

@@ -36,15 +36,11 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 class Result:
     """What :func:`minimize` found.
 
-    Attributes:
-        params: the final parameters (P,) or (members, P); the average of the last iterates where one was asked for.
-        losses: (step,) or (step, members), float64, on the CPU; all finite.
-        tracked: further scalars of the objective by name, each shaped like ``losses``.
-        num_steps: updates done, of ``asked``.
-        stopped: ``"num_steps"``, ``"callback"`` or ``"interrupt"``.
-        grad_norm: norm of the last gradient, () or (members,).
-        timings: seconds of ``compile`` and ``fit``.
-        factors: of the learning rate at every step asked for, (asked,).
+    Attributes: ``params``, (P,) or (members, P), the average of the last iterates where one was asked for; ``losses``
+        (step,) or (step, members), float64, on the CPU, and ``tracked`` scalars by name, shaped alike; ``num_steps``
+        done, of ``asked``; ``stopped``: ``"num_steps"``, ``"callback"`` or ``"interrupt"``; ``grad_norm``, () or
+        (members,), of the last gradient; ``timings``, seconds of ``compile`` and ``fit``; ``factors`` (asked,) of the
+        learning rate.
     """
 
     params: Tensor
@@ -250,7 +246,6 @@ class _Step:
         self.table = pad(table, (0, 0, 0, max(0, least - num_steps))).to(start.device)
         self.compile_seconds = 0.0
         self._kernels: dict[tuple, Compiled] = {}
-        self._latest: tuple[tuple, Compiled] | None = None
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         """Make one step."""
@@ -258,15 +253,12 @@ class _Step:
 
     def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
         key = tuple([(value.shape, value.stride()) for value in batch])
-        if self._latest is not None and self._latest[0] == key:
-            return self._latest[1]
         if key not in self._kernels:
             begun = time.perf_counter()
             enabled = self.training.compile
             self._kernels[key] = compiled(fn, *args, *batch, enabled=enabled, name=self.name)
             self.compile_seconds += time.perf_counter() - begun
-        self._latest = key, self._kernels[key]
-        return self._latest[1]
+        return self._kernels[key]
 
     def rate(self) -> float:
         """The learning rate of the latest step."""
