@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.curvature.jacobian import hooked
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
@@ -143,16 +143,13 @@ class MCDropout(Method):
         with seeded(run.seed, problem.device):
             theta = density.initial(start_values(problem.model, run.init), run.seed)
             if self.num_steps:
-                result = minimize(
-                    loss,
-                    theta,
-                    problem.batches(self.batch_size),
-                    Training.of(self, "cosine"),
-                    callbacks=run.callbacks,
-                    snapshot=present,
-                    progress=run.progress,
-                    name="MCDropout",
-                )
+                batches, training = problem.batches(self.batch_size), Training.of(self, "cosine")
+                watched: dict[str, Any] = {
+                    "callbacks": run.callbacks,
+                    "progress": run.progress,
+                    "snapshot": present,
+                }
+                result = minimize(loss, theta, batches, training, name="MCDropout", **watched)
                 theta, told = result.params, result.account(self, problem.num_rows, density.dim)
             draws = drawn(density.constrain(theta), run.num_draws)
         keep: dict[str, float] = {}  # several masks may act on one layer
@@ -273,16 +270,12 @@ def masked_weights(values: Mapping[str, Tensor], masks: Sequence[Mask], num_draw
 def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
     """The leaf modules in the order in which they run, with what they were given."""
     calls: list[tuple[str, nn.Module, Tensor]] = []
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        for name, module in net.named_modules():
-            if not list(module.children()):
-
-                def record(
-                    module: nn.Module, args: tuple[Tensor, ...], _out: Tensor, name: str = name
-                ) -> None:
-                    calls.append((name, module, args[0]))
-
-                stack.callback(module.register_forward_hook(record).remove)
+    handles = [
+        module.register_forward_hook(lambda m, args, _out, name=name: calls.append((name, m, args[0])))
+        for name, module in net.named_modules()
+        if not list(module.children())
+    ]
+    with hooked(handles), torch.no_grad():
         net(x[:NUM_PROBES])
     return calls
 
@@ -336,11 +329,8 @@ def _verify(net: nn.Module, mask: Mask, source: str, x: Tensor) -> None:
             return out * scaled.reshape(out.shape[1:])
         return out * scaled.reshape(1, -1, *(1,) * (out.dim() - 2))
 
-    handle = net.get_submodule(source).register_forward_hook(drop)
-    try:
+    with hooked([net.get_submodule(source).register_forward_hook(drop)]):
         expected = net(x)
-    finally:
-        handle.remove()
     weight = net.get_parameter(mask.weight)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):

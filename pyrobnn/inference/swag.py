@@ -86,6 +86,11 @@ class _Averaged(Method):
         problem = prepare(pure, x, y, device=device, num_draws=run.num_draws, **options)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
 
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        sgd = _SGD(self, problem, run)
+        with seeded(run.seed, problem.device):
+            return sgd.posterior(sgd.train())
+
 
 @register("swa", quick={"num_steps": 1000, "compile": False})
 @dataclass(frozen=True)
@@ -123,12 +128,6 @@ class SWA(_Averaged):
 
     kind: ClassVar[Kind] = "point"
     default_draws: ClassVar[int] = 1
-
-    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        sgd = _SGD(self, problem, run)
-        with seeded(run.seed, problem.device):
-            result = sgd.train()
-            return sgd.posterior({name: value[None, None] for name, value in sgd.mean()[0].items()}, result)
 
 
 @register("swag", full={"num_draws": 1000}, quick={"num_draws": 500})
@@ -186,16 +185,6 @@ class SWAG(_Averaged):
     def _rank_and_scale(self) -> tuple[int, float]:
         return self.rank, self.scale
 
-    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        sgd = _SGD(self, problem, run)
-        with seeded(run.seed, problem.device):
-            result = sgd.train()
-            approximation = sgd.gaussian()
-            draws = {name: value[None] for name, value in approximation.sample(run.num_draws).items()}
-            meta = {"num_floored": sgd.moments.num_floored()}
-            meta |= {"rank": sgd.moments.deviations.shape[1]} if self.rank else {}
-            return sgd.posterior(draws, result, meta, approximation)
-
 
 class SWAGMoments:
     r"""Running moments of iterates :math:`\theta_1, \theta_2, \dots` (dim,), in float64.
@@ -212,9 +201,6 @@ class SWAGMoments:
         scale: s, multiplies the standard deviations.
         latent: length of its first part, which the Gaussian is of; of the rest there is the mean. None for all.
         device: where the moments are.
-
-    Raises:
-        ValueError: a rank of one or a scale that is not positive.
     """
 
     def __init__(
@@ -293,14 +279,9 @@ class _SGD:
     def __init__(self, method: _Averaged, problem: Problem, run: FitRun):
         self.method, self.problem, self.run = method, problem, run
         check_batch_size(problem, method.batch_size)
-        self.batch_size = None
-        if problem.stream is None:
-            self.batch_size = method.batch_size or max(1, min(32, problem.num_rows // 4))
-        epoch = (
-            problem.stream.num_batches
-            if problem.stream
-            else max(1, problem.num_rows // (self.batch_size or 1))
-        )
+        size = method.batch_size or max(1, min(32, problem.num_rows // 4))
+        self.batch_size = size if problem.stream is None else None
+        epoch = problem.stream.num_batches if problem.stream else max(1, problem.num_rows // size)
         self.every = method.collect_every or epoch
         self.first = round(method.burn_in * method.num_steps)
         planned = method.num_steps // self.every - self.first // self.every
@@ -346,6 +327,8 @@ class _SGD:
             name=type(method).__name__,
         )
         result.timings["fit"] += seconds
+        if moments.count < 2 and not result.interrupted and method.kind == "independent":
+            moments.family()  # refuses
         if result.interrupted and moments.count < 2:
             raise KeyboardInterrupt(
                 f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2"
@@ -378,54 +361,41 @@ class _SGD:
             raise KeyboardInterrupt(f"{found.notes(method)[0]}: it had not begun to take iterates")
         return found.params, sum(found.timings.values())
 
-    def mean(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The mean of the iterates by site: of the latent sites, and of the point parameters."""
-        return self._by_kind(self.moments.mean.to(self.problem.density.dtype))
-
-    def gaussian(self) -> FlatApproximation:
-        """The Gaussian over the latent sites, point parameters held at their means."""
+    def _fitted(self, flat: Tensor, num_draws: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Draws of the Gaussian through two iterates or more, or else the point ``flat``; what a posterior is told."""
         density = self.problem.density
-        layout = Density(density.program, density.args, points="held", values=self.mean()[1])
-        return FlatApproximation(layout, *self.moments.family())
+        values = density.constrain(flat)
+        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        draws = {name: value[None, None] for name, value in values.items() if name not in points}
+        told: dict[str, Any] = {"seed": self.run.seed, "point_values": points}
+        if self.method.kind == "independent" and self.moments.count > 1:
+            # over the latent sites, point parameters held at their means
+            layout = Density(density.program, density.args, points="held", values=points)
+            told["approximation"] = approximation = FlatApproximation(layout, *self.moments.family())
+            draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
+        return draws, told
 
-    def posterior(
-        self,
-        draws: dict[str, Tensor],
-        result: Result,
-        meta: Mapping[str, Any] | None = None,
-        approximation: FlatApproximation | None = None,
-    ) -> Posterior:
-        """The posterior of ``draws``, with batch-norm statistics of their own."""
-        told = result.account(self.method, self.problem.num_rows, self.moments.latent)
-        told["meta"] |= {"num_collected": self.moments.count, **(meta or {}), "lr": self.lr}
-        posterior = make_posterior(
-            self.problem,
-            self.method,
-            draws,
-            seed=self.run.seed,
-            point_values=self.mean()[1],
-            approximation=approximation,
-            # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
-            importance=self.problem.loader is None,
-            **told,
+    def posterior(self, result: Result) -> Posterior:
+        """The posterior of the run, with batch-norm statistics of its draws' own."""
+        moments = self.moments
+        draws, told = self._fitted(moments.mean.to(self.problem.density.dtype), self.run.num_draws)
+        told |= result.account(self.method, self.problem.num_rows, moments.latent)
+        told["meta"] |= {"num_collected": moments.count, "lr": self.lr}
+        if self.method.kind == "independent":
+            told["meta"]["num_floored"] = moments.num_floored()
+            told["meta"] |= {"rank": moments.deviations.shape[1]} if moments.rank else {}
+        # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
+        importance = self.problem.loader is None
+        return self._with_statistics(
+            make_posterior(self.problem, self.method, draws, importance=importance, **told)
         )
-        return self._with_statistics(posterior)
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
-        """The mean of the iterates so far and draws of the Gaussian through them; before the first the present one."""
-        values, points = self.mean() if self.moments.count else self._by_kind(iterate())
-        draws, approximation = {name: value[None, None] for name, value in values.items()}, None
-        if self.method.kind == "independent" and self.moments.count > 1:
-            approximation = self.gaussian()
-            with seeded(self.run.seed, self.problem.device):
-                draws = {name: value[None] for name, value in approximation.sample(50).items()}
-        told: dict[str, Any] = {"seed": self.run.seed, "point_values": points, "approximation": approximation}
+        """Of the iterates so far; before the first, of the present one."""
+        flat = self.moments.mean.to(self.problem.density.dtype) if self.moments.count else iterate()
+        with seeded(self.run.seed, self.problem.device):
+            draws, told = self._fitted(flat, 50)
         return self._with_statistics(snapshot(self.problem, self.method, draws, **told))
-
-    def _by_kind(self, flat: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        values, sites = self.problem.density.constrain(flat), self.problem.density.sites
-        points = {site.name: values[site.name] for site in sites if site.kind == "point"}
-        return {name: value for name, value in values.items() if name not in points}, points
 
     def _with_statistics(self, posterior: Posterior) -> Posterior:
         statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
