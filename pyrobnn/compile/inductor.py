@@ -130,13 +130,7 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
 
     First with small products and the stack, if they were tested on this torch; then by ``torch.compile``, the public
-    way, whose guards cost time at every call.
-
-    Raises:
-        Untraceable, private.Gone: if the function cannot be traced.
-        NoCompiler: where there is none, before inductor spends seconds on a graph.
-        MemoryError, TimeoutError: as they are.
-        Exception: of inductor, if there is no way.
+    way, whose guards cost time at every call. Raises Untraceable, NoCompiler, and what inductor raises.
     """
     if _on_cpu(inputs) and private.lacks_compiler():
         traced(fn, inputs)
@@ -156,11 +150,7 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
 
 
 def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
-    """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs.
-
-    Raises:
-        Untraceable, private.Gone: it has none.
-    """
+    """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs."""
     try:
         return private.trace(fn, inputs)
     except private.Gone:
@@ -171,11 +161,7 @@ def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
 
 
 def tolerable(error: Exception) -> Exception:
-    """An error that slower code answers.
-
-    Raises:
-        MemoryError, TimeoutError: it is none of the compiler's.
-    """
+    """An error that slower code answers; MemoryError and TimeoutError, which are none of the compiler's, are raised."""
     if isinstance(found := private.origin(error), (MemoryError, TimeoutError)):
         raise found
     return error

@@ -29,12 +29,10 @@ OPTIONAL = ("init", "until_ess", "checkpoint", "stream_to")
 
 @dataclass(frozen=True, eq=False)
 class FitRun:
-    """What a fit was asked for beside model and data, checked.
+    """What a fit was asked for, checked: the arguments of :meth:`Method.fit`.
 
-    Attributes: ``num_draws`` of each chain, ``seed``, ``init``, ``until_ess``, ``checkpoint``, ``stream_to``,
-    ``callbacks`` and ``progress`` as of :meth:`Method.fit`; ``given``, the model, x and y as the user handed them over
-    (a :class:`Problem` has them checked, in its units and on its device); ``notes`` of what was done before, for the
-    problem to keep.
+    ``given`` are the model, x and y as the user handed them over (a :class:`Problem` has them checked, in its units and
+    on its device); ``notes`` of what was done before are for the problem to keep.
     """
 
     num_draws: int
@@ -162,12 +160,7 @@ class Method(abc.ABC):
 
 @dataclass(frozen=True)
 class Registered:
-    """A method as the command line knows it.
-
-    Attributes: ``cls``; ``standard``, whether ``pyrobnn compare`` runs it where nobody names methods; ``full`` and
-    ``quick``, the options with which it makes it in a full run, and those that differ in a quick one (``num_draws`` is
-    handed to ``fit``).
-    """
+    """A method as the command line knows it, with the arguments of :func:`register`."""
 
     cls: type[Method]
     standard: bool

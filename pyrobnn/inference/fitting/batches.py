@@ -63,7 +63,7 @@ def survey(loader: DataLoader) -> Epoch:
     """N, points and batches of a pass, from the loader's sampler; one that has no length is walked through once.
 
     N is the number of points a pass yields, never more than the data set holds: a point drawn twice is no second datum.
-    A sampler that shuffles and drops its last incomplete batch still shows every point in time, so they count.
+    A sampler that shuffles and drops its last incomplete batch shows every point in time, so they count.
     """
     dataset: Any = loader.dataset  # torch declares no length
     try:
@@ -107,11 +107,7 @@ def survey(loader: DataLoader) -> Epoch:
 
 
 def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
-    """The first batch of a loader, or with ``gather`` the points of a pass as whole tensors; and what a pass gives.
-
-    Raises:
-        ValueError: as :func:`survey`; batches that are not pairs.
-    """
+    """The first batch of a loader, or with ``gather`` the points of a pass as whole tensors; and what a pass gives."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):  # iterating a loader advances the global state
         epoch = survey(loader)
@@ -207,11 +203,11 @@ def independent_batches(problem: Problem, batch_size: int | None) -> Iterator[tu
         yield problem.x[rows], problem.y[rows]
 
 
+@dataclass(frozen=True)
 class Inputs:
     """One pass through the inputs alone, as often as wanted."""
 
-    def __init__(self, problem: Problem):
-        self.problem = problem
+    problem: Problem
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.problem.loader is None:

@@ -21,11 +21,7 @@ def common_start(init: Posterior | nn.Module | None) -> bool:
 
 
 def shared_starts(init: Posterior | nn.Module | None, num_chains: int) -> list[int] | None:
-    """The chain of ``init`` that each chain starts from, where several start from one; None where that says nothing.
-
-    Draws of one chain, or of one island of particles, descend from each other: chains that start there have not been
-    found apart.
-    """
+    """The chain of ``init`` that each chain starts from, where several start from one, and so are not found apart."""
     chains = init.num_chains if isinstance(init, Posterior) and init.meta.get("kind") == "chains" else 1
     return [chain % chains for chain in range(num_chains)] if 1 < chains < num_chains else None
 
@@ -34,10 +30,6 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 
     Where the prior's support leaves weights of the own net out, the values are draws from the prior, always the same.
-
-    Raises:
-        TypeError: ``init`` is something else.
-        ValueError: a net whose parameters are not the model's.
     """
     if init is None:
         if not isinstance(model, BNN):
@@ -62,9 +54,6 @@ def start_chains(model: Any, density: Density, init: Posterior | nn.Module | Non
 
     Draws of an earlier posterior, different ones where it has enough, and of each of its chains in turn; the parameters
     of a net, for all chains alike; or draws from the prior. Sites that ``init`` lacks come from the prior.
-
-    Raises:
-        TypeError, ValueError: ``init`` is something else, or of another model.
     """
     points = density.sample_prior(num_chains, seed=int(torch.randint(2**31, ())))
     if init is None:

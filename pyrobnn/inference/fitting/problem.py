@@ -42,9 +42,8 @@ Callback = Callable[[int, Mapping[str, Any]], bool | None]
 class Problem:
     """A model and its data, checked, on one device.
 
-    Attributes: ``model``; ``x``, ``y`` (the whole data set; for a streamed loader its first batch); ``num_data``;
-    ``device``; ``loader`` (None when everything is in memory) and its ``epoch``; ``density`` over the whole data set;
-    ``notes`` on the data that the posterior keeps.
+    ``x`` and ``y`` are the whole data set, of a streamed ``loader`` (else None) the first batch; ``density`` is over
+    the whole data set; ``notes`` on the data are kept by the posterior.
     """
 
     model: BNN | Callable[..., Any]
@@ -109,10 +108,8 @@ def prepare(
     """Check the model and its data before any compute, and build the density.
 
     Args:
-        model: a BNN or a plain Pyro callable ``fn(x, y)``.
-        x, y: the data; or ``x`` a DataLoader of (x, y) batches and ``y`` None.
+        model, x, y, device: as of :meth:`pyrobnn.inference.method.Method.fit`.
         points: whether point parameters are optimised (``"free"``) or held.
-        device: where to compute; default where ``x`` is.
         values: values of held point parameters (an earlier posterior's).
         stream: keep a DataLoader as a stream; otherwise its batches are gathered in memory.
         deterministic: refuse dropout and batch-norm layers in training mode.

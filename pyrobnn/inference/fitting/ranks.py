@@ -7,8 +7,8 @@ The mean of the ranks' gradients with the weights :math:`b_r / b` is that of the
     + \frac{N}{b_r} \sum_{i \in r} \nabla \log p(y_i \mid \theta) \Big)
     = \nabla \log p(\theta) + \frac Nb \sum_i \nabla \log p(y_i \mid \theta).
 
-Everything else (starts, batches, noise, what is computed at the end) every rank does alike, from the same seed. No
-collective is inside compiled code: a rank that finds its code in the cache waits for one that compiles.
+Everything else every rank does alike, from the same seed. No collective is inside compiled code: a rank that finds its
+code in the cache waits for one that compiles.
 """
 
 from __future__ import annotations

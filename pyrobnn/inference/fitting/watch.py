@@ -42,17 +42,8 @@ class Watch:
     """Progress bar, callbacks and interruption of a run: the context of its loop.
 
     Leaving the context closes the bar, which says why where it is not full. Ctrl-C ends the loop; it is raised again
-    only where nothing is worth keeping.
-
-    Args:
-        total: steps of a full bar.
-        name: of what runs, before the bar; until the first report it says ``starting``.
-        finished: the word for a run that came to its end, as ``meta["stopped"]`` has it.
-        metrics: those that the bar shows; None for every scalar.
-        worth_keeping: asked after Ctrl-C, of what there is by then; None for runs that handle it themselves.
-
-    Attributes: ``stopped``, how the run ended: ``finished`` unless the loop says otherwise, ``"interrupt"``,
-        ``"error"``; ``active``, whether anybody listens.
+    unless what there is by then is ``worth_keeping``. ``stopped`` is how the run ended: ``finished`` unless the loop
+    says otherwise, ``"interrupt"``, ``"error"``; ``active`` whether anybody listens.
     """
 
     def __init__(

@@ -33,13 +33,9 @@ class Moments(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One draw of a guide.
+    """One draw ``z`` (dim,) of a guide, its log density (), and moments of the family where they have a closed form.
 
-    Attributes:
-        z: the draw (dim,).
-        log_q: its log density ().
-        moments: the family's moments where they have a closed form.
-        score: the gradient of log q with respect to ``z`` at the draw (dim,), a constant; None where it is not known.
+    ``score`` is the gradient of log q with respect to ``z`` (dim,), a constant; None where it is not known.
     """
 
     z: Tensor
@@ -49,10 +45,7 @@ class Draw(NamedTuple):
 
 
 class Family(Protocol):
-    """What the ELBO asks of a guide; ``phi`` is its flat parameter vector.
-
-    Each is made from initial means ``loc`` (dim,) and standard deviations ``init_scale``.
-    """
+    """What the ELBO asks of a guide; ``phi`` is its flat parameter vector."""
 
     size: int
     #: whether the coordinates are independent, so that a closed form may condition on the other sites

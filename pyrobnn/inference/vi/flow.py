@@ -30,29 +30,19 @@ class CouplingFlow:
 
     The networks s, t (one hidden layer) start at zero: the flow starts as the mean-field normal.
 
-    Args:
-        loc: initial means (dim,).
-        init_scale: initial standard deviations.
-        seed: of the networks' initial weights.
-        num_layers: couplings.
-        hidden: width of the networks.
-
-    Raises:
-        ValueError: fewer than two weights, which leaves nothing to couple.
-
     Reference: `Density estimation using Real NVP (Dinh et al., 2017) <https://arxiv.org/abs/1605.08803>`_.
     """
 
     factorized = False
 
-    def __init__(self, loc: Tensor, init_scale: float, seed: int, num_layers: int = 4, hidden: int = 64):
+    def __init__(self, loc: Tensor, init_scale: float, seed: int, num_layers: int = 4):
         self.loc, self.init_scale, self.seed = loc, init_scale, seed
         self.dim = len(loc)
         if self.dim < 2:
             raise Refused("guide='flow' needs at least two weights to couple: use guide='mean_field'")
         self.shapes: dict[str, tuple[int, ...]] = {"loc": (self.dim,), "raw_scale": (self.dim,)}
         for k in range(num_layers):
-            given, moved = _sizes(self.dim, k)
+            (given, moved), hidden = _sizes(self.dim, k), 64
             self.shapes |= {
                 f"{k}.in": (hidden, given),
                 f"{k}.in_bias": (hidden,),
