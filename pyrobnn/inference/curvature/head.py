@@ -25,12 +25,9 @@ class _Reached(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A net as trunk and head.
+    """The net ``whole`` as a trunk of parameters ``params`` and a head that begins at the module ``path``.
 
-    Args:
-        whole: the model.
-        params: site → value of the parameters of the trunk.
-        path: name of the module at which the head begins; empty where there is no trunk, and the features are x.
+    Where the path is empty there is no trunk, and the features are x.
     """
 
     whole: BNN
@@ -89,12 +86,6 @@ def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Ten
     All that follows is known to depend on nothing else where modules stand in an ``nn.Sequential``, or where what one
     returns is what the module around it returns. Anything else (a parameter that is also used before, say) makes the
     output differ from that of the whole net when the varying parameters are moved, and then there is no trunk.
-
-    Args:
-        model: the model.
-        names: the sites that vary.
-        params: site → value of all parameters of the net.
-        x: inputs (N, …).
     """
     whole = Split(model, params)
     found = replace(whole, path=_path(model, names, params, x[:2]))

@@ -61,10 +61,7 @@ def log_images(model: BNN, mode: BlockGaussian, x: Tensor) -> float:
     posterior's own width are not told apart; T of them have another image with both signs turned. Only what leaves the
     net's output and the log prior as they are is counted: at values drawn at random it is tried.
 
-    Args:
-        model: the model.
-        mode: the Gaussian at the mode.
-        x: a few inputs in the units of the program.
+    ``x`` are a few inputs in the units of the program.
     """
     values = mode.layout.constrain(mode.loc)
     own, at_once = mode.log_prob(values), max(1, CHUNK_SCALARS // len(mode.loc))

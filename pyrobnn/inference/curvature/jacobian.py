@@ -190,10 +190,9 @@ class NetworkJacobian:
         density: its density with point parameters held; gives the layout of the flat vector.
         mode: the flat vector z* (dim,).
         points: values of the point parameters, site → tensor.
-        names: the ``net.`` sites that vary.
+        names: the ``net.`` sites that vary, at ``index`` (p,).
 
-    Attributes: ``index`` (p,) coordinates in the flat vector; ``layers``; ``unsupported`` (modules without layer
-        product); ``params`` (every parameter of the net at the mode, by site).
+    Attributes: ``layers``; ``unsupported`` (modules without layer product); ``params`` (of the net at the mode).
     """
 
     def __init__(

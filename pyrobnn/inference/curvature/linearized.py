@@ -13,11 +13,9 @@ from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
 
 
 class SubsetNetwork:
-    """The network where only some sites vary: the others stay at the mode, so that what precedes them is computed once.
+    """The network where only some sites vary: the others stay at the mode.
 
-    Args:
-        jacobian: the network around the mode; its sites vary.
-        features: what this is a function of, from its inputs; default these themselves.
+    What precedes the sites, ``features`` of its inputs (by default these themselves), is computed once.
     """
 
     def __init__(self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None):

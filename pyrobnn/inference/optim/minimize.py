@@ -91,12 +91,12 @@ def minimize(
     .. math:: \theta_{t+1} = \theta_t - \eta_t \, \mathrm{Adam}(\nabla L(\theta_t; b_t))
 
     Args:
-        objective: ``(theta (P,), *batch) -> loss ()``; for members trained together
-            ``(theta (members, P), *batch) -> losses (members,)``; gradients, clipping and moments are per member.
-            With ``tracked`` it returns ``(loss, tensor (len(tracked), …))``. Random draws come from torch's state.
+        objective: ``(theta (P,), *batch) -> loss ()``; of members trained together ``(theta (members, P), *batch) ->
+            losses (members,)``, with gradients, clipping and moments per member; with ``tracked`` it returns
+            ``(loss, tensor (len(tracked), …))``. Random draws come from torch's state.
         start: initial parameters (P,) or (members, P); left as they are.
-        batches: endless iterator of tensor tuples, whole data as ``itertools.repeat((x, y))``; None for no arguments.
-            Where ranks share the rows (:mod:`pyrobnn.inference.fitting.ranks`) the last two tensors are x and y.
+        batches: endless iterator of tensor tuples; None for no arguments. Where ranks share the rows
+            (:mod:`pyrobnn.inference.fitting.ranks`) the last two tensors are x and y.
         training: steps, rate and optimiser.
         tracked: names of the further scalars that the objective returns.
         callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
@@ -106,8 +106,7 @@ def minimize(
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
-        KeyboardInterrupt: Ctrl-C before the first update, or when the losses are not finite; later it ends the run,
-            and ``stopped`` says so.
+        KeyboardInterrupt: Ctrl-C before the first update, or when the losses are not finite; later it ends the run.
 
     Reference: `Adam (Kingma & Ba, 2015) <https://arxiv.org/abs/1412.6980>`_.
 

@@ -40,9 +40,6 @@ def constant_rate(
         num_data: N.
         momentum: μ of SGD.
 
-    Returns:
-        η.
-
     Raises:
         FloatingPointError: the gradients at ``theta`` are not finite, or SGD leaves it at every rate.
 
