@@ -14,13 +14,8 @@ from pyrobnn.core.seeding import seeded
 __all__ = ["Exposed", "mlp", "small_cnn"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "elu": nn.ELU,
-    "softplus": nn.Softplus,
-    "sigmoid": nn.Sigmoid,
+    each.__name__.lower(): each
+    for each in (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Sigmoid)
 }
 
 
@@ -32,7 +27,7 @@ def mlp(
     activation: str | type[nn.Module] = "tanh",
     seed: int | None = None,
 ) -> nn.Sequential:
-    r"""A fully connected network.
+    r"""A fully connected network, (…, num_inputs) to (…, num_outputs).
 
     .. math:: f(x) = W_L\, a(\ldots a(W_1 x + b_1) \ldots) + b_L
 
@@ -45,9 +40,6 @@ def mlp(
         seed: seed of the initial weights, leaving the global generator untouched; ``None`` draws them from
             the global generator, as ``nn.Linear`` does.
 
-    Returns:
-        ``nn.Sequential`` taking (…, num_inputs) to (…, num_outputs).
-
     Raises:
         ValueError: a width below 1 or an unknown activation name.
         TypeError: widths that are not integers, or an activation of another kind.
@@ -58,11 +50,8 @@ def mlp(
         >>> net(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
-    widths = [
-        check_count("num_inputs", num_inputs),
-        *_check_widths("hidden", hidden),
-        check_count("num_outputs", num_outputs),
-    ]
+    inner = _check_widths("hidden", hidden)
+    widths = [check_count("num_inputs", num_inputs), *inner, check_count("num_outputs", num_outputs)]
     if isinstance(activation, str):
         activation = ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
     if not isinstance(activation, type) or not issubclass(activation, nn.Module):
@@ -84,23 +73,18 @@ def small_cnn(
 ) -> nn.Sequential:
     """A convolutional classifier for small square images: 3x3 convolutions, each halving the image.
 
-    There is no batch norm: its running statistics couple the points of a batch, so the likelihood would not
+    It takes images (N, in_channels, image_size, image_size), or the same pixels flattened, to logits (N, num_classes).
+    There is no batch norm: its running statistics couple the points of a batch, so that the likelihood would not
     factorise over the data and no posterior over the weights would be defined.
 
     Args:
-        num_classes: width of the output (logits).
-        in_channels: channels of the input image.
-        image_size: side of the input image in pixels; every convolution's max pooling halves it.
+        num_classes, in_channels: logits, and channels of an image.
+        image_size: side of the image in pixels; every convolution's max pooling halves it.
         channels: channels after each convolution, each with a ReLU.
         seed: as in :func:`mlp`.
 
-    Returns:
-        ``nn.Sequential`` taking (N, in_channels, image_size, image_size), or the same pixels flattened to
-        (N, in_channels * image_size**2), to logits (N, num_classes).
-
     Raises:
-        ValueError: a count below 1, or an image too small for that many halvings.
-        TypeError: counts that are not integers.
+        TypeError, ValueError: counts that are not positive integers, or an image too small for that many halvings.
 
     Example:
         >>> import torch
@@ -108,28 +92,20 @@ def small_cnn(
         >>> net(torch.zeros(4, 1, 8, 8)).shape, net(torch.zeros(4, 64)).shape
         (torch.Size([4, 10]), torch.Size([4, 10]))
     """
-    channels = _check_widths("channels", channels)
-    for name, count in (
-        ("num_classes", num_classes),
-        ("in_channels", in_channels),
-        ("image_size", image_size),
-    ):
-        check_count(name, count)
-    side = image_size // 2 ** len(channels)
+    check_count("num_classes", num_classes)
+    widths = [check_count("in_channels", in_channels), *_check_widths("channels", channels)]
+    side = check_count("image_size", image_size) // 2 ** len(channels)
     if side < 1:
         raise ValueError(
             f"an image of {image_size} pixels cannot be halved {len(channels)} times: "
             "pass fewer 'channels' or a larger 'image_size'"
         )
     with nullcontext() if seed is None else seeded(seed):
-        layers: list[nn.Module] = [
-            nn.Flatten(),  # brings images and flattened pixels to one shape
-            nn.Unflatten(1, (in_channels, image_size, image_size)),
-        ]
-        for before, after in zip([in_channels, *channels[:-1]], channels):
+        # images and flattened pixels come to one shape
+        layers: list[nn.Module] = [nn.Flatten(), nn.Unflatten(1, (in_channels, image_size, image_size))]
+        for before, after in zip(widths, widths[1:]):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        last = channels[-1] if channels else in_channels
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(last * side * side, num_classes))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * side * side, num_classes))
 
 
 class Exposed(nn.Module):

@@ -137,15 +137,11 @@ class Columns:
         return tuple(name for column in self.columns for name in column.inputs)
 
     def transform(self, frame: pd.DataFrame, where: str) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs (n, input), float64, of the rows that are kept, and which rows these are (N,), bool.
-
-        Args:
-            frame: a table with these columns; others are not looked at.
-            where: its name in messages.
+        """Inputs (n, input), float64, of the rows of ``frame`` that are kept, and which rows these are (N,), bool.
 
         Raises:
-            ValueError: missing columns, missing values where they are refused, cells that are not of their column's
-                kind, infinite numbers.
+            ValueError: missing columns, missing or infinite values where they are refused, cells that are not of their
+                column's kind.
 
         Warns:
             UserWarning: of categories that the training table has not, and gaps where it has none.
@@ -155,13 +151,6 @@ class Columns:
             has = ", ".join(map(str, frame.columns))
             raise ValueError(f"{where} lacks the column {', '.join(map(repr, absent))}: it has {has}")
         values = pd.DataFrame({each.name: each.read(where, frame[each.name]) for each in self.columns})
-        infinite = values.select_dtypes("number").abs() == np.inf
-        if infinite.to_numpy().any():
-            name = infinite.columns[infinite.any().to_numpy().argmax()]
-            row = int(infinite[name].to_numpy().argmax()) + 1
-            raise ValueError(
-                f"{where} has infinite values, first in row {row} (column {name!r}): drop these rows"
-            )
         keep = values.notna().all(axis=1).to_numpy() | (self.missing != "drop")
         if self.missing == "refuse":
             remedy = "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
@@ -183,11 +172,11 @@ class Columns:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Columns:
         """From the values of :meth:`settings`, also after JSON has made lists of tuples."""
-        columns = []
-        for each in settings["columns"]:
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
-            columns.append(Column(**values))
-        return cls(tuple(columns), settings["missing"])
+        columns: list[dict[str, Any]] = [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
+            for each in settings["columns"]
+        ]
+        return cls(tuple(Column(**each) for each in columns), settings["missing"])
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
@@ -211,7 +200,7 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
-    """The column as float64, NaN where it has gaps, or None where it is text.
+    """The column as float64, NaN where it has gaps or is infinite, or None where it is text.
 
     Raises:
         ValueError: numbers with a few cells of something else among them, or with decimal commas.
@@ -221,7 +210,8 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     if pd.api.types.is_timedelta64_dtype(column):
         return (column / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
     if pd.api.types.is_numeric_dtype(column):
-        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        return np.where(np.isinf(values), np.nan, values)
     text = column.dropna().astype(str).str.strip()
     plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(",", ""))
     found = pd.to_numeric(plain, errors="coerce")
@@ -251,11 +241,6 @@ def is_boolean(column: pd.Series) -> bool:
     return column.dtype == object and len(cells) > 0 and bool(cells.map(pd.api.types.is_bool).all())
 
 
-def is_date(column: pd.Series) -> bool:
-    """Whether a column has a type of dates or of spans between them."""
-    return pd.api.types.is_datetime64_any_dtype(column) or isinstance(column.dtype, pd.PeriodDtype)
-
-
 def as_text(column: pd.Series) -> pd.Series:
     """Cells as text without spaces around, None for gaps and empty text."""
     text = column.astype(object).map(lambda cell: str(cell).strip(), na_action="ignore")
@@ -269,16 +254,12 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         raise ValueError(f"{where}: column {name!r} holds no value: drop it")
     indicator = impute and bool(gaps.any())
     labels = isinstance(column.dtype, pd.CategoricalDtype)
-    if is_date(column):
+    if pd.api.types.is_datetime64_any_dtype(column):
         return _dates(where, column, None, indicator)
     values = None if labels else numbers(where, column)
     if values is not None:
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         return Column(name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator)
-    if not column.dropna().map(pd.api.types.is_scalar).all():
-        raise ValueError(
-            f"{where}: column {name!r} holds lists or other objects: make columns of them, or drop it"
-        )
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
         fill = float(_days(where, column, None, time=True).median())
@@ -323,9 +304,7 @@ def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
 
 def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = False) -> pd.Series:
     """Days since 1970, or of times of day the share of the day, float64, NaN for gaps."""
-    if isinstance(column.dtype, pd.PeriodDtype):
-        column = column.dt.to_timestamp()
-    if not is_date(column):
+    if not pd.api.types.is_datetime64_any_dtype(column):
         cells = as_text(column)
         text = "1970-01-01 " + cells if time else cells
         by_year = text.str.match(r"\d{4}[-/.]").fillna(False).astype(bool)

@@ -62,43 +62,29 @@ class Dataset:
             raise ValueError(f"'task' must be 'regression' or 'classification', got {self.task!r}")
         for name in ("x", "y"):  # NumPy and pandas are taken too
             object.__setattr__(self, name, as_tensor(name, getattr(self, name)))
-        if self.x.ndim < 2:
-            raise ValueError(
-                f"'x' must be (N, feature), got shape {tuple(self.x.shape)}: use x.unsqueeze(-1)"
-            )
-        if len(self.x) == 0:
-            raise ValueError(f"data set {self.name!r} is empty: x has shape {tuple(self.x.shape)}")
-        if len(self.x) != len(self.y):
-            raise ValueError(
-                f"x has {len(self.x)} rows and y has {len(self.y)}: they must be the same points"
-            )
-        _check_finite("x", self.x, self.name)
-        if self.task == "regression":
-            self._check_targets()
-        else:
-            self._check_labels()
-
-    def _check_targets(self) -> None:
-        if not self.y.is_floating_point():
-            raise TypeError(f"a regression target must be float, got {self.y.dtype}: use y.float()")
-        if self.y.ndim != 2:
-            raise ValueError(f"'y' must be (N, output), got shape {tuple(self.y.shape)}: use y.unsqueeze(-1)")
-        _check_finite("y", self.y, self.name)
-        for name in ("true_f", "true_noise"):
-            truth = getattr(self, name)
-            if truth is not None and truth.shape != self.y.shape:
+        x, y, regression = self.x, self.y, self.task == "regression"
+        if x.ndim < 2:
+            raise ValueError(f"'x' must be (N, feature), got shape {tuple(x.shape)}: use x.unsqueeze(-1)")
+        if len(x) == 0:
+            raise ValueError(f"data set {self.name!r} is empty: x has shape {tuple(x.shape)}")
+        if len(x) != len(y):
+            raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same points")
+        if regression and not y.is_floating_point():
+            raise TypeError(f"a regression target must be float, got {y.dtype}: use y.float()")
+        if not regression and y.dtype != torch.int64:
+            raise TypeError(f"class labels must be int64, got {y.dtype}: use y.long()")
+        if y.ndim != (2 if regression else 1):
+            shape, cure = ("(N, output)", "unsqueeze") if regression else ("(N,)", "squeeze")
+            raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{cure}(-1)")
+        for name in ("x", "y"):
+            if bad := int((~torch.isfinite(getattr(self, name))).sum()):
                 raise ValueError(
-                    f"{name!r} has shape {tuple(truth.shape)}, expected that of y, {tuple(self.y.shape)}"
+                    f"{name} of data set {self.name!r} holds {bad} NaN or infinite values: drop or impute these rows"
                 )
-
-    def _check_labels(self) -> None:
-        if self.y.dtype != torch.int64:
-            raise TypeError(f"class labels must be int64, got {self.y.dtype}: use y.long()")
-        if self.y.ndim != 1:
-            raise ValueError(f"class labels must be (N,), got shape {tuple(self.y.shape)}: use y.squeeze(-1)")
-        low, high = int(self.y.min()), int(self.y.max())
-        if low < 0 or (self.class_names and high >= len(self.class_names)):
-            raise ValueError(f"class labels span {low} … {high}, expected 0 … {len(self.class_names) - 1}")
+        if not regression and (y.min() < 0 or (self.class_names and y.max() >= len(self.class_names))):
+            raise ValueError(
+                f"class labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}"
+            )
 
     @property
     def num_data(self) -> int:
@@ -124,7 +110,7 @@ class Dataset:
         Raises:
             ValueError: the inputs are not one-dimensional, or fewer than two.
         """
-        if self.x.ndim != 2 or self.x.shape[1] != 1 or len(self.x) < 2:
+        if self.x.shape[1:] != (1,) or len(self.x) < 2:
             raise ValueError(f"a gap needs two or more inputs (N, 1), got shape {tuple(self.x.shape)}")
         ordered = self.x[:, 0].sort().values
         left = int(ordered.diff().argmax())
@@ -138,9 +124,6 @@ def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
         dataset: what is split.
         test_fraction: share of the points that are held out, in (0, 1).
         seed: of the permutation; global generators are untouched.
-
-    Returns:
-        The train part and the test part.
 
     Raises:
         ValueError: a fraction outside (0, 1), or one that leaves a part empty.
@@ -175,10 +158,9 @@ def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
 
 @dataclass(frozen=True, eq=False)
 class Standardizer:
-    r"""The affine map to mean 0 and standard deviation 1, and its inverse for everything that is reported.
+    r"""The affine map to mean 0 and standard deviation 1, and its inverse.
 
-    .. math:: x' = (x - m_x) / s_x, \quad y' = (y - m_y) / s_y, \quad
-        \log p(y) = \log p(y') - \sum_o \log s_{y,o}
+    .. math:: x' = (x - m_x) / s_x, \quad y' = (y - m_y) / s_y
 
     Means and standard deviations (ddof 0) are per feature and per output, and one for each channel of images, whose
     pixels so stay comparable; a constant column or channel gets scale 1. Class labels are left as they are (m_y = 0,
@@ -207,48 +189,30 @@ class Standardizer:
 
     def __post_init__(self) -> None:
         # variances are computed on the way, and of targets they are predicted
-        for name, scale, variance in (
-            ("x", self.x_scale, self.x_scale),
-            ("y", self.y_scale, self.y_scale.square()),
-        ):
+        for name, variance in (("x", self.x_scale), ("y", self.y_scale.square())):
             bad = ~(torch.isfinite(variance) & (variance > 0))
             if bool(bad.any()):
                 raise ValueError(
-                    f"{name!r} has values so large or so small that their squares are no numbers in {scale.dtype} "
+                    f"{name!r} has values so large or so small that their squares are no numbers in {variance.dtype} "
                     f"(column {int(bad.reshape(-1).int().argmax()) + 1}): give them in other units"
                 )
 
     @classmethod
-    def fit(cls, train: Dataset, *, channel_dim: int | None = None) -> Standardizer:
+    def fit(cls, train: Dataset) -> Standardizer:
         """The standardizer of a data set: fit it on the train part only.
 
-        Args:
-            train: the data set.
-            channel_dim: of x with three dimensions or more, the one whose entries have units of their own; all others
-                but the points share them. Default 1 for images (N, channel, height, width) and volumes; x with three
-                dimensions may be (N, channel, length) or (N, time, feature), so there it must be given: 1 or -1.
-
         Raises:
-            ValueError: three dimensions without ``channel_dim``, or one that x does not have.
+            ValueError: x of three dimensions, of which nothing says which holds features.
         """
-        shape = tuple(train.x.shape)
-        if channel_dim is None:
-            if len(shape) == 3:
-                raise ValueError(
-                    f"'x' has shape {shape} and does not say which dimension holds features: pass channel_dim=1 for "
-                    "(N, channel, length), channel_dim=-1 for sequences (N, time, feature), or x.unsqueeze(1) for "
-                    "images without a channel"
-                )
-            channel_dim = 1
-        dim = channel_dim % len(shape) if -len(shape) <= channel_dim < len(shape) else 0
-        if dim == 0:
+        if train.x.ndim == 3:
             raise ValueError(
-                f"'channel_dim' must be a dimension of x {shape} after the first, got {channel_dim}"
+                f"'x' has shape {tuple(train.x.shape)} and does not say which dimension holds features: give "
+                "Standardizer the means and scales of yours, or pass x.unsqueeze(1) for images without a channel"
             )
-        x_mean, x_scale = _moments(train.x, keep=dim)
+        x_mean, x_scale = _moments(train.x)
         if train.task == "classification":
             return cls(x_mean, x_scale, torch.zeros(1), torch.ones(1))
-        return cls(x_mean, x_scale, *_moments(train.y, keep=1))
+        return cls(x_mean, x_scale, *_moments(train.y))
 
     def to(self, device: torch.device | str) -> Standardizer:
         """The same map with its numbers on ``device``."""
@@ -269,8 +233,7 @@ class Standardizer:
             truth["true_f"] = self.transform_y(dataset.true_f)
         if dataset.true_noise is not None:
             truth["true_noise"] = dataset.true_noise / self.y_scale
-        if dataset.true_function is not None:
-            function = dataset.true_function
+        if (function := dataset.true_function) is not None:
             truth["true_function"] = lambda x: self.transform_y(function(self.inverse_x(x)))
         return dataclasses.replace(
             dataset, x=self.transform_x(dataset.x), y=self.transform_y(dataset.y), **truth
@@ -284,23 +247,11 @@ class Standardizer:
         """Targets, means, draws or quantiles (…, output) back in original units; labels unchanged."""
         return y * self.y_scale + self.y_mean if y.is_floating_point() else y
 
-    def inverse_scale(self, scale: Tensor) -> Tensor:
-        """Standard deviations (…, output) back in original units."""
-        return scale * self.y_scale
 
-    def inverse_var(self, var: Tensor) -> Tensor:
-        """Variances (…, output) back in original units."""
-        return var * self.y_scale**2
-
-    def inverse_log_prob(self, log_prob: Tensor) -> Tensor:
-        """Log densities per point, summed over outputs, (…,) of y in original units (change of variable)."""
-        return log_prob - self.y_scale.log().sum()
-
-
-def _moments(values: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """Mean and sd over all dimensions but ``keep``, to be broadcast against one point."""
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sd over all dimensions but the second, to be broadcast against one point."""
     wide = values.double()  # a float32 sum over many rows loses digits of the mean
-    over = [dim for dim in range(values.dim()) if dim != keep]
+    over = [dim for dim in range(values.dim()) if dim != 1]
     mean = wide.mean(over, keepdim=True)
     # the mean of squares of what is left: a running update rounds differently where the data have an offset
     scale = (wide - mean).square().mean(over, keepdim=True).sqrt()
@@ -309,11 +260,3 @@ def _moments(values: Tensor, keep: int) -> tuple[Tensor, Tensor]:
     scale = torch.where(constant, 1.0, scale)
     dtype = values.dtype if values.is_floating_point() else torch.float64
     return mean[0].to(dtype), scale[0].to(dtype)
-
-
-def _check_finite(what: str, values: Tensor, name: str) -> None:
-    bad = int((~torch.isfinite(values)).sum())
-    if bad:
-        raise ValueError(
-            f"{what} of data set {name!r} holds {bad} NaN or infinite values: drop or impute these rows"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import re
 import warnings
@@ -21,7 +20,6 @@ from pyrobnn.data.columns import (
     Missing,
     check_names,
     is_boolean,
-    is_date,
     numbers,
     refuse_gaps,
     report,
@@ -31,13 +29,11 @@ from pyrobnn.wording.findings import Finding
 
 __all__ = ["from_csv", "from_frame", "read_features"]
 
-#: different values up to which whole numbers may be meant as classes
-_FEW_VALUES = 10
 SEPARATORS = (",", ";", "\t", "|")
 #: what stands for a gap, beside pandas' own "", "NA", "nan", "null", …
 GAPS = ("?", "-", "–")
-#: suffixes of what is no text, and the library that pandas needs for it
-BINARY = {".parquet": "pyarrow", ".pq": "pyarrow", ".xlsx": "openpyxl", ".xlsm": "openpyxl"}
+#: suffixes of what is no text
+BINARY = (".parquet", ".pq", ".xlsx", ".xlsm")
 #: a number with a decimal comma, points between thousands; and one whose comma may as well part thousands
 _COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?"
 _AMBIGUOUS = r"[+-]?\d{1,3}(,\d{3})*"
@@ -67,8 +63,7 @@ def from_csv(
 
     Raises:
         ValueError: no such file, a header with repeated or missing names, rows longer than the header, no rows, and
-            what :func:`from_frame` refuses.
-        ImportError: Parquet and Excel need libraries: ``pip install 'pyrobnn[tables]'``.
+            what :func:`from_frame` refuses. Parquet and Excel need ``pip install 'pyrobnn[tables]'``.
 
     Warns:
         UserWarning: of what is left out, of decimal commas, and as :func:`from_frame`.
@@ -114,14 +109,12 @@ def from_frame(
 
     Raises:
         TypeError: no DataFrame.
-        ValueError: repeated names, unknown columns, missing values where they are refused, infinite ones, columns that
-            are neither numbers nor categories or dates throughout, a target that is constant, does not fit the task or
-            may be meant as numbers as well as classes, no rows.
+        ValueError: repeated or unknown columns, missing or infinite values where they are refused, columns of several
+            kinds, a target that is constant, does not fit the task or may be meant as numbers as well as classes.
 
     Warns:
-        UserWarning: of rows and columns that are left out, and of columns that are legal and probably a mistake: one
-            that counts the rows, one that equals the target, constant features, a number that may stand for a missing
-            value.
+        UserWarning: of rows and columns that are left out, and of what is probably a mistake: a column that equals the
+            target, counts the rows or is constant.
 
     Example:
         >>> table = pd.DataFrame({"size": [1.0, 2.0, 4.0], "kind": ["a", "b", "a"], "price": [2.5, 3.5, 8.0]})
@@ -164,7 +157,7 @@ def from_frame(
     for finding in _doubts(dataset):
         report(name, finding)
     # so few whole numbers, each about ten times, may be labels
-    few = len(values) <= min(_FEW_VALUES, len(y) / 10) and bool((values % 1 == 0).all())
+    few = len(values) <= min(10, len(y) / 10) and bool((values % 1 == 0).all())
     if task is None and not class_names and few:
         raise ValueError(
             f"{name}: the target {target!r} has {len(values)} values, all whole numbers, which may be "
@@ -218,7 +211,7 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
     numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
     if task != "classification":
         labels = task is None and (is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype))
-        values = None if labels or is_date(column) else numbers(where, column)
+        values = None if labels or pd.api.types.is_datetime64_any_dtype(column) else numbers(where, column)
         if values is not None:
             return torch.tensor(values).unsqueeze(-1), ()
         if task == "regression":
@@ -246,38 +239,21 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
 def _doubts(dataset: Dataset) -> list[Finding]:
     """Columns that are legal and probably not meant."""
     x, y = dataset.x.numpy(), dataset.y.numpy().reshape(-1)
-    names, target = dataset.feature_names, dataset.target_name
-    found = constant_features(x, names)
-    for name, cells in zip(names, x.T):
+    found = constant_features(x, dataset.feature_names)
+    for name, cells in zip(dataset.feature_names, x.T):
         values = np.unique(cells)
-        counter = len(values) == len(cells) >= 10 and values[0] % 1 == 0 and (np.diff(values) == 1).all()
         if len(values) > 2 and np.array_equal(cells, y):
-            found.append(Finding("equals_target", {"feature": name, "target": target}))
-        elif counter:
+            found.append(Finding("equals_target", {"feature": name, "target": dataset.target_name}))
+        elif len(values) == len(cells) >= 10 and values[0] % 1 == 0 and (np.diff(values) == 1).all():
             ends = {"first": float(values[0]), "last": float(values[-1])}
             found.append(Finding("row_counter", {"feature": name, **ends}))
-        found += _marker("feature", name, cells)
-    return found if dataset.task == "classification" else found + _marker("target", target, y)
+    return found
 
 
 def constant_features(x: np.ndarray, names: Sequence[str]) -> list[Finding]:
     """The columns of ``x`` (n, feature) that have one value in all of several rows, in one finding."""
     constant = [str(name) for name, values in zip(names, x.T) if len(x) > 1 and np.ptp(values) == 0]
     return [Finding("constant_features", {"features": constant})] if constant else []
-
-
-def _marker(part: str, name: str, cells: np.ndarray) -> list[Finding]:
-    """An extreme that is repeated, and farther from all others than those are from each other."""
-    values, counts = np.unique(cells, return_counts=True)
-    found = []
-    for end, others in ((0, values[1:]), (-1, values[:-1])):
-        if len(values) <= _FEW_VALUES or counts[end] == 1:
-            continue
-        if np.abs(others - values[end]).min() > np.ptp(others):
-            shown = {"value": values[end], "count": counts[end], "low": others[0], "high": others[-1]}
-            plain = {key: value.item() for key, value in shown.items()}
-            found.append(Finding("missing_marker", {"part": part, "name": name, "rows": len(cells), **plain}))
-    return found
 
 
 def guessed(dataset: Dataset) -> str:
@@ -299,11 +275,7 @@ def read_frame(path: str | Path) -> pd.DataFrame:
             frame = pd.read_excel(path) if excel else pd.read_parquet(path)
         else:
             frame, separator = _text(path)
-    except ImportError as error:
-        raise ImportError(
-            f"{path.name} is read by {BINARY.get(suffix, 'pandas')}: pip install 'pyrobnn[tables]'"
-        ) from error
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has errors of its own, and one that is missing is named
         kind = suffix[1:] if suffix in BINARY else "a table of text that begins with the line of names"
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"{path.name} cannot be read as {kind}: {reason or type(error).__name__}") from error
@@ -329,24 +301,18 @@ def _text(path: Path) -> tuple[pd.DataFrame, str]:
 
 
 def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
-    first = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
-    line = pd.read_csv(path, sep="\x01", quoting=csv.QUOTE_NONE, **first, **options).iloc[0, 0].rstrip()
-    declared = re.fullmatch(r"sep=(.)", line)  # as Excel writes it
-    options["skiprows"] = 0 if declared is None else 1
-    headers = {
-        separator: pd.read_csv(path, sep=separator, **first, **options).iloc[0].str.strip().tolist()
-        for separator in (SEPARATORS if declared is None else declared[1])
-    }
+    headers = {}
+    for separator in SEPARATORS:
+        line = pd.read_csv(
+            path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False, **options
+        )
+        headers[separator] = line.iloc[0].str.strip().tolist()
     separator = max(headers, key=lambda each: len(headers[each]))
-    names = headers[separator]
-    given = pd.to_numeric([name for name in names if name], errors="coerce")
-    if len(given) and pd.notna(given).all() and given.tolist() != list(range(len(given))):
-        raise ValueError(f"the first line holds numbers only, {', '.join(names[:3])} …")
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
         # without index_col such cells would shift all names by one
         frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options)
-    frame.columns = pd.Index(names)
+    frame.columns = pd.Index(headers[separator])
     return frame, separator
 
 

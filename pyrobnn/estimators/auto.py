@@ -29,7 +29,7 @@ def choose(
     joint: bool = False,
     compile: bool = True,
 ) -> tuple[Any, str]:
-    """A configured method, and why it.
+    """A configured method, and why it, in a sentence.
 
     Args:
         num_data: rows N.
@@ -38,9 +38,6 @@ def choose(
         normal: whether the weights have normal priors, whose width can be tuned.
         joint: whether the elements of a weight depend on each other under its prior, which no diagonal holds.
         compile: the method's option.
-
-    Returns:
-        The method, and a sentence.
     """
     size = f"{num_data:,} rows, {num_weights:,} weights"
     whole = num_data <= MAX_WHOLE_ROWS
@@ -71,11 +68,7 @@ def choose(
 
 
 def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str, Any]]:
-    """The method of that name with its settings of a full run, why it, and the options of its ``fit``.
-
-    Args:
-        normal, compile: as of :func:`choose`.
-    """
+    """The method of that name with its settings of a full run, why it, and the options of its ``fit``."""
     known = METHODS[name]
     settings = dict(known.full)
     words = f"{known.cls.__name__}, as it was asked for by name"

@@ -119,15 +119,6 @@ class BNNClassifier(ClassifierMixin, Estimator):
         np.put_along_axis(member, order, needed, 1)
         return member
 
-    def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
-        """Class probabilities of functions drawn from the posterior, (draw, n, class).
-
-        Args:
-            X: inputs (n, feature).
-            num_draws: how many of the draws, evenly spaced over all chains; default all.
-        """
-        return self._functions(X, num_draws, lambda p: p.likelihood.probs(p.f, p.params))
-
     def _targets(self, y: Any) -> Tensor:
         check_is_fitted(self)
         y = column_or_1d(y)

@@ -40,9 +40,6 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
 
     From ten rows per weight on, noise that is maximised with the weights comes out right (on a weak signal, 90 %
     intervals held 73, 82 and 88 % at 2, 4 and 8).
-
-    Warns:
-        UserWarning: rows are few, and the likelihood is none whose noise is known to be found so.
     """
     likelihood = model.likelihood
     if not isinstance(method, Laplace):
@@ -56,13 +53,6 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
         return fit_noise_em
     if type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed":
         return fit_by_evidence
-    warnings.warn(
-        f"{num_data:,} rows are few for {model.num_weights:,} weights, and the noise of {type(likelihood).__name__} is "
-        "maximised with them: it may come out too small, and the intervals too narrow. Use a smaller net, or "
-        "predict_interval(X, conformal=(X, y)) with rows held out",
-        UserWarning,
-        stacklevel=4,
-    )
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +41,8 @@ class Estimator(BaseEstimator):
     """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier."""
 
     task: Task
+    #: whether one number is predicted, and y was (n,)
+    _flat = False
 
     def __init__(
         self,
@@ -83,9 +84,7 @@ class Estimator(BaseEstimator):
         self.__dict__.pop("verdict_", None)
         self._weighted = copies is not None
         warn(constant_features(x, self._names(x)), stacklevel=3)
-        if copies is None:
-            warn(copied_rows(x, y), stacklevel=3)
-        else:
+        if copies is not None:
             x, y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
         order = np.lexsort(np.column_stack([x, y]).T)  # data in another order give the same numbers
         self._x, self._y = (torch.from_numpy(np.ascontiguousarray(part[order])) for part in (x, y))
@@ -128,11 +127,7 @@ class Estimator(BaseEstimator):
         )
         options |= {"dtype": np.float64, "ensure_min_samples": 2}
         if not self._is_table:
-            x, y = validate_data(self, X, y, ensure_all_finite=self._finite, **options)
-            if self.missing == "impute":
-                self.columns_ = Columns.fit(_frame(x), self.missing, "X")
-                x = self.columns_.transform(_frame(x), "X")[0]
-            return x, y
+            return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **options))
         frame = _frame(X)
         check_names("X", list(frame.columns))
         columns = Columns.fit(frame, self.missing, "X")
@@ -145,15 +140,6 @@ class Estimator(BaseEstimator):
         """Of the inputs x (n, input)."""
         given = getattr(self, "feature_names_in_", None) if self.columns_ is None else self.columns_.inputs
         return [f"x{index}" for index in range(x.shape[1])] if given is None else given
-
-    @property
-    def _finite(self) -> Any:
-        return "allow-nan" if self.missing == "impute" else True
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "impute"
-        return tags
 
     def _seed(self) -> int:
         """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
@@ -223,8 +209,7 @@ class Estimator(BaseEstimator):
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
         if not self._is_table:
-            x = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=self._finite)
-            return torch.tensor(x if self.columns_ is None else self.columns_.transform(_frame(x), "X")[0])
+            return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
         if not isinstance(X, pd.DataFrame):
             raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
         _check_feature_names(self, X, reset=False)
@@ -243,14 +228,27 @@ class Estimator(BaseEstimator):
                 values.append(part(prediction).detach().cpu())
         return [torch.cat(values).numpy() for values in found]
 
-    def _functions(self, X: Any, num_draws: int | None, part: Callable[[Prediction], Tensor]) -> np.ndarray:
-        """``part`` (chain, draw, point, width) of so many draws, evenly spaced over chains: (draw, point, width)."""
+    def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
+        """Functions drawn from the posterior at ``X``, each coherent over its points and without noise.
+
+        Args:
+            X: inputs (n, feature).
+            num_draws: how many of the draws, evenly spaced over all chains; default all.
+
+        Returns:
+            (draw, n) or (draw, n, output); of classes their probabilities (draw, n, class).
+        """
         check_is_fitted(self)
         total = self.posterior_.num_chains * self.posterior_.num_draws
         count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
         keep = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
-        found = self._predict(X, lambda p: part(p).flatten(0, 1)[keep.to(p.f.device)].movedim(0, 1))[0]
-        return np.moveaxis(found, 0, 1)
+
+        def functions(p: Prediction) -> Tensor:
+            f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f
+            return f.flatten(0, 1)[keep.to(f.device)].movedim(0, 1)
+
+        found = np.moveaxis(self._predict(X, functions)[0], 0, 1)
+        return found[..., 0] if self._flat else found
 
     def _calibration(self, conformal: Any) -> tuple[Tensor, Tensor]:
         """The rows to calibrate a conformal prediction by."""
@@ -278,21 +276,9 @@ class Estimator(BaseEstimator):
         """The verdict on the fit, by its training data; computed when it is first asked for, and then kept."""
         from pyrobnn.diagnostics import diagnose
 
-        return diagnose(self._tree())
-
-    def _tree(self, test: tuple[Tensor, Tensor] | None = None) -> Any:
         check_is_fitted(self)
         # of rows that are counted more than once none can be left out
-        return self.posterior_.to_datatree(self._x, None if self._weighted else self._y, test=test)
-
-    def report(self, path: str | Path, X: Any = None, y: Any = None) -> Path:
-        """Write the report of the fit to ``path`` (HTML), and return it; held-out rows X, y are scored in it."""
-        from pyrobnn.report import write_report
-
-        if (X is None) != (y is None):
-            raise ValueError("'X' and 'y' are the held-out rows together: pass both, or neither")
-        tree = self._tree(None if X is None else (self._inputs(X), self._targets(y)))
-        return Path(write_report({str(tree.attrs["label"]): tree}, Path(path)))
+        return diagnose(self.posterior_.to_datatree(self._x, None if self._weighted else self._y))
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -300,14 +286,6 @@ class Estimator(BaseEstimator):
             # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
             state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
         return state
-
-
-def copied_rows(x: np.ndarray, y: np.ndarray) -> list[Finding]:
-    """Copies, where more than a tenth of the rows, with a measured number, are some."""
-    distinct = np.unique(np.column_stack([x, y]), axis=0)
-    copies, measured = len(x) - len(distinct), max(len(np.unique(column)) for column in x.T)
-    found = copies > 0.1 * len(x) and 2 * measured > len(distinct)
-    return [Finding("copied_rows", {"copies": copies, "rows": len(x)})] if found else []
 
 
 def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Finding]:
@@ -321,8 +299,6 @@ def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Fin
     return [Finding("far_rows", {"rows": int(beyond.any(1).sum()), "total": len(x), **ends})]
 
 
-def _frame(x: np.ndarray | pd.DataFrame) -> pd.DataFrame:
-    """A table whose columns are named by text."""
-    if isinstance(x, pd.DataFrame):
-        return x.set_axis([str(name) for name in x.columns], axis=1)
-    return pd.DataFrame(x, columns=[f"x{index}" for index in range(x.shape[1])])
+def _frame(x: pd.DataFrame) -> pd.DataFrame:
+    """The table with columns named by text."""
+    return x.set_axis([str(name) for name in x.columns], axis=1)

@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_number
+from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.conformal import conformal_interval
@@ -41,8 +41,8 @@ class BNNRegressor(RegressorMixin, Estimator):
             ``"auto"`` takes Laplace's approximation and rows are few for the weights, it is found with the weights
             averaged out, as a ``StudentT``'s scale is: by the evidence, or in rounds where it is a function.
         standardize: bring inputs and targets to mean 0 and standard deviation 1, and predictions back.
-        missing: ``"refuse"`` missing values, or ``"impute"``: a number gets its column's median, and an input says that
-            it was missing; a gap among categories is a category of its own.
+        missing: ``"refuse"`` missing values of a DataFrame, or ``"impute"``: a number gets its column's median, and an
+            input says that it was missing; a gap among categories is a category of its own. (Of arrays: SimpleImputer.)
         num_draws: of the posterior (per chain); default the method's own number.
         compile: of a method that is chosen or named; False starts faster and runs slower.
         device: where to compute, ``"cpu"`` or ``"cuda"``.
@@ -111,23 +111,6 @@ class BNNRegressor(RegressorMixin, Estimator):
         """The columns of y that are predicted."""
         return y if self.likelihood is None else self.likelihood.targets.values(torch.tensor(y)).numpy()
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R² of the predictive mean.
-
-        Raises:
-            Refused: of a censored response, whose distance from the mean is not known.
-        """
-        y = self._read(y)
-        if (
-            self.likelihood is not None
-            and np.ndim(y) == 2
-            and self._values(np.asarray(y)).shape != np.shape(y)
-        ):
-            raise Refused(
-                "R² of censored rows is not known: use posterior_.predict(x).log_prob(y), whose mean ranks models"
-            )
-        return float(super().score(X, y, sample_weight))
-
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean.
 
@@ -178,19 +161,6 @@ class BNNRegressor(RegressorMixin, Estimator):
         found = conformal_interval(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
         ends = torch.stack([found.lower, found.upper], -1).numpy()
         return ends if self._flat else ends[:, None]
-
-    def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
-        """Functions drawn from the posterior, at ``X``: each is coherent over its points, and without noise.
-
-        Args:
-            X: inputs (n, feature).
-            num_draws: how many of the draws, evenly spaced over all chains; default all.
-
-        Returns:
-            (draw, n) or (draw, n, output).
-        """
-        found = self._functions(X, num_draws, lambda p: p.f)
-        return found[:, :, 0] if self._flat else found
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[:, 0] if self._flat else values

@@ -21,8 +21,6 @@ def _new_categories(column: str, rows: int, new: list[str]) -> str:
 
 TABLES: dict[str, str | Callable[..., str]] = {
     "constant_features": _constant,
-    "copied_rows": "{copies:,} of {rows:,} rows are copies of others, target and all, and count as observations of "
-    "their own: if they are the same ones, drop them, or the fit is overconfident",
     "few_calibration_rows": "{rows} rows cannot tell an outcome that is missed with probability {alpha:g}: the sets "
     "hold everything; {fewest} rows are the fewest",
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
@@ -30,8 +28,6 @@ TABLES: dict[str, str | Callable[..., str]] = {
     "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
     "row_counter": "the feature {feature!r} numbers the rows ({first:g} … {last:g}): drop it if it is a counter or a "
     "label, which new data do not continue",
-    "missing_marker": "the {part} {name!r} is {value:g} in {count} of {rows} rows and in the others between {low:g} "
-    "and {high:g}: if it stands for a missing value, leave the cells empty",
     "rows_dropped": "{count} of {rows} rows have a missing value and are left out",
     "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
     "taken for a label of its rows and left out",

@@ -130,7 +130,6 @@ def test_bundled_sets():
             ValueError,
             "labels span 0 … 2, expected 0 … 1",
         ),
-        ({"true_f": torch.zeros(2, 2)}, ValueError, "'true_f' has shape"),
     ],
 )
 def test_a_data_set_refuses_what_is_not_data(change, error, message):
@@ -279,18 +278,11 @@ class TestStandardizer:
         torch.testing.assert_close(z[:, 0], z[:, 1], rtol=1e-4, atol=1e-4)
         assert float(z[:, 2].abs().max()) == 0.0 and units.x_scale[2].item() == 1.0
 
-    def test_sequences_say_where_their_features_are(self):
+    def test_of_sequences_nothing_is_guessed(self):
         x = torch.randn(20, 5, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0])
         sequences = Dataset(x, x[:, 0, :1], "s", "regression")
-        with pytest.raises(ValueError, match=r"\(20, 5, 2\).*channel_dim=-1 for sequences"):
+        with pytest.raises(ValueError, match=r"\(20, 5, 2\) and does not say"):
             Standardizer.fit(sequences)
-        z = Standardizer.fit(sequences, channel_dim=-1).transform_x(x)
-        torch.testing.assert_close(z.std((0, 1), correction=0), torch.ones(2))
-        z = Standardizer.fit(sequences, channel_dim=1).transform_x(x)
-        torch.testing.assert_close(z.std((0, 2), correction=0), torch.ones(5))
-        for dim in (0, 3, -3, -4):
-            with pytest.raises(ValueError, match="'channel_dim' must be"):
-                Standardizer.fit(sequences, channel_dim=dim)
 
     def test_whole_numbers_are_measured_not_truncated(self):
         x = torch.arange(6).reshape(3, 2)
@@ -303,12 +295,6 @@ class TestStandardizer:
         z = standardizer.transform(train)
         torch.testing.assert_close(standardizer.inverse_x(z.x), train.x, rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(standardizer.inverse_mean(z.y), train.y, rtol=1e-5, atol=1e-3)
-        # a normal density, moved by its parameters or by the change of variable
-        f, scale = 0.2 * z.y, torch.tensor(0.7)
-        moved = torch.distributions.Normal(standardizer.inverse_mean(f), standardizer.inverse_scale(scale))
-        inside = torch.distributions.Normal(f, scale).log_prob(z.y).sum(-1)
-        torch.testing.assert_close(standardizer.inverse_log_prob(inside), moved.log_prob(train.y).sum(-1))
-        torch.testing.assert_close(standardizer.inverse_var(scale**2), standardizer.inverse_scale(scale) ** 2)
 
     def test_the_truth_moves_with_the_data(self):
         dataset = data.sinx3()
@@ -321,8 +307,7 @@ class TestStandardizer:
             atol=1e-3,
         )
 
-    def test_labels_and_their_log_probabilities_stay(self):
+    def test_labels_stay(self):
         dataset = data.breast_cancer()
         standardizer = Standardizer.fit(dataset)
         assert torch.equal(standardizer.transform(dataset).y, dataset.y)
-        assert standardizer.inverse_log_prob(torch.tensor([-1.5])).tolist() == [-1.5]
