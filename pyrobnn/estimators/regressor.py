@@ -17,7 +17,7 @@ from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.conformal import conformal_interval
 from pyrobnn.estimators.estimator import Estimator
-from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
+from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
 
 
 class BNNRegressor(RegressorMixin, Estimator):
@@ -174,9 +174,10 @@ class BNNRegressor(RegressorMixin, Estimator):
             return HeteroskedasticGaussian()
         if self.noise in ("inferred", "learned"):
             one = torch.ones(() if width == 1 else width, dtype=torch.float64)
-            return HomoskedasticGaussian(
-                dist.HalfNormal(one) if self.noise == "inferred" else torch.nn.Parameter(one)
-            )
+            likelihood = HomoskedasticGaussian(dist.HalfNormal(one) if self.noise == "inferred" else "learned")
+            if self.noise == "learned":
+                likelihood.own.points[SCALE] = (one, dist.constraints.positive)  # one per output
+            return likelihood
         if isinstance(self.noise, str):
             kinds = "'inferred', 'learned', 'heteroskedastic' or a number in the units of y"
             raise ValueError(f"'noise' must be {kinds}, got {self.noise!r}")
