@@ -56,6 +56,8 @@ class OwnParameters:
                     f"shape {tuple(value.shape())}: use HalfNormal or LogNormal"
                 )
             self.priors[site] = value.to_event(len(value.batch_shape))
+        elif isinstance(value, torch.nn.Parameter):
+            raise TypeError(f"{name!r} cannot be an nn.Parameter: use 'learned'")
         elif isinstance(value, str):
             if value != "learned":
                 raise ValueError(f"{name!r} must be a number, 'learned' or a distribution, got {value!r}")
