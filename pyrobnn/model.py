@@ -10,7 +10,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import as_tensor, check_cast, check_finite
+from pyrobnn.core.checks import as_tensor, check_finite
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.density.fused import WrittenOut
@@ -73,14 +73,14 @@ class BNN:
         *,
         standardizer: Standardizer | None = None,
     ):
-        for name, value, kind, what in (
-            ("net", net, nn.Module, "a torch.nn.Module"),
-            ("prior", prior, Prior, "a tyxe.priors.Prior, such as pyrobnn.priors.IIDPrior"),
-            ("likelihood", likelihood, Likelihood, "one of pyrobnn.likelihoods"),
+        for name, value, kind in (
+            ("net", net, nn.Module),
+            ("prior", prior, Prior),
+            ("likelihood", likelihood, Likelihood),
         ):
             if not isinstance(value, kind):
-                found = f"{type(value).__module__}.{type(value).__name__}"
-                raise TypeError(f"{name!r} must be {what}, got {found}")
+                found, wanted = (f"{each.__module__}.{each.__name__}" for each in (type(value), kind))
+                raise TypeError(f"{name!r} must be a {wanted}, got {found}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
         self.net = copy.deepcopy(net)
@@ -97,9 +97,8 @@ class BNN:
     @property
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
-        return next(
-            (p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.get_default_dtype()
-        )
+        types = (p.dtype for p in self.net.parameters() if p.is_floating_point())
+        return next(types, torch.get_default_dtype())
 
     @property
     def device(self) -> torch.device:
@@ -157,13 +156,10 @@ class BNN:
 
     def sample_parameters(self) -> dict[str, Tensor]:
         """The program's first half: every parameter of the net and of the likelihood, by site."""
-        values = {}
-        for name, param in self.net.named_parameters():
-            site = NET + name
-            if site in self.priors:
-                values[site] = pyro.sample(site, self.priors[site])
-            else:
-                values[site] = point(site, param.detach().clone())
+        values = {
+            name: pyro.sample(name, self.priors[name]) if name in self.priors else point(name, value)
+            for name, value in self.initial_values().items()
+        }
         return values | self.likelihood.own.sample()
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -242,13 +238,13 @@ class BNN:
         fresh.net = copy.deepcopy(self.net)
         with seeded(seed, self.device), torch.no_grad():
             for module_name, module in fresh.net.named_modules():
+                own = module.named_parameters(module_name, recurse=False)
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
-                    continue
-                for name, param in module.named_parameters(recurse=False):
-                    site = f"{NET}{module_name}.{name}" if module_name else NET + name
-                    if site in self.priors:
-                        param.copy_(self.priors[site].sample())
+                else:
+                    for name, param in own:
+                        if (prior := self.priors.get(NET + name)) is not None:
+                            param.copy_(prior.sample())
             inside = self.supported(fresh.initial_values())
             for name, param in fresh.net.named_parameters():
                 param.copy_(inside[NET + name])
@@ -277,19 +273,12 @@ class BNN:
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
 
 
-def check_data(
-    model: BNN, x: Any, y: Any, device: torch.device, *, whole: bool = False
-) -> tuple[Tensor, Tensor]:
+def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
-
-    Args:
-        model, x, y, device: the model and the data, and where it computes.
-        whole: whether these are all the data, or enough of them to see how far each column spreads.
 
     Raises:
         TypeError: not numeric.
-        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, values of which the
-            net's floating type keeps too little.
+        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range.
     """
     x, y = as_tensor("x", x).to(device), model.likelihood.targets.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
@@ -300,14 +289,8 @@ def check_data(
         )
     check_finite("x", x)
     x, y = model.standard_inputs(x), model.standard_targets(y)
-    cast = model.cast_inputs(x)
-    if whole:
-        check_cast("x", x, cast)
-        if y.is_floating_point() and not model.likelihood.targets.classes:
-            check_cast("y", y, y.to(model.dtype))
-    x = cast
-    width = _output_width(model, x)
-    return x, model.likelihood.target(y, width, model.dtype)
+    x = model.cast_inputs(x)
+    return x, model.likelihood.target(y, _output_width(model, x), model.dtype)
 
 
 @torch.no_grad()

@@ -120,32 +120,6 @@ def check_finite(name: str, value: Tensor) -> None:
         )
 
 
-def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
-    """Refuse a cast that rounds away what a column of ``value`` (row, …) says: 1e8 plus noise in float32, say.
-
-    The middle half of a column may move by a thousandth of its range, so that an outlier does not hide it.
-
-    Raises:
-        ValueError: naming the column, what is lost, and the remedy.
-    """
-    if value.dtype == cast.dtype or not cast.is_floating_point() or value.dim() > 2:
-        return
-    before, order = value.reshape(len(value), -1).double().sort(0)
-    after = cast.reshape(len(value), -1).double().gather(0, order)
-    middle = slice(len(value) // 4, len(value) - len(value) // 4)
-    spread, error = before[middle][-1] - before[middle][0], (after - before)[middle].abs().amax(0)
-    share = max(1e-3, 8 * torch.finfo(cast.dtype).eps)
-    lost = ((error > share * spread) & (spread > 0)).nonzero()[:, 0].tolist()
-    if lost:
-        kind, narrow = (str(v.dtype).removeprefix("torch.") for v in (value, cast))
-        had, has = (len(v[:, lost[0]].unique()) for v in (before, after))
-        raise ValueError(
-            f"column {lost[0]} of '{name}' spreads over {spread[lost[0]]:.3g} around "
-            f"{before[len(before) // 2, lost[0]]:.9g}: the net's {narrow} keeps {has} of {had} distinct values; give "
-            f"the model a standardizer fitted on these {kind} data, subtract the median, or use net.double()"
-        )
-
-
 def as_tensor(name: str, value: Any) -> Tensor:
     """Return a tensor over ``value`` (tensor, NumPy array, DataFrame, Series or nested list), without its gradient.
 
@@ -167,28 +141,26 @@ def as_tensor(name: str, value: Any) -> Tensor:
             f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}: {error}"
         ) from error
     if array.dtype.kind not in "biuf":
+        types = value.dtypes.items() if getattr(value, "ndim", 0) == 2 and hasattr(value, "dtypes") else ()
+        columns = [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]
+        where = f" in the columns {', '.join(columns)}" if columns else ""
         raise TypeError(
-            f"'{name}' must be a tensor or a numeric array, but holds{_contents(name, value, array)}"
+            f"'{name}' must be a tensor or a numeric array, but holds{where} {_contents(name, value, array)}"
         )
     if array.dtype.kind == "f" and array.itemsize > 8:
         array = array.astype(np.float64)
     # torch takes neither foreign byte orders nor negative strides, and warns of arrays that cannot be written to
-    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-    return torch.from_numpy(array)
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _contents(name: str, value: Any, array: np.ndarray) -> str:
-    """What is there instead of numbers, where, and how to make numbers of it."""
+    """What is there instead of numbers, and how to make numbers of it."""
     text = next((item for item in np.asarray(value, dtype=object).reshape(-1) if isinstance(item, str)), None)
-    if text is not None and name == "y":
-        what = f"text such as {text!r}: make integers of the labels, classes, y = numpy.unique(y, return_inverse=True)"
-    elif text is not None:
-        what = f"text such as {text!r}: make columns of numbers, pandas.get_dummies(x, dtype=float)"
-    else:
-        what = f"{array.dtype}: make real numbers of it, and drop or impute what is missing"
-    types = value.dtypes.items() if getattr(value, "ndim", 0) == 2 and hasattr(value, "dtypes") else ()
-    columns = [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]
-    return f" in the columns {', '.join(columns)} {what}" if columns else f" {what}"
+    if text is None:
+        return f"{array.dtype}: make real numbers of it, and drop or impute what is missing"
+    if name == "y":
+        return f"text such as {text!r}: make integers of the labels, classes, y = numpy.unique(y, return_inverse=True)"
+    return f"text such as {text!r}: make columns of numbers, pandas.get_dummies(x, dtype=float)"
 
 
 def divergences_by_chance(num_transitions: int) -> int:

@@ -341,18 +341,8 @@ class Density:
             return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
 
     def _first_trace(self) -> Mapping[str, Node]:
-        with seeded(0, *used_devices()), torch.no_grad():  # where it computes is known once it has run
-            try:
-                with all_rows(self.plate_sizes):
-                    return self.trace({})
-            except (RuntimeError, ValueError, IndexError) as error:
-                if not self.plate_sizes:
-                    raise
-                raise Refused(
-                    f"the plate {self.stochastic!r} draws a subsample, and the program cannot be run with all of its "
-                    f"rows ({type(error).__name__}: {str(error).splitlines()[0]}): take every size and value inside "
-                    "from the rows that the plate gives, or take out subsample_size"
-                ) from error
+        with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
+            return self.trace({})
 
     def _layout(self, nodes: Mapping[str, Node]) -> Iterator[Site]:
         for node in nodes.values():

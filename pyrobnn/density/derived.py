@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,6 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import at_each
 from pyrobnn.density.nodes import is_replicated
-
-#: scalars of deterministic values or replicates that are computed in one call, and draws
-_CHUNK_SCALARS, _CHUNK_DRAWS = 2**20, 500
 
 Values = dict[str, Tensor]
 
@@ -54,10 +51,10 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
     with seeded(seed, density.device):
         runs = [forgetful.trace({}) for _ in range(num_draws)]
 
-    def stacked(names: Iterable[str]) -> Values:
-        return {name: torch.stack([nodes[name]["value"] for nodes in runs])[None] for name in names}
-
-    return stacked(names), stacked(density.derived.replicated)
+    names += density.derived.replicated
+    values = {name: torch.stack([nodes[name]["value"] for nodes in runs])[None] for name in names}
+    data = {name: values.pop(name) for name in density.derived.replicated}
+    return values, data
 
 
 class _Forget(Messenger):
@@ -94,7 +91,7 @@ def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, 
     chains, num = next(iter(draws.values())).shape[:2]
     names = {site.name for site in density.sites} | set(density.initial_points)
     flat = {name: v.to(density.device).flatten(0, 1) for name, v in draws.items() if name in names}
-    size = max(1, min(_CHUNK_DRAWS, _CHUNK_SCALARS // max(sum(sites.values()), 1)))
+    size = max(1, min(500, 2**20 // max(sum(sites.values()), 1)))
     parts = [
         at_each(one, {name: value[start : start + size] for name, value in flat.items()})
         for start in range(0, chains * num, size)

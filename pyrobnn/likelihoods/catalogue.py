@@ -72,7 +72,6 @@ class HomoskedasticGaussian(_Gaussian):
         self.own.declare("scale", scale)
 
     def loc_scale(self, f: Tensor, params: Params) -> Pair:
-        """Mean and noise standard deviation, both (\\*batch, N, out)."""
         return f, self.own.value("scale", f, params).expand(f.shape)
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
@@ -107,7 +106,6 @@ class HeteroskedasticGaussian(_Gaussian):
         self.min_scale = check_number("min_scale", min_scale, above=0)
 
     def loc_scale(self, f: Tensor, params: Params) -> Pair:
-        """Mean and noise standard deviation, both (\\*batch, N, out)."""
         loc, raw = f.chunk(2, dim=-1)
         return loc, F.softplus(raw) + self.min_scale
 
@@ -221,7 +219,6 @@ class Categorical(_Labels):
         return dist.Categorical(logits=f)
 
     def probs(self, f: Tensor, params: Params | None = None) -> Tensor:
-        """Class probabilities (\\*batch, N, classes)."""
         return f.softmax(-1)
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
@@ -248,7 +245,6 @@ class Bernoulli(Likelihood):
         return dist.Bernoulli(logits=f).to_event(1)
 
     def probs(self, f: Tensor, params: Params | None = None) -> Tensor:
-        """Probability of label 1, (\\*batch, N, out)."""
         return f.sigmoid()
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
@@ -316,7 +312,6 @@ class Ordinal(_Labels):
         return dist.Categorical(logits=torch.cat([below[..., :1], inner, above[..., -1:]], -1))
 
     def probs(self, f: Tensor, params: Params | None = None) -> Tensor:
-        """Probabilities of the labels (\\*batch, N, classes)."""
         return self.distribution(f, params or {}).probs
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:

@@ -26,8 +26,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     ),
 }
 
-#: of which the log joint is taken together
-DRAWS_AT_ONCE = 64
+DRAWS_AT_ONCE = 64  # of which the log joint is taken together
 
 Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent

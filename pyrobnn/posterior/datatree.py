@@ -104,7 +104,7 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
-        log_prior, terms = _log_densities_by_site(posterior, _density_of(posterior, x, y))
+        log_prior, terms = _log_densities_by_site(posterior, _density(posterior, x, y))
         flat = [value.flatten(2) for value in terms.values()]
         return log_prior, torch.cat([log_prior.new_zeros(*log_prior.shape, 0), *flat], -1)
     prior = sum(site.log_prob(posterior.draws[name]) for name, site in posterior.model.priors.items())
@@ -350,7 +350,7 @@ def _called(thing: Any) -> str:
 
 def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: int) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
-    density = _density_of(posterior, x, y)
+    density = _density(posterior, x, y)
     axes, sizes = density.derived.axes, density.derived.replicated
     few = _thinned(posterior, max(sum(sizes.values()), 1))
     log_prior, terms = _log_densities_by_site(few, density)
@@ -382,8 +382,7 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
     return {name: data for name, data in groups.items() if data.data_vars}
 
 
-def _density_of(posterior: Any, x: Any, y: Any) -> Density:
-    """The density of a posterior's program given its data, with point parameters at their fitted values."""
+def _density(posterior: Posterior, x: Any, y: Any) -> Density:
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
     return Density(posterior.model, (x, y), points="held", values=fixed)
 

@@ -15,27 +15,12 @@ from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import Gradient, batched_gradient
 from pyrobnn.model import BNN, check_data
 
-#: draws of all chains together whose gradient is taken
-NUM_SCORED = 200
-_FEWEST_SCORED = 40
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS, NUM_SINGLE = 4, 4
-#: products of data, weights and draws that all gradients together may take
-_MAX_SCORE_WORK = 1e12
-#: products of data, weights and draws of one call
-_CHUNK = 2**28
 #: draws that are moved, trajectories of each, and leapfrog steps of one
 NUM_DRAWS, NUM_TRAJECTORIES, NUM_STEPS = 128, 10, 6
-#: searches for a step size, the factor between them, and the acceptance rates that a step size is kept between
-_SEARCHES, _FACTOR, _LOWEST, _HIGHEST = 10, 1.6, 0.6, 0.95
-#: draws of which quantiles say anything; a quick look at a posterior has fewer
-_FEWEST = 200
-#: products of data, weights and gradients that the moves may take
-_MAX_WORK = 2e10
-#: likewise for chains, which much else judges
-_MAX_WORK_OF_CHAINS = 4e9
-#: below it twice as many draws are moved
-_LITTLE_WORK = 2e8
+#: products of data, weights and gradients that the moves may take; chains are judged by much else
+_MAX_WORK, _MAX_WORK_OF_CHAINS = 2e10, 4e9
 
 
 def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
@@ -54,7 +39,7 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
         Dataset with ``virial`` (chain, draw, site), ``score`` (chain, draw, site, direction), the gradient along random
         signs times the draws' sd and then along the single scalars whose mean gradient is largest in its sd (zero where
         a site has fewer), and ``size`` (site,), the unconstrained scalars of each; None where the draws are
-        not of this density (a linearised net, layers in training mode), too few, or the gradients too dear.
+        not of this density (a linearised net, layers in training mode), fewer than 40, or the gradients too dear.
 
     References:
         Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039
@@ -63,14 +48,14 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
     if density is None:
         return None
     work = density.dim * max(len(y) if y is not None and y.dim() else 1, 1)
-    few = posterior.thin(max(1, int(min(NUM_SCORED, _MAX_SCORE_WORK // work)) // posterior.num_chains))
-    if few.num_chains * few.num_draws < _FEWEST_SCORED:
+    few = posterior.thin(max(1, int(min(200, 1e12 // work)) // posterior.num_chains))
+    if few.num_chains * few.num_draws < 40:
         return None
     z = density.unconstrain(few.draws)
     mean = density.unconstrain(posterior.thin(1000).draws).double().mean(1, keepdim=True)
     gradient, _ = batched_gradient(density.log_joint, z[0, :2])
     flat = z.reshape(-1, density.dim)
-    parts = [gradient(part)[0] for part in flat.split(max(1, _CHUNK // work))]
+    parts = [gradient(part)[0] for part in flat.split(max(1, 2**28 // work))]
     g = torch.cat(parts).detach().double().reshape(z.shape)
     pull = -(z.double() - mean) * g
     signs = torch.randint(0, 2, (NUM_DIRECTIONS, density.dim), generator=generator(0)) * 2.0 - 1.0
@@ -95,9 +80,9 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
 def posterior_density(posterior: Any, x: Tensor | None, y: Tensor | None) -> Density | None:
     """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
     model = posterior.model
-    if posterior.network is not None or (isinstance(model, BNN) and model.stochastic_layers()):
-        return None
     if isinstance(model, BNN):
+        if posterior.network is not None or model.stochastic_layers():
+            return None
         x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
     return Density(model, (x, y), points="held", values=fixed)
@@ -117,7 +102,7 @@ def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr
     Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
     draws' own standard deviations. Such moves leave the model's posterior p as it is: draws of p stay draws of p, and
     those of another distribution come nearer to it with every move. What the function changes by is how far it was off,
-    or less where the way is longer than the moves; in any number of weights.
+    or less where the way is longer than the moves.
 
     Args:
         posterior: of a BNN: chains, or draws of an approximation with its density.
@@ -125,53 +110,51 @@ def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr
         probe_x: inputs (probe, …).
 
     Returns:
-        Dataset with ``before`` and ``after`` (chain, draw, probe, output), the log density of the draws and of where
-        they end, ``density_before`` and ``density_after`` (chain, draw), and the mean ``acceptance`` (); None where the
-        draws are not of this density (a linearised net, layers in training mode), too few, or the gradients too dear.
+        Dataset with ``before`` and ``after`` (chain, draw, probe, output), ``density_before`` and ``density_after``
+        (chain, draw), and the mean ``acceptance`` (); None where the draws are not of this density (a linearised net,
+        layers in training mode), fewer than 200, or the gradients too dear.
 
     References:
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
     """
     chains = posterior.meta.get("kind") == "chains"
-    if not isinstance(posterior.model, BNN) or (posterior.approximation is None and not chains):
-        return None
-    if (
-        posterior.num_chains * posterior.num_draws < _FEWEST
-        or (density := posterior_density(posterior, x, y)) is None
+    if posterior.num_chains * posterior.num_draws < 200 or not (
+        chains or posterior.approximation is not None
     ):
+        return None
+    density = posterior_density(posterior, x, y)
+    if density is None:
         return None
     work = density.dim * len(y) * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
     if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
         return None
-    num_draws = 2 * NUM_DRAWS if work < _LITTLE_WORK else NUM_DRAWS
-    few = posterior.thin(max(1, num_draws // posterior.num_chains))
+    few = posterior.thin(max(1, (2 if work < 2e8 else 1) * NUM_DRAWS // posterior.num_chains))
     start = density.unconstrain(few.draws).detach()
     flat = start.reshape(-1, density.dim)
     gradient, _ = batched_gradient(density.log_joint, flat[:2])
     end, acceptance = _moved(gradient, flat, flat.std(0))
-    densities = (gradient(z)[1].detach().double().cpu().numpy().reshape(start.shape[:2]) for z in (flat, end))
     moved = replace(few, draws=few.draws | density.constrain(end.reshape(start.shape)))
-    dims = ("chain", "draw", "probe", "output")
-    before, after = (each.function(probe_x).double().cpu().numpy() for each in (few, moved))
-    of_density = dict(zip(("density_before", "density_after"), ((dims[:2], each) for each in densities)))
-    return xr.Dataset(
-        {"before": (dims, before), "after": (dims, after), **of_density, "acceptance": ((), acceptance)}
-    )
+    dims, found = ("chain", "draw", "probe", "output"), xr.Dataset({"acceptance": acceptance})
+    for when, each, z in (("before", few, flat), ("after", moved, end)):
+        found[when] = (dims, each.function(probe_x).double().cpu().numpy())
+        values = gradient(z)[1].detach().double().reshape(start.shape[:2])
+        found[f"density_{when}"] = (dims[:2], values.cpu().numpy())
+    return found
 
 
 def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """Points (draw, dim) after all trajectories, and the share that was accepted."""
-    random = generator(0)
+    """Points (draw, dim) after all trajectories, and the share that was accepted; its rate is kept at 0.6 to 0.95."""
+    random, factor = generator(0), 1.6
     step, accepted = float(z.shape[1]) ** -0.25, []
-    for _ in range(_SEARCHES):
-        if _trajectory(gradient, z, scale * step, 2, random)[1] > _LOWEST:
+    for _ in range(10):
+        if _trajectory(gradient, z, scale * step, 2, random)[1] > 0.6:
             break
-        step /= _FACTOR
+        step /= factor
     for _ in range(NUM_TRAJECTORIES):
         jitter = 0.8 + 0.4 * float(torch.rand((), generator=random))
         z, rate = _trajectory(gradient, z, scale * step * jitter, NUM_STEPS, random)
         accepted.append(rate)
-        step *= 1.0 / _FACTOR if rate < _LOWEST else _FACTOR if rate > _HIGHEST else 1.0
+        step *= 1.0 / factor if rate < 0.6 else factor if rate > 0.95 else 1.0
     return z, sum(accepted) / len(accepted)
 
 

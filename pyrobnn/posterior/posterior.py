@@ -159,29 +159,16 @@ class Posterior:
         few = self if num_draws is None else self.thin(num_draws)
         moments = None if self.moments is None else self.moments(self._inputs(x))
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
-        return Prediction(
-            few.standard_function(x),
-            self.bnn.likelihood,
-            few.draws,
-            moments=moments,
-            y_mean=y_mean,
-            y_scale=y_scale,
-        )
+        f, likelihood = few.standard_function(x), self.bnn.likelihood
+        return Prediction(f, likelihood, few.draws, moments=moments, y_mean=y_mean, y_scale=y_scale)
 
     def function(self, x: Tensor) -> Tensor:
-        """Every draw's function at ``x``: the mean of y in its units (chain, draw, point, out), or logits (…, class).
-
-        Errors as of :meth:`predict`.
-        """
+        """Every draw's mean of y in its units at ``x`` (chain, draw, point, out), or its logits (…, class)."""
         return self.predict(x).f
 
     @torch.no_grad()
     def standard_function(self, x: Tensor) -> Tensor:
-        """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program.
-
-        These are standard units where the model has a standardizer; a heteroskedastic net's noise head is part of it.
-        Errors as of :meth:`predict`.
-        """
+        """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program."""
         x = self._inputs(x)
         model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
         if isinstance(self.network, HasHead):  # what no draw moves is computed once

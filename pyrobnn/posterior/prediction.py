@@ -154,8 +154,6 @@ class Prediction:
         reached = self.likelihood.cdf(f, y[:, None].expand(-1, out), params)[1].mean(0)
         return reached.gather(1, (rows % out)[:, None])[:, 0]
 
-    # -- classification ---------------------------------------------------------------------------------------------
-
     @property
     def probs(self) -> Tensor:
         """Class probabilities averaged over draws, (point, class); Bernoulli: probability of 1, (point, out)."""
@@ -180,10 +178,8 @@ class Prediction:
 
     def _entropy(self, probs: Tensor) -> Tensor:
         """Of labels; of truth values, of which each has its own probability, the sum over outputs."""
-        found = torch.special.entr(probs)
-        return (
-            found if self.likelihood.targets.kind == "label" else found + torch.special.entr(1 - probs)
-        ).sum(-1)
+        other = 0.0 if self.likelihood.targets.kind == "label" else torch.special.entr(1 - probs)
+        return (torch.special.entr(probs) + other).sum(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of the *mixture* at ``y`` (point, out) or labels (point,), in nats, joint over outputs; (point,).
@@ -201,8 +197,8 @@ class Prediction:
         """
         y = self._target(y)
         f, params = self._wide
-        log_prob = self.likelihood.log_prob(f, self._standard(y), params)
-        return log_prob if self._unitless else log_prob - self.likelihood.targets.log_volume(y, self._y_scale)
+        log_prob, targets = self.likelihood.log_prob(f, self._standard(y), params), self.likelihood.targets
+        return log_prob if targets.measured is None else log_prob - targets.log_volume(y, self._y_scale)
 
     def pit(self, y: Tensor, *, seed: int = 0) -> Tensor:
         """Probability integral transform of ``y``, (point, out): uniform where the prediction is right.
@@ -227,10 +223,6 @@ class Prediction:
         """The network's output and the likelihood's own parameters in float64."""
         return self.standard_f.double(), {name: value.double() for name, value in self.params.items()}
 
-    @property
-    def _unitless(self) -> bool:
-        return not isinstance(self._y_scale, Tensor) and (self._y_mean, self._y_scale) == (0.0, 1.0)
-
     def _target(self, y: Tensor) -> Tensor:
         y = self.likelihood.targets.read(y).to(self.standard_f.device)
         points, width = self.standard_f.shape[-2:]
@@ -242,7 +234,8 @@ class Prediction:
         return y
 
     def _standard(self, y: Tensor) -> Tensor:
-        return y if self._unitless else self.likelihood.targets.in_units(y, self._y_mean, self._y_scale)
+        targets = self.likelihood.targets
+        return y if targets.measured is None else targets.in_units(y, self._y_mean, self._y_scale)
 
     def sample(self, *, seed: int = 0, per_draw: int = 1) -> Tensor:
         """Noisy observations: (chain, draw · per_draw, point, out), or labels (chain, draw · per_draw, point).
@@ -255,7 +248,7 @@ class Prediction:
         with seeded(seed, self.f.device):
             law = self.likelihood.distribution(self.standard_f, self.params)
             drawn = self.likelihood.targets.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
-        return drawn if self._unitless else self._in_y(drawn)
+        return drawn if self.likelihood.targets.measured is None else self._in_y(drawn)
 
     def _need(self, classes: bool) -> None:
         if self.likelihood.targets.classes != classes:

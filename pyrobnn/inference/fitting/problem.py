@@ -149,7 +149,7 @@ def prepare(
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
-    x, y = check_data(model, x, y, where, whole=True)
+    x, y = check_data(model, x, y, where)
     refuse_random(model, x, deterministic=deterministic)
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
