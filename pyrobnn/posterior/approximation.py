@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
@@ -117,18 +115,6 @@ class FlatApproximation:
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors, enough to rebuild it."""
         return self.family, self._state
-
-    def covariance(self, index: Sequence[int] | np.ndarray) -> Tensor:
-        """Covariance (k, k) of the coordinates ``index`` (k,) of the flat vector, float64; by draws for a flow."""
-        at, family = torch.as_tensor(index, device=self._state["loc"].device), self.family
-        if family == "normal":
-            return self._state["scale"].double()[at].square().diag()
-        if family in ("full_rank", "low_rank"):
-            rows = self._state["scale_tril" if family == "full_rank" else "cov_factor"].double()[at]
-            rest = 0.0 if family == "full_rank" else self._state["cov_diag"].double()[at].diag()
-            return rows @ rows.T + rest
-        with seeded(0, at.device):
-            return torch.cov(self.distribution.sample((10_000,))[:, at].double().T)
 
 
 def state_points(layout: Density) -> None:

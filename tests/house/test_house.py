@@ -13,10 +13,10 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 35_200,
-    "code lines": 20_350,
-    "files": 177,
-    "numbers in module constants": 413,
+    "lines": 33_200,
+    "code lines": 19_100,
+    "files": 172,
+    "numbers in module constants": 360,
     "file names that stand in two rooms": 0,
     "scripts": 18,
     "lines of scripts": 5_520,
