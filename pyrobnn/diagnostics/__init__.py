@@ -1,7 +1,7 @@
 """Whether a posterior can be believed: evidence, limits and next actions, from a DataTree alone.
 
 `diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
-DataTrees: `convergence`, `importance`, `loo`, `compare` and `refit_points`, `score`, `pit` and `loo_pit`, `fidelity`.
+DataTrees: `convergence`, `importance`, `loo` and `refit_points`, `score`, `pit` and `loo_pit`, `fidelity`.
 Given a tree's `Evidence` instead, they share what they compute.
 """
 
@@ -13,7 +13,7 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, fidelity
 from pyrobnn.diagnostics.importance import Importance, importance
 from pyrobnn.diagnostics.judge import audit, diagnose
-from pyrobnn.diagnostics.leave_one_out import compare, loo, loo_pit, refit_points
+from pyrobnn.diagnostics.leave_one_out import loo, loo_pit, refit_points
 from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
@@ -27,7 +27,6 @@ __all__ = [
     "Scores",
     "Verdict",
     "audit",
-    "compare",
     "convergence",
     "diagnose",
     "expected_calibration_error",

@@ -71,19 +71,17 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
             found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
         found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     found |= _named_sites(evidence)
-    for group, name, title in (
-        (FUNCTION, "log_likelihood", "log-likelihood"),
-        (FUNCTION, "log_prior", "log prior"),
-        (SAMPLE_STATS, "lp", "log density"),
-        (FUNCTION, "layer_norm", _NORM),
-        (FUNCTION, "noise", "noise"),
-    ):
-        values = evidence.draws(group, name)
-        if values is None:
-            continue
-        columns = values.reshape(*values.shape[:2], -1)
-        for index in range(columns.shape[2]):
-            found[f"{title} {index}" if columns.shape[2] > 1 else title] = columns[:, :, index]
+    titles = {
+        "log_likelihood": "log-likelihood",
+        "log_prior": "log prior",
+        "layer_norm": _NORM,
+        "noise": "noise",
+    }
+    several = {title: evidence.draws(FUNCTION, name) for name, title in titles.items()}
+    several["log density"] = evidence.draws(SAMPLE_STATS, "lp")
+    for title, values in several.items():
+        columns = [] if values is None else [*np.moveaxis(flattened(values, 2), 2, 0)]
+        found |= {f"{title} {i}" if len(columns) > 1 else title: column for i, column in enumerate(columns)}
     return {name: draws for name, draws in found.items() if np.isfinite(draws).all() and np.ptp(draws) > 0.0}
 
 
@@ -222,29 +220,8 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     numbers["more"] = evidence.more_draws
     if status == "pass":
         return Found(status, value, "", numbers, limit)
-    if (apart := _modes(evidence)) is not None:
-        return Found("fail", value, "modes", numbers | apart, limit)
     slow = status == "warn" and float(found.table["ess_bulk"].min()) < ENOUGH_DRAWS
     return Found(status, value, "chains_slow" if slow else "chains_disagree", numbers, limit)
-
-
-def _modes(evidence: Evidence) -> dict[str, object] | None:
-    """Two groups of chains whose function values lie more than three within-chain sd apart (Gelman & Rubin's W)."""
-    f, lp = evidence.f, evidence.draws(SAMPLE_STATS, "lp")
-    if f is None or not np.isfinite(f).all():
-        return None
-    means = f.mean(axis=1)
-    within = np.sqrt(f.var(axis=1).mean(axis=0))
-    gaps = np.diff(np.sort(means, axis=0), axis=0).max(axis=0) / np.maximum(within, np.finfo(float).tiny)
-    probe, output = np.unravel_index(int(gaps.argmax()), gaps.shape)
-    gap = float(min(gaps[probe, output], 1e6))
-    if gap < 3.0:
-        return None
-    order = np.argsort(means[:, probe, output])
-    cut = 1 + int(np.diff(means[order, probe, output]).argmax())
-    low, high = (sorted(part.tolist()) for part in (order[:cut], order[cut:]))
-    nats = 0.0 if lp is None else float(np.nan_to_num(lp[high].mean() - lp[low].mean()))
-    return {"where": evidence.probe_name(int(probe)), "low": low, "high": high, "gap": gap, "nats": nats}
 
 
 def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -265,13 +242,9 @@ def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     value = float(both[worst])
     enough = limits[0] * (0.5 if evidence.num_draws >= limits[0] else 1.0)  # fewer are worth fewer
     factor = int(np.ceil(1.2 * limits[0] / max(value, 1.0)))
-    numbers = {
-        "where": _shown(found.names[worst]),
-        "kind": "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail",
-        "draws": evidence.num_draws,
-        "needed": -(-evidence.draws_per_chain * factor // 100) * 100,
-        "more": evidence.more_draws,
-    }
+    kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
+    numbers = {"where": _shown(found.names[worst]), "kind": kind, "draws": evidence.num_draws}
+    numbers |= {"needed": -(-evidence.draws_per_chain * factor // 100) * 100, "more": evidence.more_draws}
     return Found(grade(value, enough, limits[1], higher=True), value, "", numbers, enough)
 
 
@@ -279,10 +252,9 @@ def moving(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether each chain moves, and whether independent draws differ: in all weights and in the function."""
     if evidence.draws_per_chain < 2 or evidence.is_point:
         return None
-    same = [_repeats(draws) for draws in evidence.sites.values()]
-    still = (
-        np.all(same, axis=0) if same else np.ones((evidence.num_chains, evidence.draws_per_chain - 1), bool)
-    )
+    still = np.ones((evidence.num_chains, evidence.draws_per_chain - 1), dtype=bool)
+    for draws in evidence.sites.values():
+        still &= _repeats(draws)
     f = evidence.stored(FUNCTION, "f")
     if f is not None and len(f) == len(still) and f.shape[1] == still.shape[1] + 1:
         still = still | _repeats(f)

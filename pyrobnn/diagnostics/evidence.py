@@ -51,8 +51,7 @@ class Evidence:
     def __init__(self, tree: xr.DataTree, name: str = "tree") -> None:
         if not isinstance(tree, xr.DataTree):
             raise TypeError(
-                f"'{name}' is a {type(tree).__name__}; expected an xarray.DataTree: pass posterior.to_datatree(), "
-                "or arviz_base.from_dict(...) for draws from elsewhere."
+                f"'{name}' is a {type(tree).__name__}; expected an xarray.DataTree: pass posterior.to_datatree()"
             )
         self.tree = tree
         self._found: dict[Hashable, Any] = {}
@@ -69,14 +68,10 @@ class Evidence:
             ValueError: If it has no ``posterior`` group with dims ``chain`` and ``draw``.
         """
         if POSTERIOR not in self.tree.children:
-            raise ValueError(
-                f"'{name}' has groups {sorted(self.tree.children)} but no 'posterior' group of draws."
-            )
+            raise ValueError(f"'{name}' has no 'posterior' group of draws, only {sorted(self.tree.children)}")
         missing = [dim for dim in SAMPLE_DIMS if dim not in self.tree[POSTERIOR].sizes]
         if missing:
-            raise ValueError(
-                f"the 'posterior' group of '{name}' lacks the dims {missing}; expected ('chain', 'draw', …)."
-            )
+            raise ValueError(f"the 'posterior' group of '{name}' lacks the dims {missing}")
 
     # groups
 
@@ -207,9 +202,7 @@ class Evidence:
     @property
     def remedy(self) -> str:
         """What to do where the draws are far from the posterior, as the method says; a tree may not say."""
-        return self.text("remedy") or (
-            "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
-        )
+        return self.text("remedy") or "Use a richer guide (low_rank, full_rank), or run NUTS and compare."
 
     @property
     def more_draws(self) -> str:
@@ -219,10 +212,9 @@ class Evidence:
 
     @functools.cached_property
     def claim(self) -> str:
-        """What the draws say they are: "exact" (of the posterior, once converged), "approximate", or "none".
+        """What the draws are: "exact" (of the posterior, once converged), "approximate", or "none".
 
-        A tree that does not say is inferred from what such runs leave: Hamiltonian chains their divergences, fits of a
-        density the kind of their evidence.
+        Of a tree that does not say by what such runs leave: divergences, or the kind of their evidence.
         """
         if said := self.text("claim"):
             return said
@@ -256,10 +248,9 @@ class Evidence:
 
     @functools.cached_property
     def f(self) -> np.ndarray | None:
-        """Function draws at the probes (chain, draw, probe, output), or None.
+        """Function draws at the probes (chain, draw, probe, output), or None; class scores relative to their mean.
 
-        Class scores are taken relative to their mean over classes: a shift of all scores leaves every probability
-        as it is, so the likelihood does not identify it.
+        A shift of all scores leaves every probability as it is, so the likelihood does not identify it.
         """
         f = self.draws(FUNCTION, "f")
         if f is None:
@@ -301,13 +292,12 @@ class Evidence:
         if x is None:
             return f"probe {probe}"
         point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
-        names = labels(self.variable(FUNCTION, "probe_x"), "feature")
+        names = labels(self.variable(FUNCTION, "probe_x"), "feature") or ["x"] * (point.size == 1)
         if point.size == 1:
-            return f"{names[0] if names else 'x'}≈{point[0]:.4g}"
-        more = ", …" if point.size > 3 else ""
-        if names:
-            return f"probe {probe}, {', '.join(f'{n}≈{v:.4g}' for n, v in zip(names[:3], point, strict=False))}{more}"
-        return f"probe {probe}, x≈({', '.join(f'{value:.4g}' for value in point[:3])}{more})"
+            return f"{names[0]}≈{point[0]:.4g}"
+        shown = [f"{value:.4g}" for value in point[:3]]
+        shown = [f"{name}≈{value}" for name, value in zip(names[:3], shown, strict=False)] or shown
+        return f"probe {probe}, {', '.join(shown)}{', …' if point.size > 3 else ''}"
 
 
 def statistic(
@@ -351,12 +341,11 @@ def gather(trees: Trees) -> dict[str, Evidence]:
         return {str(attrs.get("label") or attrs.get("method") or "model"): evidence}
     if not isinstance(trees, Mapping):
         raise TypeError(
-            f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees: "
-            "call posterior.to_datatree(x=…, y=…) first."
+            f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees"
         )
     if not trees:
         raise ValueError(
-            "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}."
+            "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}"
         )
     found: Mapping[str, Any] = trees
     return {str(label): Evidence.of(tree, f"trees[{label!r}]") for label, tree in found.items()}

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 from scipy import stats
-from scipy.special import softmax
 
 from pyrobnn.core.groups import FUNCTION, HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.convergence import RHAT_LIMITS, convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.points import of_each_class, regression_points
+from pyrobnn.diagnostics.points import regression_points
 from pyrobnn.diagnostics.scores import units
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
@@ -30,14 +29,10 @@ class Fidelity:
         per_point: Dataset over (point, output): ``wasserstein`` (1-Wasserstein distance of f, in reference sd)
             and ``sd_ratio`` (sd of f over the reference's).
         at: Where the points lie: "probes" or "held-out points".
-        agreement: Share of held-out points with the same predicted class; None for regression.
-        total_variation: Mean of ``½ Σ_c |p_c − p_c^ref|``; None for regression.
     """
 
     per_point: xr.Dataset | None
     at: str
-    agreement: float | None
-    total_variation: float | None
 
 
 def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> Fidelity:
@@ -59,16 +54,6 @@ def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) ->
         https://arxiv.org/abs/2104.14421
     """
     return _fidelity(Evidence.of(tree), Evidence.of(reference, "reference"))
-
-
-@statistic
-def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
-    per_point, at = _per_point(evidence, reference)
-    ours, theirs = _probabilities(evidence), _probabilities(reference)
-    if ours is None or theirs is None or ours.shape != theirs.shape or not _same_points(evidence, reference):
-        return Fidelity(per_point, at, None, None)
-    agreement = float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean())
-    return Fidelity(per_point, at, agreement, float(0.5 * np.abs(ours - theirs).sum(axis=1).mean()))
 
 
 def predictive_distance(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> float | None:
@@ -128,34 +113,22 @@ def grade_by_kind(
 
 
 def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) -> Found:
-    """How far the function and its classes are from the reference's, and whether it is as uncertain.
-
-    A class that differs counts as 0.05 of total variation for every 5 % of points.
-    """
+    """How far the function is from the reference's, and whether it is as uncertain."""
     found = _fidelity(evidence, reference)
-    if found.per_point is None and found.total_variation is None:
+    if found.per_point is None:
         return Found("info", None, "not_comparable")
     if not _can_judge(reference):
         return Found("info", None, "reference_undecided")
     remedy = evidence.remedy
     if evidence.claim == "exact" and not evidence.is_iid:
         remedy = "One of the two has missed a part: run both for longer, from new starts."
-    function = classes = None
-    if found.per_point is not None:
-        distance, ratio = (found.per_point[name].values for name in ("wasserstein", "sd_ratio"))
-        gap = np.log(np.maximum(ratio, 1e-12))
-        status = grade_by_kind(distance, np.exp(-np.abs(gap)), evidence, found.at, limits)
-        median = max(float(np.median(each)) for each in by_kind(distance, evidence, found.at).values())
-        gaps = (float(np.median(each)) for each in by_kind(gap, evidence, found.at).values())
-        numbers = {"at": found.at, "distance": median, "ratio": float(np.exp(max(gaps, key=abs)))}
-        function = Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
-    if found.total_variation is not None and found.agreement is not None:
-        status = grade(max(found.total_variation, 1.0 - found.agreement), *limits[4:])
-        numbers = {"agreement": found.agreement, "remedy": remedy}
-        classes = Found(status, found.total_variation, "reference_classes", numbers, limits[4])
-    if function is None or (classes is not None and function.status == "pass" != classes.status):
-        return classes or Found("info", None, "not_comparable")
-    return function
+    distance, ratio = (found.per_point[name].values for name in ("wasserstein", "sd_ratio"))
+    gap = np.log(np.maximum(ratio, 1e-12))
+    status = grade_by_kind(distance, np.exp(-np.abs(gap)), evidence, found.at, limits)
+    median = max(float(np.median(each)) for each in by_kind(distance, evidence, found.at).values())
+    gaps = (float(np.median(each)) for each in by_kind(gap, evidence, found.at).values())
+    numbers = {"at": found.at, "distance": median, "ratio": float(np.exp(max(gaps, key=abs)))}
+    return Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
 
 
 def _same_points(evidence: Evidence, reference: Evidence) -> bool:
@@ -168,39 +141,30 @@ def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def _per_point(evidence: Evidence, reference: Evidence) -> tuple[xr.Dataset | None, str]:
+@statistic
+def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
     mine, other = evidence.values(FUNCTION, "probe_x"), reference.values(FUNCTION, "probe_x")
     ours, theirs, at = evidence.f, reference.f, "probes"
     if ours is None or theirs is None or mine is None or other is None or not _alike(mine, other):
         ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
         at = "held-out points"
         if ours is None or theirs is None or not _same_points(evidence, reference):
-            return None, at
+            return Fidelity(None, at)
     ours, theirs = (f.reshape(f.shape[0] * f.shape[1], f.shape[2], -1) for f in (ours, theirs))
     if ours.shape[1:] != theirs.shape[1:] or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return None, at
+        return Fidelity(None, at)
     every = -(-ours.shape[1] * ours.shape[2] // _MAX_COLUMNS)
     ours, theirs = ours[:, ::every], theirs[:, ::every]
     scale = theirs.std(axis=0)
     moves = scale > 0.0  # a function may be held at a point, as that of a net without a bias is at zero
     if not moves.any():
-        return None, at
+        return Fidelity(None, at)
     distance = np.full(scale.shape, np.nan)
     for index in zip(*np.nonzero(moves)):
         column = (slice(None), *index)
         distance[index] = stats.wasserstein_distance(ours[column], theirs[column]) / scale[index]
     columns = {"wasserstein": distance, "sd_ratio": np.where(moves, ours.std(axis=0) / scale, np.nan)}
-    return xr.Dataset({name: (("point", "output"), each) for name, each in columns.items()}), at
-
-
-def _probabilities(evidence: Evidence) -> np.ndarray | None:
-    probs = evidence.values(PREDICTIONS, "probs")
-    if probs is not None and len(probs):
-        return of_each_class(probs.astype(np.float64))
-    f = evidence.draws(PREDICTIONS, "f")
-    if f is None or evidence.likelihood != "categorical":
-        return None
-    return softmax(f, axis=-1).mean(axis=(0, 1))
+    return Fidelity(xr.Dataset({name: (("point", "output"), each) for name, each in columns.items()}), at)
 
 
 @statistic

@@ -11,7 +11,7 @@ from arviz_stats.base import array_stats
 from scipy.special import logsumexp
 
 from pyrobnn.core.groups import FUNCTION, SAMPLE_STATS
-from pyrobnn.diagnostics.convergence import quantities
+from pyrobnn.diagnostics.convergence import ENOUGH_DRAWS, quantities
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
@@ -148,10 +148,10 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if bad := int((~np.isfinite(log_p - log_q)).sum()):
         return Found("fail", None, "density_not_finite", {"count": bad})
     count = float(evidence.num_draws)
-    few = grade(count, *limits[4:], higher=True)
+    few = grade(count, ENOUGH_DRAWS, 100.0, higher=True)
     found = importance(evidence)
     if found is None:
-        return Found(few, count, "few_draws", limit=limits[4])
+        return Found(few, count, "few_draws", limit=ENOUGH_DRAWS)
     if found.k > found.good_k:
         unreliable = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
         value = float(found.k) if np.isfinite(found.k) else None
@@ -162,7 +162,7 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     status, numbers = _corrected(evidence, found, limits)
     said = {**numbers, "khat": float(found.k), "remedy": evidence.remedy}
     if few != "pass" and status == "pass":
-        return Found(few, count, "few_draws", said, limits[4])
+        return Found(few, count, "few_draws", said, ENOUGH_DRAWS)
     return Found(status, numbers["ratio"], "", said, limits[2])
 
 

@@ -9,17 +9,13 @@ from scipy import stats
 from scipy.spatial import cKDTree
 from scipy.special import logsumexp
 
+from pyrobnn.core import groups
 from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
-    GRID,
     HELD_OUT,
-    LOG_LIKELIHOOD,
-    LOG_PRIOR,
     OBSERVED_DATA,
     POSTERIOR,
-    POSTERIOR_PREDICTIVE,
-    PREDICTIONS,
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
@@ -30,7 +26,10 @@ from pyrobnn.diagnostics.verdict import Found, Status, grade
 from pyrobnn.wording.findings import DRAWS, findings
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
-_READ = (LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR_PREDICTIVE, OBSERVED_DATA, PREDICTIONS, HELD_OUT, GRID)
+_READ = (
+    *(groups.LOG_LIKELIHOOD, groups.LOG_PRIOR, groups.POSTERIOR_PREDICTIVE, groups.PREDICTIONS, groups.GRID),
+    *(OBSERVED_DATA, HELD_OUT),
+)
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
 _FEWEST_STEPS = 20  # steps of a search below which losses show nothing
 
@@ -82,17 +81,12 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     temperature = evidence.number("temperature", 1.0)
     if temperature != 1.0:
         return Found("warn", temperature, "tempered", limit=1.0)
-    notes = _about_draws(evidence)
+    kept, told = evidence.json("findings"), evidence.json("warnings")
+    notes = [str(each) for each in told] if isinstance(told, list) else []
+    if isinstance(kept, list):  # of findings those that are of the draws
+        notes = [str(each) for each in findings(kept) if each.code in DRAWS]
     numbers = {"first": notes[0].rstrip(".") if notes else ""}
     return Found("warn", float(len(notes)), "fit_warned", numbers, 0.0) if notes else None
-
-
-def _about_draws(evidence: Evidence) -> list[str]:
-    """What the fit has found of its draws, by the codes of its findings; all of its warnings where it keeps none."""
-    found, told = evidence.json("findings"), evidence.json("warnings")
-    if not isinstance(found, list):
-        return [str(note) for note in told] if isinstance(told, list) else []
-    return [str(each) for each in findings(found) if each.code in DRAWS]
 
 
 def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

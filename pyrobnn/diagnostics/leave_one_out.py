@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import arviz_stats
 import numpy as np
-import pandas as pd
 import xarray as xr
 from arviz_stats.utils import ELPDData
 from scipy import stats
@@ -213,32 +210,6 @@ def elpd_data(**fields: Any) -> ELPDData:
     # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
     one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
     return ELPDData(kind="loo", **fields) if one is None else one(**fields)
-
-
-def compare(trees: Mapping[str, xr.DataTree | Evidence]) -> pd.DataFrame:
-    """Methods ranked by elpd with standard errors of the differences and stacking weights (``arviz_stats.compare``).
-
-    Args:
-        trees: Label → DataTree; all fitted to the same data.
-
-    Returns:
-        One row per method for which `loo` exists, best first; columns as in ``arviz_stats.compare``.
-
-    Raises:
-        ValueError: If fewer than two trees allow LOO, or their numbers of data differ.
-    """
-    found = {label: elpd for label, tree in trees.items() if (elpd := loo(tree)) is not None}
-    if len(found) < 2:
-        raise ValueError(
-            f"comparing needs two trees with LOO, got {sorted(found)}; the others lack a log_likelihood "
-            "group or log_q."
-        )
-    counts = {label: int(elpd.n_data_points) for label, elpd in found.items()}
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"the trees were fitted to different numbers of data: {counts}.")
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        return arviz_stats.compare(found)
 
 
 def refit_points(elpd: ELPDData) -> list[int]:

@@ -182,9 +182,8 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     if y is not None and mean is not None and mean.size:
         aleatoric = evidence.variable(PREDICTIONS, "aleatoric_var")
         epistemic = evidence.variable(PREDICTIONS, "epistemic_var")
-        sds = [
-            None if v is None else np.sqrt(np.maximum(_column(v, output), 0)) for v in (aleatoric, epistemic)
-        ]
+        variances = [None if v is None else _column(v, output) for v in (aleatoric, epistemic)]
+        sds = [None if v is None else np.sqrt(np.maximum(v, 0)) for v in variances]
         samples = None
         if draws is not None:
             one = _one(draws, output)
@@ -195,25 +194,14 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
             total = samples.std(0)
         else:
             return None
-        return Points(
-            _column(y, output), _column(mean, output), sds[0], sds[1], total, samples, held_out=True
-        )
-    outcomes = _outcomes(evidence, output)
-    if outcomes is None:
-        return None
-    observed, drawn = outcomes
-    return Points(observed, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
-
-
-def _outcomes(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Training outcomes (obs,) of a regression and posterior predictive draws (sample, obs), or None."""
+        return Points(_column(y, output), _column(mean, output), sds[0], sds[1], total, samples, True)
     found = None if evidence.likelihood in CLASSES else _observed(evidence)
     if found is None:
         return None
-    y, samples = _column(found[0], output), _draws_first(_one(found[1], output))
-    if samples.ndim != 2 or samples.size == 0 or y.ndim != 1 or y.dtype.kind not in "fiu":
+    seen, drawn = _column(found[0], output), _draws_first(_one(found[1], output))
+    if drawn.ndim != 2 or drawn.size == 0 or seen.ndim != 1 or seen.dtype.kind not in "fiu":
         return None
-    return y, samples
+    return Points(seen, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,8 +231,8 @@ def class_points(evidence: Evidence) -> ClassPoints | None:
     probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
     if probs is None or y is None or probs.size == 0:
         return None
-    parts = [evidence.values(PREDICTIONS, f"{part}_entropy") for part in ("aleatoric", "epistemic")]
-    aleatoric, epistemic = (None if part is None else part.reshape(-1) for part in parts)
+    entropies = [evidence.values(PREDICTIONS, f"{part}_entropy") for part in ("aleatoric", "epistemic")]
+    aleatoric, epistemic = (None if each is None else each.reshape(-1) for each in entropies)
     x = evidence.values(HELD_OUT, "x")
     x = None if x is None else x.reshape(len(probs), -1)
     return ClassPoints(y.reshape(-1).astype(int), of_each_class(probs), aleatoric, epistemic, x)

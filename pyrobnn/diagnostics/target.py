@@ -15,7 +15,7 @@ from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import MOVED, STEIN
 from pyrobnn.diagnostics.evidence import Evidence, labels
 from pyrobnn.diagnostics.fidelity import by_kind, grade_by_kind
-from pyrobnn.diagnostics.verdict import Found, Status, grade_tested, worse
+from pyrobnn.diagnostics.verdict import Found, Limits, Status, grade_tested, worse
 
 #: rates at which right draws may warn, and fail: this library's convention
 RATES = 1e-3, 1e-5
@@ -61,10 +61,10 @@ def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def _tested(
     values: np.ndarray, expected: float, chosen_of: int = 0, positive: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (quantity,) of values (chain, draw, quantity), and by Student's t the p-value of its being the one expected.
+    """Mean (quantity,) of values (chain, draw, quantity), and the p-value of its being `expected`, by Student's t.
 
-    Bonferroni over the quantities and those that some of them were chosen of. A ``positive`` ratio's sd comes out low
-    together with its mean: where that is below the one expected, its logarithm is tested.
+    Bonferroni over the quantities and those that they were chosen of. The sd of a ``positive`` ratio comes out low
+    together with its mean: below the one expected its logarithm is tested.
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
@@ -83,7 +83,7 @@ def _worst(
     value: np.ndarray,
     p: np.ndarray,
     effect: np.ndarray,
-    limits: tuple[float, ...],
+    limits: Limits,
 ) -> Found:
     """What was found of the quantity (quantity,) with the largest effect that is no chance, else the largest of all."""
     sure = (p < RATES[0]) & (effect > limits[0])
@@ -101,10 +101,7 @@ def _worst(
 def _remedy(evidence: Evidence) -> str:
     if evidence.is_iid:
         return evidence.remedy
-    return (
-        "Check that data, prior and likelihood are those that the chains were run on, then fit again with a longer "
-        "warm-up."
-    )
+    return "Check that data, prior and likelihood are those of the run, then fit again with a longer warm-up."
 
 
 def _sites(evidence: Evidence) -> list[str]:

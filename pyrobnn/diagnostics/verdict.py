@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pyrobnn.core.checks import check_choice
 from pyrobnn.wording import plain, shown
 from pyrobnn.wording import verdicts as words
 
@@ -15,6 +16,9 @@ Status = Literal["pass", "warn", "fail", "info"]
 Answer = Literal["pass", "warn", "fail"]
 #: what a check answers: are these draws the posterior of this model; does this model fit these data
 Question = Literal["draws", "model"]
+
+#: what a statistic is held against, to pass first
+Limits = tuple[float, ...]
 
 STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
 QUESTIONS: tuple[Question, ...] = ("draws", "model")
@@ -57,18 +61,10 @@ class Check:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(
-                f"'status' of check {self.name!r} is {self.status!r}; expected one of {STATUSES}."
-            )
-        if self.question not in QUESTIONS:
-            raise ValueError(
-                f"'question' of check {self.name!r} is {self.question!r}; expected one of {QUESTIONS}."
-            )
+        check_choice("status", self.status, STATUSES)
+        check_choice("question", self.question, QUESTIONS)
         if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(
-                f"'value' of check {self.name!r} is {self.value}; a check that has no finite number takes None."
-            )
+            raise ValueError(f"'value' of check {self.name!r} is {self.value}, not finite: give None")
         if not self.code:
             object.__setattr__(self, "code", self.name)
 
@@ -125,7 +121,10 @@ class Verdict:
 
     def answer(self, question: Question) -> Answer:
         """The worst of the checks of one question."""
-        return _answer(check for check in self.checks if check.question == question)
+        return _answer(self._about(question))
+
+    def _about(self, question: Question) -> list[Check]:
+        return [check for check in self.checks if check.question == question]
 
     @property
     def draws(self) -> Answer:
@@ -149,28 +148,30 @@ class Verdict:
 
     def checked(self, question: Question) -> bool:
         """Whether any check has decided anything about the question; what nobody looked at is never a pass."""
-        own = (check for check in self.checks if check.question == question)
-        return any(check.decides and check.code not in _NOTHING_SEEN for check in own)
-
-    def of_status(self, status: Status) -> tuple[Check, ...]:
-        """The checks of a status, those of the draws first."""
-        found = [check for check in self.checks if check.status == status]
-        return tuple(sorted(found, key=lambda check: check.question))
+        return any(each.decides and each.code not in _NOTHING_SEEN for each in self._about(question))
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that failed."""
-        return self.of_status("fail")
+        """The checks that failed, those of the draws first."""
+        return self._of("fail")
 
     @property
     def warned(self) -> tuple[Check, ...]:
-        """The checks that warned."""
-        return self.of_status("warn")
+        """The checks that warned, those of the draws first."""
+        return self._of("warn")
 
     @property
     def passed(self) -> tuple[Check, ...]:
-        """The checks that passed."""
-        return self.of_status("pass")
+        """The checks that passed, those of the draws first."""
+        return self._of("pass")
+
+    def _of(self, status: Status) -> tuple[Check, ...]:
+        return tuple(
+            check
+            for each in QUESTIONS
+            for check in self.checks
+            if (check.question, check.status) == (each, status)
+        )
 
     def worst(self, question: Question) -> Check | None:
         """The check that decided the answer to a question, where it did not pass."""
@@ -215,19 +216,9 @@ class Verdict:
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
-        return {
-            "method": self.method,
-            "label": self.label,
-            "status": self.status,
-            "draws": self.draws,
-            "model": self.model,
-            "tolerance": self.tolerance,
-            "summary": self.summary,
-            "action": self.action,
-            "checks": [
-                {**asdict(check), "evidence": check.evidence, "action": check.action} for check in self.checks
-            ],
-        }
+        names = ("method", "label", "status", "draws", "model", "tolerance", "summary", "action")
+        checks = [{**asdict(each), "evidence": each.evidence, "action": each.action} for each in self.checks]
+        return {name: getattr(self, name) for name in names} | {"checks": checks}
 
     def to_json(self) -> str:
         """`to_dict` as strict JSON (no NaN, no infinity)."""

@@ -15,7 +15,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
-from pyrobnn.core.checks import check_choice, check_finite
+from pyrobnn.core.checks import check_finite
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.data import Dataset
 from pyrobnn.model import BNN
@@ -70,16 +70,7 @@ def quantities(posterior: Posterior, data: Dataset, probe_x: Tensor, probe_kinds
 
 
 def summarise(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
-    """Moments of draws with their Monte-Carlo errors.
-
-    Args:
-        draws: (chain, draw, quantity).
-        iid: whether they are independent, so that their number is their effective sample size.
-
-    Returns:
-        Dataset over ``quantity`` with ``mean``, ``mean_error``, ``sd``, ``sd_error``, ``ess_bulk``, ``ess_tail`` and
-        ``rhat`` (NaN of a single chain), and ``quantiles`` (level, quantity).
-    """
+    """`MOMENTS` (quantity,) of draws (chain, draw, quantity), and their ``quantiles`` (level, quantity)."""
     count, num_draws, width = draws.shape
     flat = draws.reshape(-1, width)
     mean, sd = flat.mean(0), flat.std(0, ddof=1) if len(flat) > 1 else np.zeros(width)
@@ -121,20 +112,6 @@ class Comparison:
     evidence_error: float | None
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of quantities, in their order: "train", "between", "outside", "noise", "density"."""
-        return tuple(dict.fromkeys(map(str, self.table["kind"].values)))
-
-    def of(self, kind: str) -> xr.Dataset:
-        """The rows of the table that are of one kind.
-
-        Raises:
-            ValueError: no such kind.
-        """
-        check_choice("kind", kind, self.kinds)
-        return self.table.isel(quantity=self.table["kind"].values == kind)
-
-    @property
     def largest_z(self) -> float:
         """The largest difference of a mean or an sd, in its standard error.
 
@@ -147,15 +124,14 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [f"from the reference {self.reference}, in its sd"]
-        for kind in self.kinds:
-            rows = self.of(kind)
+        for kind, rows in self.table.groupby("kind"):
             worst = rows.isel(quantity=int(np.abs(rows["mean_difference"].values).argmax()))
             shift, error = float(worst["mean_difference"]), float(worst["mean_error"])
-            distance, floor = (float(rows[name].mean()) for name in ("wasserstein", "wasserstein_floor"))
-            ratio = rows["sd_ratio"].values
+            ratio, means = rows["sd_ratio"].values, rows.mean()
             lines.append(
                 f"{kind:>9}: largest difference {shift:+.3f} ± {error:.3f}, ratio of sd {ratio.min():.2f} to "
-                f"{ratio.max():.2f}, mean W1 {distance:.3f}, by chance {floor:.3f}"
+                f"{ratio.max():.2f}, mean W1 {float(means['wasserstein']):.3f}, by chance "
+                f"{float(means['wasserstein_floor']):.3f}"
             )
         if self.evidence_difference is not None:
             lines.append(f"log evidence {self.evidence_difference:+.2f} ± {self.evidence_error:.2f} nats")
@@ -191,8 +167,8 @@ class Reference:
         (60, True)
         >>> data, method = reference.data, pb.Laplace(compile=False)
         >>> laplace = method.fit(reference.model(), data.x, data.y, num_draws=500)
-        >>> reference.compare(laplace).kinds
-        ('train', 'between', 'outside', 'noise', 'density')
+        >>> sorted(set(reference.compare(laplace).table["kind"].values.tolist()))
+        ['between', 'density', 'noise', 'outside', 'train']
     """
 
     name: str
@@ -278,17 +254,17 @@ class Reference:
             "probe_x": (("probe", "feature"), self.probe_x.reshape(len(self.probe_x), -1).numpy()),
             "probe_kind": (("probe",), np.array(self.probe_kinds)),
         }
-        density = {
-            str(self.summary["quantity"].values[index]).replace("-", "_").replace(" ", "_"): (
-                SAMPLE_DIMS,
-                self.draws[:, :, index],
-            )
-            for index in np.flatnonzero(~of_function)
-        }
+        names = [str(name).replace("-", "_").replace(" ", "_") for name in self.summary["quantity"].values]
+        rest = np.flatnonzero(~of_function)
+        density = {names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in rest}
         tree = xr.DataTree.from_dict({POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)})
-        label, likelihood = f"reference {self.name}", self.model().likelihood.task
-        facts = {"method": "NUTS", "label": label, "kind": "chains", "claim": "exact", "iid": 0}
-        tree.attrs.update(facts | {"likelihood": likelihood})
+        tree.attrs |= {
+            "method": "NUTS",
+            "label": f"reference {self.name}",
+            "kind": "chains",
+            "claim": "exact",
+        }
+        tree.attrs |= {"iid": 0, "likelihood": self.model().likelihood.task}
         return tree
 
 

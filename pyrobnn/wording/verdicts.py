@@ -44,16 +44,12 @@ SEEN: dict[str, Template] = {
     "rhat_function": "The largest R-hat over {count} identified quantities is {value:.3f}, of {where}.",
     "chains_disagree": _RHAT,
     "chains_slow": _RHAT,
-    "modes": "At {where} chains {low} and {high} lie {gap:.1f} within-chain sd apart; the log density of the latter is "
-    "{nats:+.3g} nats off.",
     "ess_function": "The smallest effective sample size is {value:.0f} ({kind}, {where}) of {draws} draws.",
     "divergences": "{count} of {total} transitions diverged; by chance {chance} may.",
     "bfmi": "The lowest energy fraction (BFMI) is {value:.2f}, in chain {chain}.",
     # the target
-    "importance": "Weighted to the posterior, means move by {shift:.2f} sd and sds change to {ratio:.2f} times "
-    "in the median.",
-    "khat": "Pareto k-hat of posterior over approximation is {value:.2f}; above {limit:.2f} its weights are "
-    "unreliable.",
+    "importance": "Weighted to the posterior, means move by {shift:.2f} sd and sds change to {ratio:.2f} times.",
+    "khat": "Pareto k-hat of posterior over approximation is {value:.2f} (reliable up to {limit:.2f}).",
     "khat_infinite": "One draw carries all the importance weight (k-hat is infinite).",
     "khat_undecided": "k-hat over all weights of the net is {khat}: of its function that says nothing.",
     "few_draws": "There are {value:.0f} independent draws.",
@@ -62,22 +58,17 @@ SEEN: dict[str, Template] = {
     "by {shift:.2f} sd in the median: draws of the posterior would stay.",
     "density_moves": "Moved by Hamiltonian Monte Carlo, the sd of the log density changes to {inverse:.2f} times and "
     "its mean by {shift:.2f} sd: draws of the posterior would stay.",
-    "moves_undecided": "The moves were accepted at a rate of {acceptance:.0%} and leave a correlation of {stayed:.2f}: "
-    "too little to judge by.",
+    "moves_undecided": "Moves accepted at a rate of {acceptance:.0%} leave a correlation of {stayed:.2f}: too far.",
     "virial": "The variance of the draws of {where} is {value:.2f} times what the model's density implies.",
     "score": "The mean gradient of the log density is {value:.2f} of its sd from zero, for {where}.",
-    "reference": "Against the reference, f at the {at} is {distance:.2f} sd off in the median and its sd {ratio:.2f} "
-    "times as large.",
-    "reference_classes": "Classes agree with the reference's at {agreement:.1%} of points; probabilities are "
-    "{value:.3f} apart.",
+    "reference": "From the reference f at the {at} is {distance:.2f} sd off, its sd {ratio:.2f} times as large.",
     "reference_undecided": "The reference has not been shown to have converged.",
     "not_comparable": "The reference was evaluated at other points.",
     # the model
     "held_out_rows": "{value:.0%} of the {count} held-out rows are training rows.",
     "rows_repeated": "{value:.0%} of the {count} training rows are copies of others: each counts as news.",
     "pattern": "Outcomes lie above or below what is predicted by {where} (effect {value:.2f}, p = {p:.2g}).",
-    "row_order": "Errors of rows that stand together agree (effect {value:.2f}, p = {p:.2g}), but rows count as "
-    "independent.",
+    "row_order": "Errors of rows that stand together agree (effect {value:.2f}, p = {p:.2g}).",
     "coverage_by_region": "90 % intervals hold {low:.0%} where {low_at}, and {high:.0%} where {high_at} (p = {p:.2g}).",
     "pit": _OUTER,
     "loo_pit": _OUTER,
@@ -94,10 +85,6 @@ SEEN: dict[str, Template] = {
     "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere.",
     "log_likelihood": "The log-likelihood is {value:.2g} nats per datum off what the replicates say.",
 }
-
-_NEW_STARTS = (
-    "Draw new starts (another seed); where they part again, use SMC, which weights modes by their mass."
-)
 
 #: code → what to do
 ACTIONS: dict[str, str] = {
@@ -119,9 +106,9 @@ ACTIONS: dict[str, str] = {
     "common_start": "Fit again from starts of the chains' own: leave out init.",
     "nothing_identified": "Store values of the function or the log-likelihood beside the weights: "
     "posterior.to_datatree(x, y).",
-    "chains_disagree": f"Raise num_warmup. {_NEW_STARTS}",
+    "chains_disagree": "Raise num_warmup. Draw new starts (another seed); where they part again, use SMC, which "
+    "weights modes by their mass.",
     "chains_slow": "Raise {more}.",
-    "modes": _NEW_STARTS,
     "ess_function": "Draw more: about {needed} draws per chain would do; raise {more}.",
     "divergences": "Raise target_accept (0.95, then 0.99), and make a hierarchical prior non-centred.",
     "bfmi": "Reparameterise scale sites (non-centred, or on the log scale).",
@@ -129,7 +116,7 @@ ACTIONS: dict[str, str] = {
     "density_not_finite": "Fit again with a smaller step size or more damping.",
     **dict.fromkeys(
         ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "virial"]
-        + ["score", "reference", "reference_classes"],
+        + ["score", "reference"],
         "{remedy}",
     ),
     "held_out_rows": "Hold out rows that the fit has not seen: these scores are of the training data.",

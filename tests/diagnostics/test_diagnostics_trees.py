@@ -265,8 +265,6 @@ def test_a_reference_that_has_not_converged_decides_nothing():
 
 def test_class_fidelity():
     tree, reference = classes_tree(sharpness=3.0), classes_tree()
-    found = fidelity(tree, reference)
-    assert found.agreement > 0.95 and found.total_variation > 0.1
     assert find(diagnose(tree, reference=reference), "reference").status in ("warn", "fail")
 
 
