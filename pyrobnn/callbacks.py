@@ -34,7 +34,6 @@ __all__ = ["Callback", "EarlyStopping", "LivePlot", "ProgressBar", "Validation",
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
     "callback": "stopped early by a callback",
-    "until_ess": "stopped early: enough effective draws",
     "converged": "stopped early: converged",
     "max_seconds": "stopped early: max_seconds are spent",
     "interrupt": "interrupted",

@@ -36,7 +36,7 @@ from pyrobnn.inference.vi.kl_schedules import KLSchedule
 from pyrobnn.studies.response import RESPONSES
 
 #: arguments of ``fit`` that are no options of a method here: what is fitted, and what the whole run shares
-_SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "stream_to", "callbacks", "progress"}
+_SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "callbacks", "progress"}
 #: a name that can stand in an option, in a file and in the name of a file
 _LABEL = re.compile(r"[^\W\d_][\w-]*")
 #: what a file does not say: it is of one call; and what the numbers do not rest on

@@ -8,7 +8,6 @@ inductor *directly*: Dynamo would check its guards at every call, and cannot tra
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,31 +34,14 @@ from pyrobnn.core.seeding import kept
 __all__ = [
     "Compiled",
     "CudaGraph",
-    "OnlyCompiled",
     "compiled",
     "first_line",
     "library_elements",
     "materialize",
-    "only_compiling",
 ]
 provide_folder()  # before anything imports torch's compiler
 #: identities of graphs whose machine code was found right in this process: with other data it is the same code
 _CHECKED: set[str] = set()
-_ONLY_COMPILING = contextvars.ContextVar("_ONLY_COMPILING", default=False)
-
-
-class OnlyCompiled(BaseException):
-    """Ends what was called inside of :func:`only_compiling`; no error, so that nothing takes it for one."""
-
-
-@contextlib.contextmanager
-def only_compiling() -> Iterator[None]:
-    """Inside, :func:`compiled` leaves its result in inductor's cache on disk and raises :class:`OnlyCompiled`."""
-    token = _ONLY_COMPILING.set(True)
-    try:
-        yield
-    finally:
-        _ONLY_COMPILING.reset(token)
 
 
 class Compiled:
@@ -172,8 +154,6 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     except Exception as error:  # inductor wraps compiler failures in many types
         _warn(name, f"could not be compiled ({first_line(tolerable(error))})", slower)
         return traced(fn, inputs), "graph"
-    if _ONLY_COMPILING.get():
-        raise OnlyCompiled
     found = None if identity in _CHECKED else disagreement(fn, call, before, graph)
     if found is None:
         if identity is not None:

@@ -92,16 +92,10 @@ def fit_on_ranks(
 ) -> Posterior:
     """Run chains, or the members of an ensemble, on every rank and gather them all; or one fit by all ranks together.
 
-    Shared by chains, each rank runs ``method.num_chains`` of them, has its own seed and adapts by itself, so two ranks
-    of 4 chains are not the 8 chains of one process: they are as good, and no rank ever waits for another before the
-    end. A rank's draws depend on its number alone, not on where it runs.
-
-    Shared by rows, the fit is that of one process with the same seed, up to rounding: every rank holds all the data,
-    computes the gradient on its part of the rows of each batch, and steps along the mean of all ranks. Every step
-    waits for the slowest rank and moves the gradient, 4 bytes a weight, twice: it gains where a batch takes
-    milliseconds. What comes before and after the steps (the choice of a step size, the ELBO of the end) every rank
-    does by itself. With local reparameterization (SVI's default) or flipout the noise of a row is
-    another than in one process.
+    Shared by chains, each rank runs ``method.num_chains`` of them with its own seed and adapts by itself: its draws
+    depend on its number alone. Shared by rows, the fit is that of one process with the same seed, up to rounding (with
+    local reparameterization or flipout the noise of a row is another): every rank holds all the data, takes its part of
+    the rows of each batch, and steps along the mean gradient; every step waits for the slowest rank.
 
     Args:
         method: by chains :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``; by rows ``MLE``, ``MAP``,
@@ -109,9 +103,8 @@ def fit_on_ranks(
         model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member, a mode has one draw.
         seed: of the whole run; where chains are shared out every rank derives its own.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
-        checkpoint: of NUTS: a file to whose name every rank adds its number, ``run.0``, ``run.1``, …. Ranks that
-            ``torchrun --max-restarts`` starts again go on from there, to the same draws; on several machines it must
-            lie on a disk that all of them see.
+        checkpoint: of NUTS: a file to whose name every rank adds its number. Ranks that ``torchrun --max-restarts``
+            starts again go on from there, to the same draws; several machines need a disk that all of them see.
         share: what the ranks share out; default chains or members where the method has them, else rows.
 
     Returns:
@@ -122,9 +115,6 @@ def fit_on_ranks(
         TypeError: a method whose work cannot be shared out in that way.
         Refused: rows of a plain Pyro program, of a DataLoader, or of a net in which a row's output depends on others.
         ValueError: a batch of fewer rows than there are ranks; ranks that share a fit and have different data.
-
-    Warns:
-        UserWarning: the ranks' draws of one fit differ, as where their processors round differently.
 
     Example:
         Under ``torchrun --nproc_per_node 2 fit.py``::
@@ -212,15 +202,10 @@ def fit_on_workers(
     gives the job of a worker that died to another one, which goes on from its checkpoint.
 
     Args:
-        method, model, x, y, num_draws, seed, init: as in :func:`fit_on_ranks`.
-        workers: address of a Dask scheduler (``"tcp://host:8786"``), or any executor: ``client.get_executor()`` of a
-            Dask client, a ``ProcessPoolExecutor``. Jobs in threads of one process run one after another: start Dask's
-            workers with ``--nthreads 1``.
+        method, model, x, y, num_draws, seed, init, checkpoint: as in :func:`fit_on_ranks`.
+        workers: address of a Dask scheduler (``"tcp://host:8786"``), or any executor. Jobs in threads of one process
+            run one after another: start Dask's workers with ``--nthreads 1``.
         num_jobs: how many fits.
-        checkpoint: as in :func:`fit_on_ranks`, on a disk that all workers see.
-
-    Returns:
-        The posterior, (num_jobs · num_chains, num_draws, …) or (1, num_jobs · num_members, …).
 
     Raises:
         TypeError: a method without chains or members.
@@ -274,15 +259,9 @@ def _job(
 
 
 def _fit_rank(
-    method: Any,
-    problem: Sequence[Any],
-    options: Mapping[str, Any],
-    seed: int,
-    checkpoint: str | Path | None,
-    ranks: int,
-    rank: int,
-    **where: Any,
-) -> Posterior:
+    method: Any, problem: Sequence[Any], options: Mapping[str, Any], seed: int, checkpoint: str | Path | None,
+    ranks: int, rank: int, **where: Any,
+) -> Posterior:  # fmt: skip
     own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
     with _TURN:
         return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)

@@ -24,7 +24,7 @@ Kind = Literal["chains", "independent", "point"]
 Claim = Literal["exact", "approximate", "none"]
 
 #: options of ``fit`` that a method may have no use for: where they are given to it all the same, it refuses
-OPTIONAL = ("init", "until_ess", "checkpoint", "stream_to")
+OPTIONAL = ("init", "checkpoint")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,7 @@ class FitRun:
     num_draws: int
     seed: int = 0
     init: Posterior | nn.Module | None = None
-    until_ess: float | None = None
     checkpoint: str | Path | None = None
-    stream_to: str | Path | None = None
     callbacks: Sequence[Callback] = ()
     progress: bool = False
     given: tuple[Any, Any, Any] = field(default=(None, None, None), repr=False)
@@ -61,7 +59,7 @@ class Method(abc.ABC):
         has_density: whether the posterior has an approximation q (``log_q``, ``guide``, Pareto k-hat).
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
-        uses: those of the options ``init``, ``until_ess``, ``checkpoint`` and ``stream_to`` that ``fit`` has a use for.
+        uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         shares_rows: whether ranks can share the rows of its batches: all that it does with them is a mean of gradients.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -89,9 +87,7 @@ class Method(abc.ABC):
         seed: int = 0,
         init: Posterior | nn.Module | None = None,
         device: str | torch.device | None = None,
-        until_ess: float | None = None,
         checkpoint: str | Path | None = None,
-        stream_to: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
@@ -105,11 +101,7 @@ class Method(abc.ABC):
             seed: of all randomness: starts, batches, noise and draws.
             init: where to start: an earlier posterior or a trained net; default the model's own net.
             device: where to compute; default where ``x`` is.
-            until_ess: stop as soon as the slowest function value has this bulk effective sample size (NUTS).
             checkpoint: a file to write now and then, and to resume from where it exists (NUTS).
-            stream_to: a file for the draws, for models or runs too large for memory: memory holds a block of them, and
-                ``posterior.draws`` are views of the memory-mapped file, on the CPU; keep it as long as the posterior
-                (``posterior.save`` makes a file of its own). The draws are the same with and without (NUTS).
             callbacks: each called as ``callback(step, metrics)`` while the fit runs; ``metrics["snapshot"]()`` is the
                 present posterior; True stops.
             progress: show a progress bar.
@@ -123,11 +115,8 @@ class Method(abc.ABC):
             FloatingPointError: the fit diverged, naming the step.
             KeyboardInterrupt: Ctrl-C before there is anything to return; later it returns what there is, marked.
         """
-        optional = {"init": init, "until_ess": until_ess, "checkpoint": checkpoint, "stream_to": stream_to}
-        count = check_call(self, num_draws, seed, **optional)
-        run = FitRun(
-            count, seed, init, until_ess, checkpoint, stream_to, tuple(callbacks), progress, (model, x, y)
-        )
+        count = check_call(self, num_draws, seed, init=init, checkpoint=checkpoint)
+        run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with raised_by_handlers():
             problem, run = self._prepare(run, device)
             for note in run.notes:

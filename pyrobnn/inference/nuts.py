@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
-from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
+from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, in_program_dtype, inspector
 from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -20,33 +20,22 @@ from pyrobnn.inference.fitting.problem import (
     prepare,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
-from pyrobnn.inference.fitting.sizes import free_bytes, require
+from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.checkpoint import DrawFile, run_fingerprint
-from pyrobnn.inference.hmc.hooks import (
-    MIN_ESS,
-    Hooks,
-    by_site,
-    check_until,
-    run_findings,
-    until_converged,
-)
-from pyrobnn.inference.hmc.machine import STATS, Machine
-from pyrobnn.inference.hmc.metric import described, form_of
+from pyrobnn.inference.hmc.adaptation import STATS, kept_in_warmup
+from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, run_findings
+from pyrobnn.inference.hmc.machine import Machine
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.hmc.starts import chains_per_call, gradient_of, starts
-from pyrobnn.inference.hmc.warmup import kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
-#: twice the length past which no measured case got cheaper, whatever its number of chains (scripts/benchmark_warmup.py)
-DEFAULT_WARMUP = 200
-#: up to which the default warm-up goes on where it is not finished: the length of Stan's
-MOST_WARMUP = 1000
-_BLOCK = 64  # draws per chain between writes to a file
+#: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
+DEFAULT_WARMUP, MOST_WARMUP = 200, 1000
 
 
 @register("nuts", standard=True, quick={"num_warmup": 150, "num_draws": 150, "max_tree_depth": 6})
@@ -66,42 +55,40 @@ class NUTS(Method):
         step_size: the first step size; None finds one.
         target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
-        mass_matrix: ``"diag"``; ``"low_rank"``, a diagonal and up to 20 directions from draws and gradients;
-            ``"dense"``; ``"auto"``: low rank where the directions of half the chains serve the others, else diag.
+        mass_matrix: ``"diag"``; ``"dense"``; ``"auto"``: dense for a program of at most 100 values, else diag.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
         compile: compile the step; False gives the same draws within float tolerance, slower.
         checkpoint_every: seconds between checkpoints.
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
-            values, sites, log density) and their effective sample size, bulk and tail, is 400 (or ``fit``'s
-            ``until_ess``); num_draws is then the most that are drawn of each chain, 10,000 by default. Where that is
-            spent first the fit says so.
-        max_seconds: and the seconds after which it waits no longer. A compile that takes half of them is given up, and
-            the step runs as it is; the warm-up is cut at half of what is left, and the fit says so. None for no bound.
+            values, sites, log density) and their effective sample size, bulk and tail, is 400; num_draws is then the
+            most that are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
+        max_seconds: and the seconds, after the compile, after which it waits no longer; the warm-up is cut at half of
+            them, and the fit says so. None for no bound.
 
     Raises:
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: draws (num_chains, num_draws, …), 1000 of each chain by default (with ``until`` at most 10,000)
     and ``sample_stats`` lp (unconstrained space, nats), energy, diverging, tree_depth, n_steps, acceptance_rate,
-    step_size, each (num_chains, num_draws). The chains start at draws of ``fit(init=…)`` (its spread is the first mass
-    matrix), or around a net; by default those of a net at draws from the prior, those of a program uniform on (-2, 2)
-    in unconstrained space, as in Stan: vague priors draw far from the mass. Callbacks are told the number of steps and
-    phase, step_size, tree_depth, divergences and draws (of the slowest chain in this phase); True stops, once there is
-    a draw. Ctrl-C in the warm-up returns nothing, but writes the ``checkpoint`` from which the same fit goes on.
+    step_size, each (num_chains, num_draws). ``history["warmup_metric"]`` is A, with :math:`A A^\top` the inverse mass
+    matrix in unconstrained space: (dim,) its diagonal, or (dim · dim,) its rows. The chains start at draws of
+    ``fit(init=…)`` (its spread is the first mass matrix), or around a net; by default those of a net at draws from the
+    prior, those of a program uniform on (-2, 2) in unconstrained space, as in Stan: vague priors draw far from the
+    mass. Callbacks are told the number of steps and phase, step_size, tree_depth, divergences and draws (of the slowest
+    chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up returns nothing, but writes the
+    ``checkpoint`` from which the same fit goes on.
 
-    Refused: a program that subsamples, or has latent values without a density; too little memory or disk; no start with
-    a finite density; a checkpoint or file of draws that is damaged or of another run.
+    Refused: a program that subsamples, or has latent values without a density; too little memory; no start with a
+    finite density; a checkpoint that is damaged or of another run.
 
     Caveat: exact only once it has converged, and a Bayesian network's posterior has many modes: look at R-hat of the
     function values (``pyrobnn.diagnose``), not of the weights. Chains in modes of their own are not weighted by the
-    modes' mass, and starting them at particles of SMC hides the smaller modes: use SMC's own draws there. Point
-    parameters (a learned noise scale) are held.
+    modes' mass: use SMC's own draws there. Point parameters (a learned noise scale) are held.
 
     References:
         *The No-U-Turn Sampler* (Hoffman & Gelman, 2014), https://arxiv.org/abs/1111.4246
         *A Conceptual Introduction to Hamiltonian Monte Carlo* (Betancourt, 2017), https://arxiv.org/abs/1701.02434
-        *Preconditioning HMC by Minimizing Fisher Divergence* (Seyboldt et al., 2026), https://arxiv.org/abs/2603.18845
 
     Example:
         >>> import pyro, pyro.distributions as dist, pyrobnn as pb, torch
@@ -119,7 +106,7 @@ class NUTS(Method):
     step_size: float | None = None
     target_accept: float = 0.8
     max_tree_depth: int = 10
-    mass_matrix: Literal["auto", "diag", "dense", "low_rank"] = "auto"
+    mass_matrix: Literal["auto", "diag", "dense"] = "auto"
     trajectory: int | None = None
     engine: Literal["compiled", "pyro"] = "compiled"
     compile: bool = True
@@ -141,73 +128,161 @@ class NUTS(Method):
             check_number("step_size", self.step_size, above=0.0)
         check_number("target_accept", self.target_accept, above=0.0, below=1.0)
         check_count("max_tree_depth", self.max_tree_depth)
-        check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense", "low_rank"))
+        check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense"))
         if self.trajectory is not None:
             check_count("trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
-        if self.engine == "pyro" and self.mass_matrix == "low_rank":
-            raise ValueError("mass_matrix='low_rank' needs engine='compiled': Pyro has 'diag' and 'dense'")
         check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
-        check_until(self)
+        if self.max_seconds is not None:
+            check_number("max_seconds", self.max_seconds, above=0.0)
+            if self.until is None:
+                raise ValueError("'max_seconds' bounds a run with until='converged': set it, or leave it out")
+        if self.until is not None:
+            check_choice("until", self.until, ("converged",))
+            if self.engine == "pyro":
+                raise ValueError("until='converged' needs engine='compiled': leave out engine")
+            if self.num_chains < 2:
+                raise ValueError("until='converged' compares chains, got num_chains=1: use at least 2")
+            object.__setattr__(self, "default_draws", MOST_DRAWS)
 
     @property
     def _first_warmup(self) -> int:
         """Transitions of the warm-up as planned."""
         return DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
 
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+        """The problem, its point parameters held where ``init`` has them."""
+        if self.engine == "pyro" and (run.checkpoint is not None or run.callbacks):
+            raise ValueError("'callbacks' and 'checkpoint' need engine='compiled': leave them out")
+        model, x, y = run.given
+        if not isinstance(model, BNN):
+            density = prepare(model, x, y, points="free", device=device).density
+            refuse_subsampling(density, "NUTS")
+            check_proper(density)
+        held = None if run.init is None else start_values(model, run.init)
+        return prepare(model, x, y, points="held", device=device, values=held), run
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        check_memory(problem, self, run.num_draws, self._first_warmup, run.stream_to is not None)
+        density = problem.density
+        form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
+        remedies = "lower num_draws or num_chains" + ", or use mass_matrix='diag'" * (form == "dense")
+        what = f"a run of {self.num_chains} chains × {run.num_draws} draws × {density.dim} parameters"
+        require(
+            self._needed_bytes(density.dim, density.dtype, run.num_draws, form),
+            problem.device,
+            what,
+            remedies,
+        )
         started = time.perf_counter()
         with full_float32(problem.device):
             z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
                 drawn, stats, gradients, interrupted = pyro_engine.sample(
-                    problem.density.log_joint,
-                    z,
-                    num_draws=run.num_draws,
-                    num_warmup=self._first_warmup,
-                    seed=run.seed,
-                    config=self,
-                    progress=run.progress,
+                    density.log_joint, z, num_draws=run.num_draws, num_warmup=self._first_warmup,
+                    dense=form == "dense", seed=run.seed, config=self, progress=run.progress,
+                )  # fmt: skip
+                warmup = self._first_warmup
+                result = Draws(
+                    drawn, stats, 0.0, gradients, torch.ones(0), {}, interrupted, num_warmup=warmup
                 )
-                result = Draws(drawn, stats, 0.0, gradients, torch.ones(0), {}, interrupted)
-                file, stopped = None, "interrupt" if interrupted else "num_draws"
+                stopped = "interrupt" if interrupted else "num_draws"
             else:
-                result, file, stopped = self._by_machine(problem, z, scale, run)
+                result, stopped = self._by_machine(problem, z, scale, form, run)
         seconds = time.perf_counter() - started - result.compile_seconds
-        draws = by_site(problem, file, result)
+        draws = in_program_dtype(density, result.z)
         notes: list[Finding] = []
         if result.interrupted:
             notes.append(self._interruption(result.stats, run))
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
             done = "compiled" if result.mode in ("graph", "eager") else result.mode
             notes += launches(problem.device, f"the step could not be {done}")
-        convergence: dict[str, Any] = {}
+        meta: dict[str, Any] = {"float64": result.float64_reason} if result.float64_reason else {}
         if self.until is not None:
-            least = run.until_ess or MIN_ESS
-            stopped, convergence, found = until_converged(self, problem, draws, result.stats, stopped, least)
-            notes += found
+            far = check_convergence(problem, draws, result.stats)
+            meta["convergence"] = far._asdict()
+            if far.enough:
+                stopped = "converged" if stopped == "num_draws" else stopped
+            else:
+                values = {**far._asdict(), "stopped": stopped, "seconds": self.max_seconds}
+                notes.append(Finding("not_converged", values))
         return make_posterior(
-            problem if file is None else _on_cpu(problem),
+            problem,
             self,
             draws,
             seed=run.seed,
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=named_stats(result.stats),
             history=result.history,
-            point_values=None if file is None else _on_cpu(problem.density.initial_points),
             meta={
-                "num_warmup": result.num_warmup or self._first_warmup,
+                "num_warmup": result.num_warmup,
                 "num_gradients": result.num_gradients,
                 "stopped": stopped,
-                "mass_matrix": described(result.scale, self.mass_matrix),
-                **convergence,
+                "mass_matrix": form,
                 "common_start": common_start(run.init),
                 "superchains": shared_starts(run.init, self.num_chains),
-                **({"float64": result.float64_reason} if result.float64_reason else {}),
+                **meta,
             },
             notes=[*notes, *run_findings(problem, draws, result, self)],
             interrupted=result.interrupted,
+        )
+
+    def _by_machine(
+        self, problem: Problem, z: Tensor, scale: Tensor | None, form: str, run: FitRun
+    ) -> tuple[Draws, str]:
+        """The run and why it ended; begun again in float64 where float32 cannot hold it."""
+        earlier, save, reason = None, None, ""
+        if run.checkpoint is not None:
+            name = checkpoints.run_fingerprint(self, problem, run)
+            earlier = checkpoints.read(run.checkpoint, name)
+            save = run.checkpoint, name, self.checkpoint_every
+        if earlier is not None and earlier["vectors"].dtype != z.dtype:
+            z, reason = z.double(), "the run that it goes on from was in float64"
+        hooks = Hooks(problem, run, self._first_warmup, self)
+        with torch.no_grad(), hooks.watch:
+            chains = self._chains(problem, z, form, run)
+            if earlier is None:
+                chains.begin(z, scale)
+            else:
+                chains.restore(earlier)
+            try:
+                result = chains.sample(run.num_draws, look=hooks.look, enough=hooks.enough, save=save)
+            except PrecisionLoss as loss:
+                first, z = chains, loss.z.double()
+                reason = f"float32 was too coarse for the positions: {loss}"
+                chains = self._chains(problem, z, form, run)
+                chains.begin(z)
+                result = chains.sample(run.num_draws, look=hooks.look, enough=hooks.enough, save=save)
+                result = result._replace(
+                    num_gradients=result.num_gradients + first.total_steps * self.num_chains,
+                    compile_seconds=result.compile_seconds + first.compile_seconds,
+                )
+            stopped = hooks.end(result)
+        return result._replace(float64_reason=reason), stopped
+
+    def _chains(self, problem: Problem, z: Tensor, form: str, run: FitRun) -> Run:
+        """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
+        density, in_float64 = problem.density, z.dtype != problem.density.dtype
+        gradient, why = gradient_of(problem, z, in_float64, self.compile)
+        if why:
+            problem.note(Finding("unbatched_chains", {"why": why}))
+        most = MOST_WARMUP if self.num_warmup is None else None
+        slots = self._num_slots(density.dim, run.num_draws)
+        machine = Machine(
+            gradient, self.num_chains, density.dim, slots, z.dtype, z.device, self.max_tree_depth, self.trajectory,
+            self.target_accept,
+        )  # fmt: skip
+        compiles = self.compile and not why
+        return Run(
+            machine,
+            seed=run.seed,
+            num_warmup=self._first_warmup,
+            most=most,
+            names=None if problem.is_bnn else density.site_of,
+            inspect=None if problem.is_bnn or in_float64 else inspector(density),
+            mass_matrix=form,
+            step_size=self.step_size,
+            compile=compiles,
+            chains_per_call=chains_per_call(gradient, z) if compiles else None,
         )
 
     def _interruption(self, stats: Tensor, run: FitRun) -> Finding:
@@ -218,140 +293,14 @@ class NUTS(Method):
         which = "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
         return interruption(self, draws, run.num_draws, f"draws of {which}", run.checkpoint)
 
-    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
-        """The problem, its point parameters held where ``init`` has them."""
-        if run.until_ess is not None:
-            check_number("until_ess", run.until_ess, above=0.0)
-        asked = (run.checkpoint, run.until_ess, run.stream_to, *run.callbacks)
-        if self.engine == "pyro" and any(option is not None for option in asked):
-            raise ValueError(
-                "'callbacks', 'checkpoint', 'until_ess' and 'stream_to' need engine='compiled': leave them out"
-            )
-        model, x, y = run.given
-        if not isinstance(model, BNN):
-            density = prepare(model, x, y, points="free", device=device).density
-            refuse_subsampling(density, "NUTS")
-            check_proper(density)
-        held = None if run.init is None else start_values(model, run.init)
-        return prepare(model, x, y, points="held", device=device, values=held), run
+    def _num_slots(self, dim: int, num_draws: int) -> int:
+        """Draws per chain that the machine holds: all of them, or those of a warm-up window."""
+        longest = MOST_WARMUP if self.num_warmup is None else self.num_warmup
+        return max(num_draws, kept_in_warmup(longest, self.num_chains, dim))
 
-    def _by_machine(
-        self, problem: Problem, z: Tensor, scale: Tensor | None, run: FitRun
-    ) -> tuple[Draws, DrawFile | None, str]:
-        """The run, its draws on disk, and why it ended; begun again in float64 where float32 cannot hold it."""
-        earlier, save, file, name = None, None, None, ""
-        if run.checkpoint is not None or run.stream_to is not None:
-            name = run_fingerprint(self, problem, run)
-        if run.checkpoint is not None:
-            earlier = checkpoints.read(run.checkpoint, name)
-            save = run.checkpoint, name, self.checkpoint_every
-        if run.stream_to is not None:
-            sizes = self.num_chains, run.num_draws
-            file = DrawFile(run.stream_to, name, problem.density, *sizes, resume=earlier is not None)
-        hooks = Hooks(problem, file, run, self._first_warmup, self)
-        reason = ""
-        if earlier is not None and earlier["vectors"].dtype != z.dtype:
-            z, reason = z.double(), "the run that it goes on from was in float64"
-        with torch.no_grad(), hooks.watch:
-            chains = self._chains(problem, z, run, file)
-            if earlier is None:
-                chains.begin(z, scale)
-            else:
-                chains.restore(earlier)
-            options: dict[str, Any] = {
-                "look": hooks.look,
-                "enough": hooks.enough,
-                "save": save,
-                "compile_until": hooks.compile_until,
-            }
-            try:
-                result = chains.sample(run.num_draws, **options)
-            except PrecisionLoss as loss:
-                first, reason = chains, f"float32 was too coarse for the positions: {loss}"
-                chains = self._chains(problem, loss.z.double(), run, file)
-                chains.begin(loss.z.double())
-                result = chains.sample(run.num_draws, **options)
-                result = result._replace(
-                    num_gradients=result.num_gradients + first.total_steps * self.num_chains,
-                    compile_seconds=result.compile_seconds + first.compile_seconds,
-                )
-            stopped = hooks.end(result)
-        return result._replace(float64_reason=reason), file, stopped
-
-    def _chains(self, problem: Problem, z: Tensor, run: FitRun, file: DrawFile | None) -> Run:
-        """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
-        density, in_float64 = problem.density, z.dtype != problem.density.dtype
-        gradient, why = gradient_of(problem, z, in_float64, self.compile)
-        if why:
-            problem.note(Finding("unbatched_chains", {"why": why}))
-        most = MOST_WARMUP if self.num_warmup is None else None
-        longest = max(self._first_warmup, most or 0)
-        machine = Machine(
-            gradient,
-            self.num_chains,
-            density.dim,
-            num_slots(density.dim, self, run.num_draws, longest, file is not None),
-            z.dtype,
-            z.device,
-            self.max_tree_depth,
-            self.trajectory,
-            self.target_accept,
-        )
-        compiles = self.compile and not why
-        return Run(
-            machine,
-            seed=run.seed,
-            num_warmup=self._first_warmup,
-            most=most,
-            names=None if problem.is_bnn else density.site_of,
-            inspect=None if problem.is_bnn or in_float64 else inspector(density),
-            mass_matrix=form_of(self.mass_matrix, problem.is_bnn),
-            step_size=self.step_size,
-            compile=compiles,
-            chains_per_call=chains_per_call(gradient, z) if compiles else None,
-            file=file,
-        )
-
-
-def _on_cpu(what: Any) -> Any:
-    """The problem, or tensors by name, where a posterior with its draws on disk computes."""
-    if isinstance(what, dict):
-        return {name: value.cpu() for name, value in what.items()}
-    return replace(what, model=what.model.to(torch.device("cpu"))) if what.is_bnn else what
-
-
-def num_slots(dim: int, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> int:
-    """Draws per chain that the machine holds: those of a warm-up window, and all draws or a block of them."""
-    kept = kept_in_warmup(num_warmup, config.num_chains, dim)
-    return max(_BLOCK if streamed else num_draws, kept)
-
-
-def needed_bytes(
-    dim: int, dtype: torch.dtype, config: NUTS, num_draws: int, num_warmup: int, streamed: bool
-) -> int:
-    """Bytes of a run's static buffers and of the copies on the way to the posterior."""
-    chains, item = config.num_chains, dtype.itemsize
-    slots = num_slots(dim, config, num_draws, num_warmup, streamed) + 1
-    levels = 2 * (config.max_tree_depth + 1)
-    copies = 2 if streamed else 3  # the draws, without the whitening, and by site
-    rows = slots + num_draws if streamed else slots
-    need = chains * (dim * item * (copies * slots + levels + 24) + rows * 8 * len(STATS))
-    if config.mass_matrix == "low_rank":  # a window of draws and one of gradients, copied in float64
-        need += chains * kept_in_warmup(num_warmup, chains, dim) * dim * (2 * item + 6 * 8)
-    return need + (dim * dim * item * 3 if config.mass_matrix == "dense" else 0)
-
-
-def check_memory(problem: Problem, config: NUTS, num_draws: int, num_warmup: int, streamed: bool) -> None:
-    """NotEnoughMemory, naming bytes and options to change, where the buffers of a run do not fit."""
-    dim, dtype = problem.density.dim, problem.density.dtype
-    form = form_of(config.mass_matrix, problem.is_bnn or config.engine == "pyro")
-    config = replace(config, mass_matrix="low_rank" if form == "auto" else form)  # the most that it may need
-    need = needed_bytes(dim, dtype, config, num_draws, num_warmup, streamed)
-    options = ["lower num_chains" if streamed else "lower num_draws or num_chains"]
-    free = free_bytes(problem.device)
-    if not streamed and needed_bytes(dim, dtype, config, num_draws, num_warmup, True) <= free:
-        options.append("write the draws to disk with fit(stream_to=PATH)")
-    if form != "diag":
-        options.append("use mass_matrix='diag'")
-    what = f"a run of {config.num_chains} chains × {num_draws} draws × {dim} parameters"
-    require(need, problem.device, what, ", or ".join(options))
+    def _needed_bytes(self, dim: int, dtype: torch.dtype, num_draws: int, form: str) -> int:
+        """Bytes of a run's static buffers and of the copies on the way to the posterior."""
+        slots, levels = self._num_slots(dim, num_draws) + 1, 2 * (self.max_tree_depth + 1)
+        # three copies: the draws, without the whitening, and by site
+        need = self.num_chains * (dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS))
+        return need + (3 * dim * dim * dtype.itemsize if form == "dense" else 0)

@@ -16,8 +16,7 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin.equilibrium import judge
-from pyrobnn.inference.langevin.start import LinearFit, find_modes
+from pyrobnn.inference.langevin.start import find_modes
 from pyrobnn.inference.langevin.walk import full_log_joint, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.posterior import Posterior
@@ -73,15 +72,13 @@ class _StochasticGradientMCMC(Method):
         check_batched(problem.density.subsampled(), type(self).__name__)
         with seeded(run.seed, problem.device):
             begun = time.perf_counter()
-            line = LinearFit.of(problem)
             if run.init is None and self.init_steps and problem.is_bnn:
-                z = find_modes(self, problem, line)
+                z = find_modes(self, problem)
             else:
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
             chains = run_chains(self, problem, z, run)
-            record, notes = judge(self, problem, chains, line)
-        lp, stopped = chains.lp, chains.stopped
+        lp, stopped, notes = chains.lp, chains.stopped, []
         try:
             if stopped != "interrupt" and problem.loader is None:
                 lp = full_log_joint(problem.density, chains.z)
@@ -91,15 +88,18 @@ class _StochasticGradientMCMC(Method):
             notes.append(interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain"))
             notes.append(Finding("batch_log_joint"))
         meta = {"temperature": self.temperature, "stopped": stopped, "common_start": common_start(run.init)}
+        meta["step_size"] = chains.step_size * problem.num_rows
+        if self.has_momentum:
+            meta["kinetic_temperature"] = float(chains.kinetic.mean()) / chains.z.shape[1]
         return make_posterior(
             problem,
             self,
             problem.density.constrain(chains.z),
             seed=run.seed,
             timings={"compile": chains.compile_seconds, "fit": chains.seconds, "start": searching},
-            sample_stats={"lp": lp, "step_size": chains.sizes.expand(self.num_chains, -1)},
+            sample_stats={"lp": lp, "step_size": torch.full_like(lp, chains.step_size)},
             history={"loss": chains.loss},
-            meta=meta | record,
+            meta=meta,
             notes=notes,
             interrupted=stopped == "interrupt",
         )
@@ -123,8 +123,7 @@ class SGLD(_StochasticGradientMCMC):
     .. math:: \theta \leftarrow \theta + \frac{\varepsilon}{2} G\, \nabla \log \tilde p(\theta, y)
         + \sqrt{\varepsilon T}\, G^{1/2} \xi, \qquad \varepsilon = \frac{\texttt{step\_size}}{N}, \quad \xi \sim N(0, I)
 
-    :math:`\tilde p` scales the mini-batch's likelihood to all N data, so ``step_size`` is that of SGD on the loss *per
-    datum*: it need not change with N or the batch size.
+    :math:`\tilde p` scales the mini-batch's likelihood to all N data, so ``step_size`` is that of SGD on the mean loss.
 
     Args:
         num_chains: chains, run together in one compiled step, each with its own batches.
@@ -139,9 +138,6 @@ class SGLD(_StochasticGradientMCMC):
         init_steps: Adam's, from nets initialised anew to where the chains of a BNN start, if ``fit`` is given no
             ``init``; with 0 steps they start at draws from the prior.
         compile: False runs eagerly, with the same draws.
-
-    Raises:
-        ValueError, TypeError: a setting out of range.
 
     Returns, by ``fit``: draws (num_chains, num_draws, …), ``thinning`` steps apart; sample_stats ``lp`` (log joint on
     all data in unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
@@ -188,16 +184,12 @@ class SGHMC(_StochasticGradientMCMC):
         v \leftarrow c\, v + \sqrt{(1 - c^2) T}\, \xi, \quad \theta \leftarrow \theta + \tfrac h2 v
 
     with :math:`h = \sqrt{\texttt{step\_size} / N}` and :math:`c = 1 - \texttt{friction}`, the momentum of SGD. The
-    order kick, drift, friction, drift (BAOAB) leaves a Gaussian exactly invariant
-    for full batches at every stable step size.
+    order (BAOAB) leaves a Gaussian exactly invariant for full batches at every stable step size.
 
     Args:
         friction: share of the momentum that is replaced by noise at each step, in (0, 1].
 
     The other arguments are those of :class:`SGLD`.
-
-    Raises:
-        ValueError, TypeError: a setting out of range.
 
     Caveat: there is no accept step. The noise of mini-batch gradients heats the chain by O(step_size / friction).
 

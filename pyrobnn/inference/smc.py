@@ -38,10 +38,7 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
 _STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
-_COPIES = 16  # of all particles that a move holds, beside the positions of a temperature
 _MAX_TEMPERATURES = 500
-#: nats of the evidence's standard error, and of what it lacks, that a fit reports
-MAX_ERROR = 0.5
 
 
 @register("smc", quick={"num_particles": 400, "num_draws": 100})
@@ -71,15 +68,11 @@ class SMC(Method):
     Returns, by ``fit``: draws (num_islands, num_draws, …), siblings beside each other: the particles, which move on
     where more are asked for; ``sample_stats`` lp and ancestor (which of its island's draws from the prior a draw
     descends from), and ``log_evidence``. In ``meta``: ``log_evidence_error``, the standard error of the mean over
-    islands (None of one island), ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``. Callbacks are
-    called after every temperature, and while more draws are made, with phase, beta, log_evidence so far,
-    acceptance_rate, step_size, moves and draws.
+    islands (None of one island; of four it has three degrees of freedom), ``log_evidence_interval``, 95 % by Student's
+    t, ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``.
 
     Refused: a program that subsamples or cannot be batched; point parameters; an improper prior; data that are
     impossible at all draws from the prior; too many temperatures.
-
-    The error is that of a mean over islands: of four it has three degrees of freedom, and one run in seventeen is off
-    by more than three errors. ``meta["log_evidence_interval"]``, by Student's t, covers 95 %.
 
     Caveat: where a mode is narrow and the particles are few, none may be in it when it parts from the rest, and nothing
     shows it. An island's particles descend from few: its draws are worth less than their number.
@@ -184,7 +177,8 @@ class SMC(Method):
 
     def _particle_bytes(self, flat: int) -> int:
         """Bytes of the particles, ``flat`` each."""
-        return (_COPIES + 2 * self.max_moves) * self.num_particles * flat
+        # a move holds 16 copies beside the positions of a temperature
+        return (16 + 2 * self.max_moves) * self.num_particles * flat
 
 
 class _Course:
@@ -195,15 +189,10 @@ class _Course:
     def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
         self._config, self._problem, self._run = config, problem, run
         self.watch = Watch(
-            _STEPS,
-            "SMC",
-            run.callbacks,
-            run.progress,
-            finished="num_draws",
-            starting=COMPILING if config.compile else "",
-            metrics=("beta", "acceptance_rate", "moves"),
+            _STEPS, "SMC", run.callbacks, run.progress, finished="num_draws",
+            starting=COMPILING if config.compile else "", metrics=("beta", "acceptance_rate", "moves"),
             worth_keeping=lambda: bool(self._rounds),
-        )
+        )  # fmt: skip
         self.rungs: list[Rung] = []
         self._rounds: list[list[Tensor]] = []
         self._steps = self._place = 0
@@ -290,11 +279,11 @@ class _Course:
         error, interval = standard_error(islands), student_interval(islands)
         if interval is None:
             found.append(Finding("one_island"))
-        elif error is not None and error > MAX_ERROR:
+        elif error is not None and error > 0.5:  # nats
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
         # what the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up
         lag = sum((after.beta - rung.beta) * rung.rise for rung, after in pairwise(self.rungs))
-        if lag > MAX_ERROR + 2.0 * (error or 0.0):
+        if lag > 0.5 + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": lag}))
         return found
 

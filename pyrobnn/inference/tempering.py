@@ -27,12 +27,7 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-#: correlation with where they began below which particles count as moved; growth of their distance in a move below
-#: which they have gone where they can (a net's modes are never left, so that the correlation alone would wait for ever)
-_MOVED, _GROWTH = 0.1, 0.03
-_PATH = math.pi / 2  # of a trajectory, in units of the particles' sd
 _TARGET_ACCEPT = 0.8  # that the step size is tuned to
-_JITTER = 0.2  # of the step size, from particle to particle: no path is periodic
 
 
 def refuse_without_prior(density: Density) -> None:
@@ -227,9 +222,10 @@ class Population:
             far = ((self.z - start) / scale).double().square().mean()
             rise = (self.log_likelihood - before).square().mean() / among
             gone_before, gone = gone, (float(far), float(rise))
-            forgotten = all(1.0 - each / 2.0 <= _MOVED for each in gone)
-            growth = [each - old <= _GROWTH * each for each, old in zip(gone, gone_before, strict=True)]
-            if forgotten or (all(growth) and rate >= 0.5 * _TARGET_ACCEPT):
+            # correlation 0.1 with where they began; or no farther, as a net's modes are never left
+            forgotten = all(1.0 - each / 2.0 <= 0.1 for each in gone)
+            still = all(each - old <= 0.03 * each for each, old in zip(gone, gone_before, strict=True))
+            if forgotten or (still and rate >= 0.5 * _TARGET_ACCEPT):
                 break
         up = float((self.log_likelihood - before).mean())
         return Rung(self.beta, worth, rate, self._step, len(self._states) - 1, up, 1.0 - gone[1] / 2.0)
@@ -239,10 +235,10 @@ class Population:
         keys = rng.stream(self._keys, self._count())
         self.num_moves += 1
         first, second, _ = rng.chances(keys)
-        size = self._step * (1.0 + _JITTER * (2.0 * second - 1.0))
+        size = self._step * (1.0 + 0.2 * (2.0 * second - 1.0))  # no path is periodic
         size = size.to(self.z.dtype).unsqueeze(1)
-        # half to one and a half of a quarter period
-        longest = _PATH / self._step * (0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0]))
+        # half to one and a half of a quarter period, in units of the particles' sd
+        longest = math.pi / 2 / self._step * (0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0]))
         length = max(1, min(self.max_leapfrogs, round(longest)))
         r = rng.normal(keys, self.z.shape[1], self.z.dtype)
         log_density = self._base + self.beta * self.log_likelihood

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -12,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from xarray import DataTree
 
-from pyrobnn.core.checks import Refused, check_count, check_device
+from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.inference.ahead import Ahead, cores
 from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.method import Method
 from pyrobnn.posterior import Posterior
@@ -42,8 +39,6 @@ def run_study(
     resume: bool = False,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
-
-    The chains come first, and another process compiles the other methods meanwhile.
 
     A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
     refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends; one
@@ -71,43 +66,29 @@ def run_study(
             announce(f"{name}: finished before, taken from {out / name}.nc")
             del waiting[name]
             yield name, tree
-    with contextlib.ExitStack() as stack:
-        ahead = None
-        on_cpu = device is None or check_device(device) == torch.device("cpu")
-        compiling = sum(getattr(method, "compile", False) for method, _ in waiting.values())
-        if compiling > 1 and on_cpu and cores() > 1:
-            # the longest first: the others are compiled while it runs
-            waiting = dict(sorted(waiting.items(), key=lambda item: item[1][0].kind != "chains"))
-            ahead = stack.enter_context(
-                Ahead(study.model, study.train.x, study.train.y, dict(list(waiting.items())[1:]), seed)
-            )
-        for name, (method, arguments) in waiting.items():
-            announce(
-                f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
-            )
-            try:
-                kept = _checkpoint(method, out / f"{name}.checkpoint", resume)
-                if ahead is not None:
-                    ahead.wait(name)
-                shared = {"seed": seed, "device": device, "progress": progress}
-                posterior = _fitted(name, method, study, announce, shared | arguments | kept)
-                tree = to_tree(posterior, study, name)
-                tree.attrs.update(marks[name])
-                write_atomically(tree, out / f"{name}.nc")
-            except Refused as error:
-                announce(f"{name} is left out: {error}")
-                yield name, error
-                continue
-            except Exception as error:
-                announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
-                (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-                yield name, error
-                continue
-            if kept and not posterior.meta["interrupted"]:
-                kept["checkpoint"].unlink(missing_ok=True)
-            yield name, tree
-            if posterior.meta["interrupted"]:
-                return
+    for name, (method, arguments) in waiting.items():
+        announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
+        try:
+            kept = _checkpoint(method, out / f"{name}.checkpoint", resume)
+            shared = {"seed": seed, "device": device, "progress": progress}
+            posterior = _fitted(name, method, study, announce, shared | arguments | kept)
+            tree = to_tree(posterior, study, name)
+            tree.attrs.update(marks[name])
+            write_atomically(tree, out / f"{name}.nc")
+        except Refused as error:
+            announce(f"{name} is left out: {error}")
+            yield name, error
+            continue
+        except Exception as error:
+            announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
+            (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            yield name, error
+            continue
+        if kept and not posterior.meta["interrupted"]:
+            kept["checkpoint"].unlink(missing_ok=True)
+        yield name, tree
+        if posterior.meta["interrupted"]:
+            return
 
 
 def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:

@@ -124,11 +124,11 @@ def fit_batch(
         method.trajectory,
         method.target_accept,
     )
-    form = form_of(method.mass_matrix, is_bnn=True)
+    form = form_of(method.mass_matrix, True, density.dim)
     run = Run(machine, seed=seed, num_warmup=warmup, mass_matrix=form, step_size=None, compile=method.compile)
     with torch.no_grad():
         run.begin(density.sample_prior(chains, seed))
-        z = run.sample(num_draws).positions.reshape(len(problems), method.num_chains, num_draws, -1)
+        z = run.sample(num_draws).z.reshape(len(problems), method.num_chains, num_draws, -1)
     return [
         make_posterior(problem, method, density.constrain(each), seed=seed, timings={})
         for problem, each in zip(problems, z, strict=True)

@@ -78,7 +78,6 @@ def _not_converged(
     ess: float,
     slowest: str,
     stopped: str,
-    min_ess: float,
     seconds: float | None,
 ) -> str:
     ended = {
@@ -90,7 +89,7 @@ def _not_converged(
     return (
         f"NUTS(until='converged') has not converged and {ended}: after {draws} draws of each chain the largest R-hat "
         f"is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), the smallest effective sample size "
-        f"{ess:.0f} ({slowest}; {min_ess:g} were asked for). Allow more num_draws; chains in separate modes never "
+        f"{ess:.0f} ({slowest}; 400 were asked for). Allow more num_draws; chains in separate modes never "
         "agree: use SMC, which weights modes by their mass"
     )
 
@@ -204,17 +203,6 @@ DRAWS: Sentences = {
     ),
     "warmup_unfinished": "the warm-up was not finished after {num_warmup} transitions: {reason}",
     "not_converged": _not_converged,
-    "kinetic_temperature": (
-        "the kinetic temperature of the draws of {site!r} is {temperature:.3g} +/- {error:.2g} times what it should "
-        "be, so its spread is not the posterior's: above one smaller steps (step_size) or larger batches cool it, "
-        "below one run a longer warm-up"
-    ),
-    "behind_linear_fit": (
-        "the mean of the draws is further from the training targets than a linear fit from points held out of it (root "
-        "mean square {rms:.3g} against {linear_rms:.3g}, in the model's units): the chains are not at the posterior, "
-        "or the prior keeps the net from the data. Compare with NUTS or a smaller step_size (now {step_size:.3g}), "
-        "give it more init_steps and a longer warm-up, or a wider prior"
-    ),
     "particles_lag": (
         "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "

@@ -14,9 +14,8 @@ from pyrobnn.density.density import Density
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
-from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.inference.hmc.adaptation import STATS, extend_phase, not_stationary, planned
 from pyrobnn.inference.hmc.starts import finite_starts
-from pyrobnn.inference.hmc.warmup import extend_phase, not_stationary, planned
 
 QUICK = {"compile": False}
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import re
-import signal
 import time
 
 import pyro
@@ -15,7 +13,6 @@ import torch
 from models import toy, toy_model
 
 import pyrobnn as pb
-from pyrobnn.inference.hmc import run
 from pyrobnn.inference.hmc.hooks import MOST_DRAWS, check_convergence
 
 #: two leapfrogs a draw: the machine is Python here
@@ -38,7 +35,7 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
     posterior = config.fit(easy, seed=1)
     assert posterior.meta["stopped"] == "converged" and not posterior.meta["warnings"]
     assert 100 <= posterior.num_draws < MOST_DRAWS // 4
-    assert posterior.meta["mass_matrix"] == "diag" and posterior.meta["settings"]["mass_matrix"] == "auto"
+    assert posterior.meta["mass_matrix"] == "dense" and posterior.meta["settings"]["mass_matrix"] == "auto"
     assert posterior.meta["convergence"]["rhat"] <= 1.01
     plain = pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=posterior.num_draws)
     assert all(torch.equal(plain.draws[site], posterior.draws[site]) for site in plain.draws)
@@ -52,12 +49,8 @@ def test_the_bar_says_how_far_it_is(monkeypatch):
         "pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words))
     )
     pb.NUTS(**UNTIL).fit(easy, seed=1, progress=True)
-    looks = [words for words in said if "until enough, look" in words]
-    assert looks and re.search(r"look 1: R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
-    assert "look 2: R-hat" in " ".join(looks)
-    said.clear()
-    pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=150, until_ess=5000.0, progress=True)
-    assert re.search(r"look 1: ESS \d+ of 5000", " ".join(said))
+    looks = [words for words in said if "until converged" in words]
+    assert looks and re.search(r"R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
 
 
 def test_chains_in_two_modes_spend_the_budget_and_say_so():
@@ -99,15 +92,12 @@ def test_the_warm_up_is_cut_at_half_of_the_seconds_and_says_so():
     assert posterior.num_draws > 2 and posterior.sample_stats["acceptance_rate"].mean() > 0.5
 
 
-def test_a_net_waits_for_its_function_and_not_for_its_weights(tmp_path):
+def test_a_net_waits_for_its_function_and_not_for_its_weights():
     x, y = toy(20)
     config = pb.NUTS(**UNTIL | {"num_chains": 2, "num_warmup": 10})
-    options = {"num_draws": 40, "seed": 0, "until_ess": 20.0}
+    options = {"num_draws": 110, "seed": 0}
     with pytest.warns(UserWarning, match="has not converged"):
         posterior = config.fit(toy_model(), x, y, **options)
-    with pytest.warns(UserWarning, match="has not converged"):
-        streamed = config.fit(toy_model(), x, y, stream_to=tmp_path / "draws", **options)
-    assert streamed.meta["convergence"] == posterior.meta["convergence"]
     for name in ("worst", "slowest"):
         assert posterior.meta["convergence"][name].startswith(("f[", "the log", "the norm of layer"))
 
@@ -133,10 +123,10 @@ def test_what_does_not_move_has_not_converged():
     apart = {"a": torch.arange(4.0)[:, None].expand(4, 500)}
     assert check_convergence(problem, apart, stats).rhat > 1e6
     draws = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
-    assert check_convergence(problem, {"a": draws}, stats).enough(400.0)
+    assert check_convergence(problem, {"a": draws}, stats).enough
     draws = draws.clone()
     draws[0, 3] = torch.nan
-    assert not check_convergence(problem, {"a": draws}, stats).enough(1.0)
+    assert not check_convergence(problem, {"a": draws}, stats).enough
 
 
 @pytest.mark.parametrize(
@@ -152,40 +142,3 @@ def test_what_does_not_move_has_not_converged():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         pb.NUTS(**options)
-
-
-def test_it_waits_for_as_many_effective_draws_as_fit_asks_for():
-    with pytest.warns(UserWarning, match="100000 were asked for"):
-        posterior = pb.NUTS(**UNTIL).fit(easy, seed=1, num_draws=200, until_ess=100_000)
-    assert posterior.meta["stopped"] == "num_draws" and posterior.num_draws == 200
-
-
-@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
-@pytest.mark.parametrize("pending", [False, True])
-def test_the_seconds_bound_a_compile_whatever_it_catches(monkeypatch, pending):
-    """One of six minutes was not ended by 240 s."""
-    compile_step, caught = run.compiled, []
-
-    def slow(fn, *example, enabled=True, **options):
-        if enabled:
-            with contextlib.suppress(Exception):
-                time.sleep(60.0)
-        caught.append(enabled)
-        return compile_step(fn, *example, **options | {"enabled": False})
-
-    monkeypatch.setattr(run, "compiled", slow)
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 500.0 if pending else 0.0)
-        began = time.monotonic()
-        config = pb.NUTS(**UNTIL | {"compile": True}, max_seconds=2.0)
-        with pytest.warns(UserWarning, match="has not converged and its 2 seconds are spent"):
-            posterior = config.fit(easy, seed=0)
-        assert time.monotonic() - began < 30.0 and posterior.meta["stopped"] == "max_seconds"
-        assert caught == [False]
-        assert (
-            400.0 * pending <= signal.getitimer(signal.ITIMER_REAL)[0] < 500.0
-        )  # another's alarm is still set
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

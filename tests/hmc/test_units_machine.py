@@ -15,9 +15,9 @@ from pyrobnn.inference.hmc.adaptation import (
     dual_average,
     dual_averaging,
     first_step_size,
-    whitening,
-    windows,
+    planned,
 )
+from pyrobnn.inference.hmc.metric import whitening
 from pyrobnn.inference.optim.sgd_rate import constant_rate
 from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, learning_rate_factors
 from pyrobnn.inference.vi.flow import CouplingFlow, FlowDistribution, _push
@@ -85,14 +85,15 @@ def test_dual_averaging_is_the_papers_recursion_for_one_chain():
 
 @pytest.mark.parametrize("num_warmup", [*range(120), 150, 200, 500, 1000, 3000])
 def test_the_windows_fill_the_warm_up(num_warmup):
-    plan = windows(num_warmup)
-    assert sum(length for length, _ in plan) == num_warmup and all(length > 0 for length, _ in plan)
+    plan = planned(num_warmup)
+    assert sum(each.length for each in plan) == num_warmup and all(each.length > 0 for each in plan)
     if len(plan) < 2:
-        assert not any(metric for _, metric in plan)
+        assert not any(each.mass or each.own_step for each in plan)
         return
     # a step-size phase, windows that end with a metric, a step-size phase
-    assert [metric for _, metric in plan] == [False] + [True] * (len(plan) - 2) + [False]
-    middle = [length for length, _ in plan[1:-1]]
+    assert [each.mass for each in plan] == [False] + [True] * (len(plan) - 2) + [False]
+    assert [each.own_step for each in plan] == [True] + [False] * (len(plan) - 1)
+    middle = [each.length for each in plan[1:-1]]
     assert all(later == 2 * earlier for earlier, later in zip(middle[:-1], middle[1:-1]))
     assert middle[-1] >= max(middle)  # the last metric comes of the most draws
 
@@ -108,10 +109,10 @@ def gaussian(num_chains: int, num_draws: int, seed: int = 0) -> torch.Tensor:
 
 def test_whitening_makes_the_covariance_one():
     z, counts = gaussian(4, 5000), torch.full((4,), 5000)
-    scale = whitening(z, counts, torch.ones(3, dtype=torch.float64), False)
+    scale = whitening(z, counts, torch.ones(3, dtype=torch.float64))
     # 20000 draws: a standard deviation is known to 0.5 %
     torch.testing.assert_close(scale, COV.diagonal().sqrt(), rtol=0.03, atol=0)
-    matrix = whitening(z, counts, torch.eye(3, dtype=torch.float64), True)
+    matrix = whitening(z, counts, torch.eye(3, dtype=torch.float64))
     assert torch.equal(matrix, matrix.tril())
     white = torch.linalg.solve_triangular(matrix, z.flatten(0, 1).T, upper=False)
     torch.testing.assert_close(torch.cov(white), torch.eye(3, dtype=torch.float64), rtol=0, atol=0.05)
@@ -124,7 +125,7 @@ def test_whitening_reads_the_valid_slots_alone(dense):
     spoiled = z.clone()
     for chain, count in enumerate(counts.tolist()):
         spoiled[chain, count:] = torch.nan
-    assert torch.equal(whitening(spoiled, counts, old, dense), whitening(z, counts, old, dense))
+    assert torch.equal(whitening(spoiled, counts, old), whitening(z, counts, old))
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -132,27 +133,40 @@ def test_chains_in_different_modes_do_not_pass_for_one_wide_mode(dense):
     z, counts = gaussian(4, 1000), torch.full((4,), 1000)
     apart = z + 100.0 * torch.arange(4).reshape(4, 1, 1)
     old = torch.eye(3, dtype=torch.float64) if dense else torch.ones(3, dtype=torch.float64)
-    torch.testing.assert_close(whitening(apart, counts, old, dense), whitening(z, counts, old, dense))
+    torch.testing.assert_close(whitening(apart, counts, old), whitening(z, counts, old))
 
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_window_that_says_nothing_keeps_what_was(dense):
     old = 3.0 * torch.eye(3) if dense else torch.full((3,), 3.0)
-    assert whitening(torch.ones(2, 4, 3), torch.tensor([1, 1]), old, dense) is old
+    assert whitening(torch.ones(2, 4, 3), torch.tensor([1, 1]), old) is old
+
+
+def test_what_a_window_leaves_of_a_condition_number_falls_with_the_next():
+    """Shrunk towards the diagonal itself, it stayed where the first window left it."""
+    with seeded(0):
+        basis = torch.linalg.qr(torch.randn(20, 20, dtype=torch.float64))[0]
+        cov = (basis * torch.logspace(0, 4, 20, dtype=torch.float64)) @ basis.T
+        z = torch.randn(4, 25, 20, dtype=torch.float64) @ torch.linalg.cholesky(cov).T
+    a, conditions = torch.eye(20, dtype=torch.float64), []
+    for _ in range(3):
+        a = whitening(z, torch.full((4,), 25), a)
+        conditions.append(float(torch.linalg.cond(torch.linalg.solve(a, torch.linalg.cholesky(cov)))))
+    assert conditions[0] < 40 and conditions[2] < 8 and conditions[1] < conditions[0]
 
 
 def test_few_draws_of_many_dimensions_still_give_a_metric():
     with seeded(0):
         z = torch.randn(1, 5, 40, dtype=torch.float64)
-    matrix = whitening(z, torch.tensor([5]), torch.eye(40, dtype=torch.float64), True)
+    matrix = whitening(z, torch.tensor([5]), torch.eye(40, dtype=torch.float64))
     assert bool(torch.isfinite(matrix).all()) and bool((matrix.diagonal() > 0).all())
 
 
 def test_a_large_window_is_whitened_in_parts_with_the_same_numbers(monkeypatch):
     z, counts, old = gaussian(4, 500), torch.full((4,), 500), torch.ones(3, dtype=torch.float64)
-    whole = whitening(z, counts, old, False)
-    monkeypatch.setattr("pyrobnn.inference.hmc.adaptation._WHOLE", 100)
-    torch.testing.assert_close(whitening(z, counts, old, False), whole)
+    whole = whitening(z, counts, old)
+    monkeypatch.setattr("pyrobnn.inference.hmc.metric._PART", 100)
+    torch.testing.assert_close(whitening(z, counts, old), whole)
 
 
 @pytest.mark.parametrize("width", [1e-3, 1.0, 50.0])

@@ -306,34 +306,11 @@ def test_chains_that_stray_go_back_with_smaller_steps():
     assert float(posterior.draws["z"].square().mean()) == pytest.approx(0.338, rel=0.4)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("step_size", [0.5, 1e-6])
-def test_chains_that_have_not_mixed_are_told(step_size):
-    """They stay where they start, or move; at the defaults the verdict alone said so, of R-hat 1.54."""
-    config = SGHMC(num_chains=4, num_warmup=50, step_size=step_size, friction=0.5, thinning=1, compile=False)
-    found = [each["code"] for each in config.fit(gaussian, num_draws=250).meta["findings"]]
-    assert ("chains_disagree" in found) == (step_size == 1e-6), found
-
-
-@pytest.mark.filterwarnings("ignore:.*of the draws")
-def test_heat_is_told(diabetes):
+def test_heat_is_measured(diabetes):
     x, y, *_ = diabetes
     hot = SGHMC(num_chains=4, num_warmup=100, batch_size=8, step_size=0.3, friction=0.05, init_steps=0)
-    with pytest.warns(
-        UserWarning, match="kinetic temperature of the draws of 'net.* times what it should be"
-    ):
-        posterior = hot.fit(linear_model(), x, y, num_draws=50)
+    posterior = hot.fit(linear_model(), x, y, num_draws=50)
     assert posterior.meta["kinetic_temperature"] > 1.2
-
-
-def test_draws_further_from_the_data_than_a_linear_fit_are_reported(diabetes):
-    x, y, *_ = diabetes
-    started = pb.MAP(num_steps=300, compile=False).fit(linear_model(), x, y)
-    far = SGLD(num_chains=2, num_warmup=0, step_size=1.0, compile=False)
-    with pytest.warns(UserWarning, match="than a linear fit"):
-        posterior = far.fit(linear_model(), x, y, init=started, num_draws=10)
-    (found,) = [each for each in posterior.meta["findings"] if each["code"] == "behind_linear_fit"]
-    assert found["rms"] > 1.1 * found["linear_rms"] and found["step_size"] == pytest.approx(1.0)
 
 
 def test_chains_that_lose_what_their_start_had_at_every_step_size_are_refused(diabetes, monkeypatch):

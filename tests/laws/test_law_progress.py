@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -11,9 +10,6 @@ from models import toy_model
 from test_contract import METHODS, X, Y, num_draws
 from test_law_interrupt import EARLY
 
-from pyrobnn.inference.hmc.hooks import Hooks
-from pyrobnn.inference.hmc.run import Progress
-from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Training
 
@@ -96,16 +92,12 @@ def test_a_bar_that_is_not_full_says_why(name, why, bars):
     assert {"callback": "by a callback", "interrupt": "interrupted", "error": "by an error"}[why] in bar.said
 
 
-def test_callbacks_and_enough_draws_are_said(bars):
+def test_a_callback_that_stops_is_said(bars):
     training = Training(900, compile=False)
     stop = [lambda step, metrics: step >= 200]
     minimize(lambda theta: 0 * theta.sum(), torch.zeros(1), None, training, progress=True, callbacks=stop)
-    replace(METHODS["NUTS"], num_chains=8).fit(toy_model(), X, Y, progress=True, num_draws=300, until_ess=10)
-    assert [bar.said for bar in bars] == [
-        "stopped early by a callback",
-        "stopped early: enough effective draws",
-    ]
-    assert all(0 < bar.n < bar.total and bar.closed == 1 for bar in bars)
+    [bar] = bars
+    assert bar.said == "stopped early by a callback" and 0 < bar.n < bar.total and bar.closed == 1
 
 
 def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
@@ -132,18 +124,3 @@ def test_a_bar_says_at_once_what_is_done_and_soon_how_long_it_takes(name, bars, 
     [bar] = bars
     assert "tracing and compiling" in bar.told[0]
     assert any(" left" in told for told in bar.told) and bar.told[-1] == bar.desc
-
-
-def test_before_the_first_transition_the_bar_knows_what_it_takes_at_least(bars):
-    positions = partial(torch.zeros, 1, 1, 1)
-    hooks = Hooks(None, None, FitRun(100, progress=True), 50, METHODS["NUTS"])
-    with hooks.watch:
-        for steps in (0, 16, 32):
-            hooks.look(Progress("warm-up", 0, 50, 0.1, 0.0, 0, steps, "", positions))
-        hooks.look(Progress("warm-up", 1, 50, 0.1, 5.0, 0, 48, "", positions))
-    [bar] = bars
-    assert bar.told[1:3] == [
-        "NUTS: warm-up 0 of 50",
-        "NUTS: warm-up 0 of 50, 16 leapfrogs without a transition: at least 1 s left at this rate",
-    ]
-    assert bar.n == 1

@@ -29,9 +29,8 @@ from pyrobnn.compile import materialize
 from pyrobnn.density.gradient import Gradient
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.hmc import metric
-from pyrobnn.inference.hmc.adaptation import dual_average
+from pyrobnn.inference.hmc.adaptation import STATS, dual_average
 
-STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
 MAX_ENERGY_ERROR = 1000.0
 
 
@@ -126,14 +125,13 @@ class Machine:
         """Fresh buffers; the last checkpoint level and the last slot take what is to be forgotten."""
         levels = 1 if self.trajectory else self.max_depth + 1
         check = (self.num_chains, levels, self.dim)
-        return Buffers(
-            torch.zeros(check, dtype=self.dtype, device=self.device),
-            torch.zeros(check, dtype=self.dtype, device=self.device),
-            torch.zeros(self.num_chains, self.num_slots + 1, self.dim, dtype=self.dtype, device=self.device),
-            torch.zeros(
-                self.num_chains, self.num_slots + 1, len(STATS), dtype=torch.float64, device=self.device
-            ),
+        slots = (self.num_chains, self.num_slots + 1)
+        stats = torch.zeros(*slots, len(STATS), dtype=torch.float64, device=self.device)
+        q, r, draws = (
+            torch.zeros(size, dtype=self.dtype, device=self.device)
+            for size in (check, check, (*slots, self.dim))
         )
+        return Buffers(q, r, draws, stats)
 
     def start(
         self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor | None = None
@@ -157,8 +155,7 @@ class Machine:
         error = energy - s.energy0
         fine = error <= MAX_ENERGY_ERROR  # false for NaN: nothing of a bad leaf is ever selected
         s = s._replace(
-            steps=s.steps + 1,
-            accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0),
+            steps=s.steps + 1, accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0)
         )
         chain = torch.arange(self.num_chains, device=self.device)
         chance = rng.chances(rng.stream(rng.stream(keys, s.transition.long()), s.steps.long()))
@@ -177,19 +174,9 @@ class Machine:
             s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
         )
         fresh = ended.unsqueeze(-1)
-        out = (
-            torch.where(fresh, new.q_prop, new.q),
-            torch.where(fresh, r_new, new.r),
-            torch.where(fresh, new.g_prop, new.g),
-            torch.where(fresh, new.q_prop, new.q0),
-            torch.where(fresh, r_new, new.r0),
-            torch.where(fresh, new.g_prop, new.g0),
-            new.q_sub,
-            new.g_sub,
-            new.q_prop,
-            new.g_prop,
-        )
-        state.vectors.copy_(torch.stack(out))
+        both = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
+        ends = [torch.where(fresh, b, a) for a, b in zip(new[:6], both, strict=True)]
+        state.vectors.copy_(torch.stack([*ends, *new[6:]]))
         state.scalars.copy_(torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]))
         state.dual.copy_(dual)
         return ()
@@ -204,15 +191,9 @@ class Machine:
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
     def _extend_tree(
-        self,
-        new: Vectors,
-        s: Scalars,
-        buffers: Buffers,
-        lp: Tensor,
-        energy: Tensor,
-        fine: Tensor,
+        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor,
         chance: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
+    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:  # fmt: skip
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
         q, r, g = new.q, new.r, new.g
         weight = torch.where(fine, s.energy0 - energy, -math.inf)
@@ -233,18 +214,9 @@ class Machine:
 
         sign = torch.where(merge, chance[2], s.sign)
         swap = (sign != s.sign).unsqueeze(-1)
-        vectors = Vectors(
-            torch.where(swap, new.q0, q),
-            torch.where(swap, new.r0, r),
-            torch.where(swap, new.g0, g),
-            torch.where(swap, q, new.q0),
-            torch.where(swap, r, new.r0),
-            torch.where(swap, g, new.g0),
-            q_sub,
-            g_sub,
-            torch.where(col, q_sub, new.q_prop),
-            torch.where(col, g_sub, new.g_prop),
-        )
+        ends = [torch.where(swap, b, a) for a, b in zip(new[:6], (*new[3:6], *new[:3]), strict=True)]
+        tree = torch.where(col, q_sub, new.q_prop), torch.where(col, g_sub, new.g_prop)
+        vectors = Vectors._make([*ends, q_sub, g_sub, *tree])
         s = s._replace(
             sign=sign,
             depth=depth,
@@ -280,15 +252,9 @@ class Machine:
         return (ends & (late | early)).any(-1)
 
     def _extend_path(
-        self,
-        new: Vectors,
-        s: Scalars,
-        buffers: Buffers,
-        lp: Tensor,
-        energy: Tensor,
-        fine: Tensor,
+        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor,
         chance: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
+    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:  # fmt: skip
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
         ended = ~fine | (s.steps >= (self.trajectory or math.inf))
         take = ended & fine & (chance[0] < (s.energy0 - energy).exp())

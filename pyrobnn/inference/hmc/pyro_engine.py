@@ -11,119 +11,94 @@ from pyro.infer import HMC, MCMC, NUTS
 from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.hmc.machine import STATS
+from pyrobnn.inference.hmc.adaptation import STATS
 
 
 def sample(
-    log_density: Callable[[Tensor], Tensor],
-    z: Tensor,
-    *,
-    num_draws: int,
-    num_warmup: int,
-    seed: int,
-    config: Any,
-    progress: bool = False,
-) -> tuple[Tensor, Tensor, int, bool]:
+    log_density: Callable[[Tensor], Tensor], z: Tensor, *, num_draws: int, num_warmup: int, dense: bool, seed: int,
+    config: Any, progress: bool = False,
+) -> tuple[Tensor, Tensor, int, bool]:  # fmt: skip
     """Run one chain after the other from ``z`` (chain, dim).
 
     Returns:
         Unconstrained draws (chain, draw, dim), statistics (chain, draw, 7) in the order of the machine's, the number
-        of gradients, and whether Ctrl-C ended it: then the chains that are whole, or what the first one has. The tree
-        depth is what the leapfrogs imply; the energy that of the transition's start.
+        of gradients, and whether Ctrl-C ended it: then the chains that are whole, or what the first one has.
     """
-    draws: list[Tensor] = []
-    stats: list[Tensor] = []
-    total, interrupted = 0, False
-    for chain, start in enumerate(z):
-        potential = _Potential(log_density, start.dtype)
-        options: dict[str, Any] = {
-            "potential_fn": potential,
-            "step_size": config.step_size or 1.0,
-            "full_mass": config.mass_matrix == "dense",
-            "target_accept_prob": config.target_accept,
-        }
-        if config.trajectory:
-            kernel = HMC(num_steps=config.trajectory, trajectory_length=None, **options)
-        else:
-            kernel = NUTS(max_tree_depth=config.max_tree_depth, **options)
-        record = _Transitions(kernel, potential)
-        with seeded(seed * 1_000_003 + chain, z.device):
+    finished: list[_Chain] = []
+    interrupted = False
+    for number, start in enumerate(z):
+        chain = _Chain(log_density, start.dtype, dense, config)
+        finished.append(chain)
+        with seeded(seed * 1_000_003 + number, z.device):
+            # Pyro mixes the dtypes of energies and positions
             mcmc = MCMC(
-                kernel,
-                num_samples=num_draws,
-                warmup_steps=num_warmup,
-                initial_params={"z": start.double()},  # Pyro mixes the dtypes of energies and positions
-                hook_fn=record,
+                chain.kernel, num_draws, num_warmup, initial_params={"z": start.double()}, hook_fn=chain,
                 disable_progbar=not progress,
-            )
+            )  # fmt: skip
             try:
                 mcmc.run()
             except KeyboardInterrupt:
-                if not draws and not record.num_kept:
+                if number == 0 and not chain.rows:
                     raise
                 interrupted = True
-        total += potential.calls
-        if interrupted and draws:
-            break
-        draws.append(torch.stack(record.positions[: record.num_kept]).to(start.dtype))
-        rows = record.rows[: record.num_kept]
-        stats.append(torch.tensor(rows, dtype=torch.float64, device=z.device))
-        for index in record.divergences:
-            if index < record.num_kept:
-                stats[-1][index, STATS.index("diverging")] = 1.0
-        if interrupted:
-            break
-    return torch.stack(draws), torch.stack(stats), total, interrupted
+                break
+    calls = sum(chain.calls for chain in finished)
+    kept = finished[:-1] if interrupted and len(finished) > 1 else finished
+    draws, stats = zip(*(chain.result(z.device) for chain in kept), strict=True)
+    return torch.stack(draws).to(z.dtype), torch.stack(stats), calls, interrupted
 
 
-class _Potential:
-    """The potential energy as Pyro's kernels call it, counting the calls."""
+class _Chain:
+    """A kernel with its potential, and every kept draw with its statistics, by Pyro's hook.
 
-    def __init__(self, log_density: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-        self._log_density, self._dtype, self.calls = log_density, dtype, 0
+    The tree depth is what the leapfrogs imply; the energy that of the transition's start, by the kernel's own function.
+    """
 
-    def __call__(self, params: dict[str, Tensor]) -> Tensor:
-        self.calls += 1
-        return -self._log_density(params["z"].to(self._dtype))
+    def __init__(self, log_density: Callable[[Tensor], Tensor], dtype: torch.dtype, dense: bool, config: Any):
+        self._fresh, self._accept, self._energy, self._lp = True, 0.0, math.nan, math.nan
 
+        def potential(params: dict[str, Tensor]) -> Tensor:
+            self.calls += 1
+            return -log_density(params["z"].to(dtype))
 
-class _Transitions:
-    """Collects every kept draw and its statistics through Pyro's hook and the kernel's own energy function."""
-
-    def __init__(self, kernel: HMC, potential: _Potential) -> None:
-        self.positions: list[Tensor] = []
-        self.rows: list[list[float]] = []
-        self.divergences: list[int] = []
-        self._potential, self._before = potential, 0
-        self._accept, self._energy, self._lp = 0.0, math.nan, math.nan
-        kinetic = kernel._kinetic_energy
-        self._fresh = True
-
-        def recording(r: dict) -> Tensor:
-            energy = kinetic(r)
+        def kinetic(r: dict) -> Tensor:
+            energy = own(r)
             if self._fresh:  # the first call of a transition is for its starting momenta
                 self._energy, self._fresh = float(energy) - self._lp, False
             return energy
 
-        kernel._kinetic_energy = recording  # type: ignore[method-assign]  # Pyro has no hook for energies
-
-    @property
-    def num_kept(self) -> int:
-        """Draws that are whole: an interrupt may come between a position and its statistics."""
-        return min(len(self.positions), len(self.rows))
+        options: dict[str, Any] = {"full_mass": dense, "target_accept_prob": config.target_accept}
+        options |= {"potential_fn": potential, "step_size": config.step_size or 1.0}
+        self.kernel: HMC = (
+            HMC(num_steps=config.trajectory, trajectory_length=None, **options)
+            if config.trajectory
+            else NUTS(max_tree_depth=config.max_tree_depth, **options)
+        )
+        own = self.kernel._kinetic_energy
+        self.kernel._kinetic_energy = kinetic  # type: ignore[method-assign]  # Pyro has no hook for energies
+        self.rows: list[tuple[Tensor, list[float]]] = []
+        self.calls = self._before = 0
 
     def __call__(self, kernel: HMC, params: dict[str, Tensor], stage: str, index: int) -> None:
-        steps, self._before = self._potential.calls - self._before, self._potential.calls
-        _, potential, _ = kernel._fetch_from_cache()
-        self._lp = -float(potential)
+        steps, self._before = self.calls - self._before, self.calls
+        self._lp = -float(kernel._fetch_from_cache()[1])
         energy, self._fresh = self._energy, True
         if stage.startswith("Warmup"):
-            self._accept = 0.0
             return
         count = len(self.rows) + 1  # the kernel keeps a running mean over the kept draws
-        rate = count * kernel._mean_accept_prob - self._accept
-        self._accept = count * kernel._mean_accept_prob
+        rate, self._accept = (
+            count * kernel._mean_accept_prob - self._accept,
+            count * kernel._mean_accept_prob,
+        )
         depth = math.floor(math.log2(steps + 1)) if steps else 0
-        self.divergences = kernel._divergences
-        self.positions.append(params["z"].detach().clone())
-        self.rows.append([self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)])
+        row = [self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)]
+        self.rows.append((params["z"].detach().clone(), row))
+
+    def result(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Positions (draw, dim) and statistics (draw, 7)."""
+        positions, rows = zip(*self.rows, strict=True)
+        stats = torch.tensor(rows, dtype=torch.float64, device=device)
+        for index in self.kernel._divergences:
+            if index < len(stats):
+                stats[index, STATS.index("diverging")] = 1.0
+        return torch.stack(positions), stats

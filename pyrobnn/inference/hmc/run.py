@@ -1,12 +1,16 @@
-"""The host side of the HMC machine: warm-up and sampling phases, looking at the chains every few dozen steps."""
+"""The host side of the HMC machine: warm-up and sampling phases, looking at the chains every few dozen leapfrogs."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,20 +20,23 @@ from pyrobnn.compile import CudaGraph, compiled, first_line
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint, metric
-from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_averaging, first_step_size, whitening
-from pyrobnn.inference.hmc.checkpoint import DrawFile
-from pyrobnn.inference.hmc.machine import STATS, Buffers, Machine, Scalars, State, Vectors
-from pyrobnn.inference.hmc.signals import DelayedInterrupt, TimeSpent, limited
-from pyrobnn.inference.hmc.warmup import (
+from pyrobnn.inference.hmc.adaptation import (
+    FROZEN,
+    MIN_TRANSITIONS,
+    MIN_WINDOW,
+    OWN,
+    POOLED,
+    STATS,
     Phase,
     acceptance_off_target,
+    dual_averaging,
     extend_phase,
-    in_transient,
+    first_step_size,
     kept_in_warmup,
     not_stationary,
     planned,
-    truncate,
 )
+from pyrobnn.inference.hmc.machine import Buffers, Machine, Scalars, State, Vectors
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
@@ -40,12 +47,12 @@ _PROPOSAL = Vectors._fields.index("q_prop")
 class Draws(NamedTuple):
     """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's history.
 
-    ``z`` is None where the draws went to a file; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the
-    step was compiled, or what was done to it in vain; ``unfinished``: why the warm-up was not finished after
-    ``num_warmup`` transitions; ``float64_reason``: why the positions are in float64.
+    ``scale``: the metric's A; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the step was compiled, or
+    what was done to it in vain; ``unfinished``: why the warm-up was not finished after ``num_warmup`` transitions;
+    ``float64_reason``: why the positions are in float64.
     """
 
-    z: Tensor | None
+    z: Tensor
     stats: Tensor
     compile_seconds: float
     num_gradients: int
@@ -56,13 +63,6 @@ class Draws(NamedTuple):
     unfinished: str = ""
     num_warmup: int = 0
     float64_reason: str = ""
-
-    @property
-    def positions(self) -> Tensor:
-        """``z`` of a run that kept its draws in memory."""
-        if self.z is None:
-            raise ValueError("the draws went to a file: read them there")
-        return self.z
 
 
 class Progress(NamedTuple):
@@ -85,49 +85,39 @@ def named_stats(stats: Tensor) -> dict[str, Tensor]:
     return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}
 
 
-def progress(run: Run, warming: bool, count: int, wanted: int) -> Progress:
-    """What the host sees of a run whose slowest chain has ``count`` of ``wanted`` draws in this phase."""
-    slots = run.state.scalars[_SLOT].long().clamp(max=run.machine.num_slots)
-    rows = run.buffers.stats
-    latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
-    column = STATS.index("diverging")
-    valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
-    diverging = int((rows[..., column] * valid).sum()) + int(run.written_stats[..., column].sum())
-    return Progress(
-        "warm-up" if warming else "sampling",
-        min(count, wanted) + (sum(each.length for each in run.plan[: run.phase]) if warming else 0),
-        sum(each.length for each in run.plan) if warming else wanted,
-        float(run.state.dual[0].median().exp()),
-        float(latest[:, STATS.index("tree_depth")].mean()),
-        0 if warming else diverging,
-        run.total_steps,
-        run.unfinished,
-        partial(run.positions, min(count, wanted)),
-    )
+class DelayedInterrupt:
+    """Within :meth:`changing` a Ctrl-C takes effect at the end, a second one at once; then ``cut`` stays."""
 
+    def __init__(self) -> None:
+        self.cut = self._waiting = False
+        self._before: Any = None
 
-class Replayed:
-    """The compiled step captured with copies of its arguments, which stay; RuntimeError if it cannot be."""
+    def __enter__(self) -> DelayedInterrupt:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self._handle)
+        return self
 
-    def __init__(
-        self, step: Callable[..., Any], state: State, metric: Tensor, keys: Tensor, buffers: Buffers
-    ) -> None:
-        self._static = tuple(tensor.clone() for tensor in (*state, metric, keys))
-        num, kept = len(state), [buffer.clone() for buffer in buffers]
-        try:
-            self._graph = CudaGraph(step, *self._static[:num], *buffers, *self._static[num:])
-        finally:  # the calls before the capture never happened
-            for mine, old in zip(buffers, kept, strict=True):
-                mine.copy_(old)
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
-    def __call__(self, count: int, state: State, metric: Tensor, keys: Tensor) -> State:
-        """The state after so many steps, in memory that the next call writes into."""
-        for mine, value in zip(self._static, (*state, metric, keys), strict=True):
-            if mine is not value:
-                mine.copy_(value)
-        for _ in range(count):
-            self._graph.replay()
-        return State(*self._static[: len(state)])
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.cut and not self._waiting:
+            self._waiting = True
+        else:
+            self._before(number, frame)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change of the state."""
+        self.cut = True
+        yield
+        self.cut = False
+        if self._waiting:
+            self._waiting = False
+            self._before(signal.SIGINT, None)
 
 
 class Run:
@@ -139,79 +129,59 @@ class Run:
         most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
         names: of the site of a coordinate, of a plain program; None for a net.
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
+        mass_matrix: ``"diag"`` or ``"dense"``.
         step_size: the first one; None finds it.
         every: steps between looks.
         chains_per_call: of the compiled step, a divisor of the machine's; None for all of them.
-        file: where the draws go, block by block, instead of staying in the machine's buffers.
     """
 
     def __init__(
-        self,
-        machine: Machine,
-        *,
-        seed: int,
-        num_warmup: int,
-        most: int | None = None,
-        names: Callable[[int], str] | None = None,
-        inspect: Callable[[Tensor, Tensor], str] | None = None,
-        mass_matrix: str = "diag",
-        step_size: float | None = None,
-        compile: bool = True,
-        every: int = 16,
+        self, machine: Machine, *, seed: int, num_warmup: int, most: int | None = None,
+        names: Callable[[int], str] | None = None, inspect: Callable[[Tensor, Tensor], str] | None = None,
+        mass_matrix: str = "diag", step_size: float | None = None, compile: bool = True, every: int = 16,
         chains_per_call: int | None = None,
-        file: DrawFile | None = None,
-    ) -> None:
-        self.machine, self.form, self.every = machine, mass_matrix, every
+    ) -> None:  # fmt: skip
+        self.machine, self.dense, self.every = machine, mass_matrix == "dense", every
         self.chains_per_call = chains_per_call or machine.num_chains
-        self.keys = rng.key(
-            torch.tensor(seed, device=machine.device), torch.arange(machine.num_chains, device=machine.device)
-        )
-        self.plan = planned(num_warmup)
-        self.most, self.names, self.inspect = most, names, inspect
+        chains = torch.arange(machine.num_chains, device=machine.device)
+        self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
+        self.plan, self.most, self.names, self.inspect = planned(num_warmup), most, names, inspect
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
         self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
-        self.phase = self.steps = self.total_steps = 0
+        self.phase = self.total_steps = 0
         self.ready = 0  # draws that every chain had at the last look
-        longest = max(num_warmup, most or 0)
-        self.kept = min(machine.num_slots, kept_in_warmup(longest, machine.num_chains, machine.dim))
-        self.file = file
-        # draws that are in the file already, by chain, and their statistics
-        self.written = torch.zeros(machine.num_chains, dtype=torch.float64, device=machine.device)
-        self.written_stats = torch.zeros(machine.num_chains, 0, len(STATS), dtype=torch.float64)
+        longest = kept_in_warmup(max(num_warmup, most or 0), machine.num_chains, machine.dim)
+        self.kept = min(machine.num_slots, longest)
         self.history: list[list[float]] = []
         self._advance: Callable[[int], State] | None = None
         self.compile_seconds, self.mode = 0.0, "eager"
-        self._interrupts = DelayedInterrupt()
+        self._interrupts, self._next_check = DelayedInterrupt(), 100
 
     # -- beginning, saving, resuming ---------------------------------------------------------------------------------
 
     def begin(self, z: Tensor, scale: Tensor | None = None) -> None:
         """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
         scale = z.new_ones(self.machine.dim) if scale is None else scale
-        self.scale = metric.scaled(scale, self.form)
+        self.scale = torch.diag(scale) if self.dense else scale
         q = metric.whiten(z, self.scale)
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        step = self.first_step or self._find_step(q, g, lp, zero, 0.1, each=self._mode() == OWN)
-        dual = dual_averaging(step, len(z), z.device, self._mode())
-        self.state = self.machine.start(q, g, lp, dual, self.keys, zero)
+        step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
+        self.state = self.machine.start(
+            q, g, lp, dual_averaging(step, len(z), z.device, self._mode()), self.keys, zero
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs."""
-        counters = torch.tensor([self.phase, self.steps, self.total_steps])
-        plan = torch.tensor(self.plan, dtype=torch.int64).reshape(-1, 3)
-        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return {
             **self.state._asdict(),
             **self.buffers._asdict(),
             "scale": self.scale,
-            "counters": counters,
-            "plan": plan,
+            "counters": torch.tensor([self.phase, self.total_steps]),
+            "plan": torch.tensor(self.plan, dtype=torch.int64).reshape(-1, 3),
             "unfinished": torch.tensor(list(self.unfinished.encode()), dtype=torch.uint8),
-            "history": history,
-            "written": self.written,
-            "written_stats": self.written_stats,
+            "history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2),
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -221,8 +191,7 @@ class Run:
         for mine, name in zip(self.buffers, Buffers._fields, strict=True):
             mine.copy_(tensors[name])
         self.scale = tensors["scale"].to(device)
-        self.written, self.written_stats = tensors["written"].to(device), tensors["written_stats"]
-        self.phase, self.steps, self.total_steps = (int(count) for count in tensors["counters"])
+        self.phase, self.total_steps = tensors["counters"].tolist()
         self.history = tensors["history"].tolist()
         self.plan = [Phase(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
         self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
@@ -231,14 +200,9 @@ class Run:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def sample(
-        self,
-        num_draws: int,
-        *,
-        look: Callable[[Progress], bool] | None = None,
-        enough: Callable[[Draws], bool] | None = None,
-        save: tuple[str | Path, str, float] | None = None,
-        compile_until: float | None = None,
-    ) -> Draws:
+        self, num_draws: int, *, look: Callable[[Progress], bool] | None = None,
+        enough: Callable[[Draws], bool] | None = None, save: tuple[str | Path, str, float] | None = None,
+    ) -> Draws:  # fmt: skip
         """Run the remaining phases and return the draws.
 
         Args:
@@ -246,93 +210,80 @@ class Run:
                 and in the warm-up begins them.
             enough: called with the draws so far at growing lengths; True stops.
             save: checkpoint path, fingerprint, and seconds between writes; Ctrl-C writes it at once.
-            compile_until: time of the monotonic clock at which a compile is given up.
 
         Raises:
             KeyboardInterrupt: Ctrl-C before every chain had a draw; later it ends the run with the draws it has.
         """
-        self.prepare(compile_until)
+        self.prepare()
+        saved = time.monotonic()
         try:
             with self._interrupts:
-                return self._sample(num_draws, look, enough, save)
+                if look is not None:
+                    look(self._progress(self.ready, num_draws))
+                while not self._finished(num_draws, look, enough):
+                    if save is not None and time.monotonic() - saved > save[2]:
+                        checkpoint.write(*save[:2], self.tensors())
+                        saved = time.monotonic()
+                return self._draws(self.ready)
         except KeyboardInterrupt:
             if self._interrupts.cut:  # a second one
                 raise
             if save is not None:
-                self._save(*save[:2])
+                checkpoint.write(*save[:2], self.tensors())
             if self.ready == 0:
                 raise
-            return self._finish(self.ready, num_draws)._replace(interrupted=True)
+            return self._draws(self.ready)._replace(interrupted=True)
 
-    def _sample(
-        self, num_draws: int, look: Callable[[Progress], bool] | None, enough: Callable[[Draws], bool] | None,
-        save: tuple[str | Path, str, float] | None,
-    ) -> Draws:  # fmt: skip
-        written, next_check = time.monotonic(), 100
-        if look is not None:
-            look(progress(self, self.phase < len(self.plan), self.ready, num_draws))
-        while True:
-            warming = self.phase < len(self.plan)
-            wanted = self.plan[self.phase][0] if warming else num_draws
+    def _finished(
+        self,
+        num_draws: int,
+        look: Callable[[Progress], bool] | None,
+        enough: Callable[[Draws], bool] | None,
+    ) -> bool:
+        """Take some steps, look at the chains, and perhaps go on to the next phase; whether the draws are there."""
+        with self._interrupts.changing():
+            self.advance(self.every)
+        slots = self.state.scalars[_SLOT]
+        if self.phase == len(self.plan):
+            self.ready = min(int(slots.min()), num_draws)
+            stop = look is not None and look(self._progress(self.ready, num_draws))
+            if enough is not None and self._next_check <= self.ready < num_draws:
+                self._next_check = int(self.ready * 1.25) + 1
+                stop = stop or enough(self._draws(self.ready))
+            return self.ready == num_draws or (stop and self.ready > 0)
+        # a warm-up phase ends when the chains have so many transitions on average: none waits for another
+        count = int(slots.mean())
+        stop = look is not None and look(self._progress(count, num_draws)) and count >= MIN_TRANSITIONS
+        if stop:  # the draws begin after what there is of this phase
+            phase = self.plan[self.phase]
+            mass = phase.mass and count >= MIN_WINDOW
+            self.plan, self.most = [*self.plan[: self.phase], phase._replace(length=count, mass=mass)], None
+        if count >= self.plan[self.phase].length:
             with self._interrupts.changing():
-                self.advance(self.every)
-                if self.file is not None and not warming:
-                    if int(self.state.scalars[_SLOT].max()) > self.machine.num_slots - self.every:
-                        self._write_out(self.file, num_draws)
-            slots = self.state.scalars[_SLOT] + self.written
-            # a warm-up phase ends when the chains have so many transitions on average: none waits for another
-            count = int(slots.mean() if warming else slots.min())
-            self.ready = 0 if warming else min(count, num_draws)
-            stop = look is not None and look(progress(self, warming, count, wanted))
-            if warming and stop and (plan := truncate(self.plan, self.phase, count)):
-                self.plan, self.most = plan, None
-                with self._interrupts.changing():
-                    self._next_phase()
-                self.unfinished = "; ".join(filter(None, ["its time was spent", self.unfinished]))
-            elif count >= wanted and warming:
-                with self._interrupts.changing():
-                    self._next_phase()
-            elif not warming:
-                if count >= next_check and enough is not None and count < wanted:
-                    next_check = int(count * 1.25) + 1
-                    stop = stop or enough(self._finish(count, num_draws))
-                if count >= wanted or (stop and count > 0):
-                    return self._finish(min(count, num_draws), num_draws)
-            if save is not None and time.monotonic() - written > save[2]:
-                self._save(*save[:2])
-                written = time.monotonic()
-
-    def _save(self, path: str | Path, fingerprint: str) -> None:
-        if self.file is not None:
-            self.file.flush()
-        checkpoint.write(path, fingerprint, self.tensors())
+                self._next_phase()
+        if stop:
+            self.unfinished = "; ".join(filter(None, ["its time was spent", self.unfinished]))
+        return False
 
     def advance(self, num: int) -> None:
         """Take ``num`` leapfrogs with every chain, without looking."""
         if self._advance is None:
             raise RuntimeError("the step is not compiled yet: call prepare() first")
         self.state = self._advance(num)
-        self.steps += num
         self.total_steps += num
 
-    def prepare(self, until: float | None = None) -> None:
-        """Compile the step, where that is done in time; on CUDA capture it. A second call does nothing."""
+    def prepare(self) -> None:
+        """Compile the step; on CUDA capture it. A second call does nothing."""
         if self._advance is not None:
             return
-        kept = [buffer.clone() for buffer in self.buffers] if any(self.tensors()["counters"]) else None
+        kept = [buffer.clone() for buffer in self.buffers] if self.total_steps else None
         starts = range(0, self.machine.num_chains, self.chains_per_call)
         parts = [slice(start, start + self.chains_per_call) for start in starts]
         machine = replace(
             self.machine, num_chains=self.chains_per_call, pooled_chains=self.machine.num_chains
         )
         example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
-        begun = time.perf_counter()
-        try:
-            with limited(until):
-                step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
-        except TimeSpent:
-            step = compiled(machine.step, *example, enabled=False, clone=False)
-            step.seconds = time.perf_counter() - begun
+        step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds, self.mode = step.seconds, step.mode
@@ -340,8 +291,8 @@ class Run:
             return
 
         def advance(num: int) -> State:
-            states, own = [self._rows(part) for part in parts], self._mode() == OWN
-            if not own:  # one step size for all: it goes from call to call
+            states = [self._rows(part) for part in parts]
+            if self._mode() != OWN:  # one step size for all: it goes from call to call
                 states = [state._replace(dual=states[0].dual) for state in states]
             calls = [(*state, *self._fixed(part)) for state, part in zip(states, parts, strict=True)]
             for arguments in calls:
@@ -370,48 +321,64 @@ class Run:
 
     def _capture(self, step: Callable[..., Any]) -> bool:
         """Advance by replays of a CUDA graph; False where the step cannot be captured, and ``mode`` says why."""
+        num, kept = len(self.state), [buffer.clone() for buffer in self.buffers]
+        static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
         try:
-            replayed = Replayed(step, self.state, self.scale, self.keys, self.buffers)
+            graph = CudaGraph(step, *static[:num], *self.buffers, *static[num:])
         except RuntimeError as error:
             self.mode = f"captured in a CUDA graph ({first_line(error)})"
             return False
-        self._advance = lambda num: replayed(num, self.state, self.scale, self.keys)
+        finally:  # the calls before the capture never happened
+            for mine, old in zip(self.buffers, kept, strict=True):
+                mine.copy_(old)
+
+        def advance(count: int) -> State:
+            for mine, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
+                if mine is not value:
+                    mine.copy_(value)
+            for _ in range(count):
+                graph.replay()
+            return State(*static[:num])
+
+        self._advance = advance
         return True
+
+    # -- between phases ----------------------------------------------------------------------------------------------
 
     def _next_phase(self) -> None:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
         new_mass = self.plan[self.phase].mass
         self._judge()
-        self.phase, self.steps = self.phase + 1, 0
+        self.phase += 1
         state = self.state
         vectors, lp = Vectors(*state.vectors), state.scalars[_LP]
         q, g = vectors.q_prop, vectors.g_prop
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
-            counts = state.scalars[_SLOT].clamp(max=self.kept)
             z = metric.unwhiten(q, self.scale)
-            window = metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale)
-            self.scale = self._new_metric(window, counts)
+            self.scale = metric.whitening(*self._window(), self.scale)
             q = metric.whiten(z, self.scale)
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
-        first = new_mass and not any(each.mass for each in self.plan[: self.phase - 1])
-        if first:  # later windows change the whitened scale little
-            step = self._find_step(q, g, lp, transition, step, each=self._mode() == OWN)
-        self.history.append(
-            [float(self.phase), float(torch.as_tensor(step).median()), float(self.total_steps)]
-        )
+        if new_mass and not any(each.mass for each in self.plan[: self.phase - 1]):
+            step = self._find_step(
+                q, g, lp, transition, step
+            )  # later windows change the whitened scale little
+        self.history.append([float(torch.as_tensor(step).median()), float(self.total_steps)])
         # a new average: the old one belongs to another scale, or to single chains
         dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
         self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
+
+    def _window(self) -> tuple[Tensor, Tensor]:
+        """The draws of this phase (chain, slot, dim) that are kept, and how many each chain has."""
+        counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
+        return metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale), counts
 
     def _judge(self) -> None:
         """At the end of the last window and of the last search for a step size: whether to go on."""
         if any(each.mass for each in self.plan[self.phase + 1 :]):
             return
-        counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
-        stats = self.buffers.stats[:, : self.kept]
-        window = metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale)
+        (window, counts), stats = self._window(), self.buffers.stats[:, : self.kept]
         if self.inspect is not None:
             best = int(self.state.scalars[_LP].argmax())
             steps = self.state.dual[1].median().exp() * metric.standard_deviations(self.scale)
@@ -425,67 +392,62 @@ class Run:
         if reason and self.most is not None:
             self.plan = extend_phase(self.plan, self.phase, self.most)
 
-    def _write_out(self, file: DrawFile, num_draws: int) -> None:
-        """Move the block of draws to the file; every chain begins an empty block."""
-        if self.written_stats.shape[1] < num_draws:
-            self.written_stats = self.written_stats.new_zeros(self.machine.num_chains, num_draws, len(STATS))
-        slots = self.state.scalars[_SLOT]
-        for chain in range(self.machine.num_chains):
-            start = int(self.written[chain])
-            num = min(int(slots[chain]), num_draws - start)
-            if num > 0:
-                file.write(chain, start, metric.unwhiten(self.buffers.draws[chain, :num], self.scale))
-                self.written_stats[chain, start : start + num] = self.buffers.stats[chain, :num].cpu()
-        self.written = self.written + slots
-        scalars = self.state.scalars.clone()
-        scalars[_SLOT] = 0.0
-        self.state = self.state._replace(scalars=scalars)
-
-    def positions(self, count: int) -> Tensor:
-        """Unconstrained draws (chain, draw, dim) in memory, ``count`` at most; before the first, where chains are."""
-        slots = 0 if self.phase < len(self.plan) else min(count, int(self.state.scalars[_SLOT].min()))
-        kept = self.buffers.draws[:, :slots] if slots else self.state.vectors[_PROPOSAL].unsqueeze(1)
-        return metric.unwhiten(kept.clone(), self.scale)
-
-    def _finish(self, count: int, num_draws: int) -> Draws:
-        """The first ``count`` draws of every chain."""
-        if self.file is not None:
-            self._write_out(self.file, num_draws)
-        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
-        return Draws(
-            metric.unwhiten(self.buffers.draws[:, :count], self.scale) if self.file is None else None,
-            (self.buffers.stats if self.file is None else self.written_stats)[:, :count],
-            self.compile_seconds,
-            self.total_steps * self.machine.num_chains,
-            self.scale,
-            {"warmup_step_size": history[:, 1], "warmup_steps": history[:, 2]},
-            mode=self.mode,
-            unfinished=self.unfinished,
-            num_warmup=sum(each.length for each in self.plan),
-        )
-
-    # -- whitening ---------------------------------------------------------------------------------------------------
-
-    def _new_metric(self, window: Tensor, counts: Tensor) -> Tensor:
-        """The metric of a window of draws (chain, slot, dim), perhaps with their gradients, which cost one each."""
-        if self.form not in ("auto", "low_rank"):
-            return whitening(window, counts, self.scale, self.form == "dense")
-        scale = whitening(window, counts, self.scale[0, 0], False)
-        if in_transient(self.buffers.stats[:, : self.kept], counts.long(), self.machine.dim):
-            return metric.scaled(scale, self.form)  # directions of where a chain is late would keep it there
-        g = metric.gradients(self.machine.gradient, window, counts)
-        self.total_steps += g.shape[1]
-        if self.form == "auto" and not metric.low_rank_helps(window, g, counts, scale):
-            return metric.scaled(scale, self.form)
-        return metric.low_rank(window, g, counts, scale)
-
     def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
         g, lp = self.machine.gradient(metric.unwhiten(q, self.scale))
         return metric.pulled(g, self.scale), lp
 
     def _find_step(
-        self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float, each: bool
+        self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float
     ) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
-        r = rng.normal(keys, q.shape[1], q.dtype)
+        r, each = rng.normal(keys, q.shape[1], q.dtype), self._mode() == OWN
         return first_step_size(self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each)
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def _progress(self, count: int, num_draws: int) -> Progress:
+        """What the host sees where the slowest chain, or in the warm-up the mean one, has ``count`` draws."""
+        warming = self.phase < len(self.plan)
+        lengths = [each.length for each in self.plan]
+        slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
+        rows = self.buffers.stats
+        latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
+        valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
+        done = min(count, lengths[self.phase]) + sum(lengths[: self.phase]) if warming else count
+        return Progress(
+            "warm-up" if warming else "sampling",
+            done,
+            sum(lengths) if warming else num_draws,
+            float(self.state.dual[0].median().exp()),
+            float(latest[:, STATS.index("tree_depth")].mean()),
+            0 if warming else int((rows[..., STATS.index("diverging")] * valid).sum()),
+            self.total_steps,
+            self.unfinished,
+            partial(self._positions, 0 if warming else count),
+        )
+
+    def _positions(self, count: int) -> Tensor:
+        """The first ``count`` unconstrained draws (chain, draw, dim); before the first, where the chains are."""
+        kept = self.buffers.draws[:, :count] if count else self.state.vectors[_PROPOSAL].unsqueeze(1)
+        return metric.unwhiten(kept.clone(), self.scale)
+
+    def _draws(self, count: int) -> Draws:
+        """The first ``count`` draws of every chain."""
+        steps, total = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2).unbind(1)
+        # a draw at a time: the rounding of a product depends on its shape, and so on how many draws there are
+        z = torch.stack([metric.unwhiten(q, self.scale) for q in self.buffers.draws[:, :count].unbind(1)], 1)
+        return Draws(
+            z,
+            self.buffers.stats[:, :count],
+            self.compile_seconds,
+            self.total_steps * self.machine.num_chains,
+            self.scale,
+            {
+                "warmup_step_size": steps,
+                "warmup_steps": total,
+                "warmup_metric": self.scale.detach().cpu().flatten(),
+            },
+            mode=self.mode,
+            unfinished=self.unfinished,
+            num_warmup=sum(each.length for each in self.plan),
+        )

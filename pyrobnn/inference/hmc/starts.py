@@ -22,7 +22,6 @@ from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.posterior import Posterior
 
-_TRIES = 100  # draws of a start, before there is none
 _FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
@@ -46,7 +45,7 @@ def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Ten
         elif init is not None and not exact:  # around one point: apart, so that R-hat has something to judge
             z = z + 0.1 * torch.randn_like(z)
         # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
-        tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(_TRIES))
+        tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(100))
         z = finite_starts(problem, z, tries)
     return z.detach().contiguous(), scale
 

@@ -16,11 +16,6 @@ from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import NET
 
-#: nats per datum, at the linear fit's own noise, by which a net may be worse than it
-TOLERATED_NATS = 0.1
-#: rows that the linear fit sees
-NUM_ROWS = 2000
-
 
 @dataclass(frozen=True, eq=False)
 class LinearFit:
@@ -33,11 +28,11 @@ class LinearFit:
     @classmethod
     @torch.no_grad()
     def of(cls, problem: Problem) -> LinearFit | None:
-        """None where there is nothing to compare: no regression with a BNN, or less than two rows an input."""
-        if not problem.is_bnn or not problem.bnn.likelihood.targets.normal:
+        """None where there is nothing to compare: no regression, a loader's data, or less than two rows an input."""
+        if problem.loader is not None or not problem.bnn.likelihood.targets.normal:
             return None
-        x, y = some_rows(problem)
-        y = y.double()
+        index = torch.linspace(0, problem.num_rows - 1, min(2000, problem.num_rows)).long().to(problem.device)
+        x, y = problem.x[index], problem.y[index].double()
         design = torch.cat([x.flatten(1).double(), y.new_ones(len(x), 1)], 1)
         if 2 * design.shape[1] > len(design):
             return None
@@ -51,30 +46,14 @@ class LinearFit:
         constrain, forward = problem.density.constrain, problem.bnn.forward
         return torch.stack([forward(constrain(one), self.x)[:, : self.y.shape[1]] for one in z]).double()
 
-    def at_least_as_good(self, outputs: Tensor, tolerance: float = 0.0) -> Tensor:
-        """Whether outputs' mean squared residuals (…, row, out) are the linear fit's, but for nats per datum."""
-        squares = (outputs - self.y).square().mean(-2)
+    def at_least_as_good(self, outputs: Tensor) -> Tensor:
+        """Whether outputs' mean squared residuals (…, row, out) are the linear fit's."""
         # float32 nets cannot come closer to a line without noise
         rounding = torch.finfo(torch.float32).eps * self.y.var(0)
-        return (squares <= (1.0 + 2.0 * tolerance) * self.squares + rounding).all(-1)
+        return ((outputs - self.y).square().mean(-2) <= self.squares + rounding).all(-1)
 
 
-def some_rows(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Some training data: evenly spaced rows in memory, or the first batches of a pass."""
-    if problem.loader is None:
-        index = torch.linspace(0, problem.num_rows - 1, min(NUM_ROWS, problem.num_rows)).long()
-        index = index.to(problem.device)
-        return problem.x[index], problem.y[index]
-    pairs, seen = [], 0
-    for x, y in problem.one_pass():
-        pairs.append((x, y))
-        seen += len(x)
-        if seen >= NUM_ROWS:
-            break
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-
-
-def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
+def find_modes(config: Any, problem: Problem) -> Tensor:
     """Starting points (num_chains, dim) near modes: nets initialised anew, each trained by Adam for ``init_steps``.
 
     Where inputs are all but collinear no number of Adam's steps does. A chain that Adam leaves further from the data
@@ -89,7 +68,7 @@ def find_modes(config: Any, problem: Problem, line: LinearFit | None) -> Tensor:
     for site in density.sites:
         weights[site.start : site.stop] = site.name.startswith(NET)
     modes = _by_adam(config, problem, start, weights)
-    if line is not None and problem.loader is None:
+    if (line := LinearFit.of(problem)) is not None:
         behind = ~line.at_least_as_good(line.nets(problem, modes))
         for chain in behind.nonzero().flatten().tolist():
             modes[chain] = _by_lbfgs(config, problem, start[chain], weights, line)

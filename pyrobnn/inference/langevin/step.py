@@ -14,16 +14,8 @@ from torch import Tensor
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.problem import Problem
 
-#: looks at the curvature during warm-up, and the share of warm-up after which the step size is settled
-NUM_LOOKS = 10
-#: steps of the power iteration: at the first look, and at the others, which start where the last one ended
-NUM_POWER, NUM_MORE = 20, 8
-#: mini-batches whose gradients' variance is taken, and the relative error of temperature that it may bring to any site
-NUM_GRADIENTS, MAX_TEMPERATURE_ERROR = 8, 0.1
 #: how often chains that leave the posterior are sent back, each time with half the step length
 NUM_RESTARTS = 8
-#: standard deviations of a mini-batch's log joint that it may fall besides: the best and the worst of many
-SPREADS = 8.0
 
 
 @dataclass(eq=False)
@@ -56,7 +48,7 @@ class StepSize:
     ):
         self.density, self.share, self.heating, self.noisy, self.drop = density, share, heating, noisy, drop
         self.num_warmup = num_warmup
-        self.looks = {num_warmup * look // NUM_LOOKS for look in range(NUM_LOOKS)}
+        self.looks = {num_warmup * look // 10 for look in range(10)}
         self.value = 0.0
         self.settled: list[float] = []
         self.restarts = 0
@@ -76,7 +68,7 @@ class StepSize:
         bounds = [self.share / max(curvature, 1e-30)]
         if self.noisy:
             variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
-            bounds.append(MAX_TEMPERATURE_ERROR / (self.heating * max(variance, 1e-30)))
+            bounds.append(0.1 / (self.heating * max(variance, 1e-30)))
         if not all(math.isfinite(bound) for bound in bounds):
             raise FloatingPointError(
                 f"no step size can be chosen at step {state.step + 1}: the curvature of the log joint there, or the "
@@ -100,11 +92,10 @@ class StepSize:
 
     def diverged(self, z: Tensor, lp: Tensor) -> bool:
         """Whether a chain is not finite, or further from the mode than the posterior's spread takes it."""
-        finite = bool(torch.isfinite(z).all() and torch.isfinite(lp).all())
-        if not finite:
+        if not bool(torch.isfinite(z).all() and torch.isfinite(lp).all()):
             return True
         worst, self.best = float(lp.min()), max(self.best, float(lp.min()))
-        return worst < self.best - self.drop - SPREADS * self.spread
+        return worst < self.best - self.drop - 8.0 * self.spread
 
     def divergence_message(self, step: int, lp: Tensor, num_data: int) -> str:
         """Why the run ends, of chains that diverged after every restart."""
@@ -128,8 +119,7 @@ class StepSize:
             return torch.func.grad(slope)(z)
 
         batched = torch.func.vmap(product, in_dims=(0, 0, dim), randomness="different")
-        num_steps = NUM_POWER if self.vector is None else NUM_MORE
-        vector = torch.randn_like(z) if self.vector is None else self.vector
+        num_steps, vector = (20, torch.randn_like(z)) if self.vector is None else (8, self.vector)
         for _ in range(num_steps):
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30)
             vector = root * batched(z, root * vector, rows)
@@ -140,7 +130,7 @@ class StepSize:
     def _noise(self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]], late: bool) -> float:
         """The largest mean variance of the gradient over any site; early on beyond the squared mean, the drift."""
         drawn, values = [], []
-        for log_joint, rows, dim in itertools.islice(batches, NUM_GRADIENTS):
+        for log_joint, rows, dim in itertools.islice(batches, 8):
             slope = torch.func.grad_and_value(log_joint)
             gradient, value = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")(z, rows)
             drawn.append(root * gradient)
@@ -160,11 +150,5 @@ def chooser_for(config: Any, problem: Problem) -> StepSize:
     noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
     # at temperature T a chain is about T / 2 nats per coordinate away from a mode
     drop = 2.0 * dim * config.temperature + (10.0 if noisy else 1.0) * num_data
-    return StepSize(
-        problem.density,
-        share=config.share,
-        heating=config.heating,
-        num_warmup=config.num_warmup,
-        noisy=noisy,
-        drop=drop,
-    )
+    options = {"share": config.share, "heating": config.heating, "num_warmup": config.num_warmup}
+    return StepSize(problem.density, noisy=noisy, drop=drop, **options)

@@ -75,11 +75,10 @@ class ChainStep:
 
 
 class Run:
-    """What is kept on the way; at the end ``z`` (chain, draw, dim), ``lp`` (chain, draw), ``sizes`` (draw,)."""
+    """What is kept on the way; at the end ``z`` (chain, draw, dim) and ``lp`` (chain, draw)."""
 
     z: Tensor
     lp: Tensor
-    sizes: Tensor
     loss: Tensor
 
     def __init__(self, z: Tensor):
@@ -92,12 +91,10 @@ class Run:
         """Start anew: the chains were sent back."""
         self.kept: list[Tensor] = []  # draws so far, (chain, dim) each
         self._lp: list[Tensor] = []
-        self._sizes: list[Tensor] = []
         self.kinetic = torch.zeros_like(z)
 
-    def keep(self, z: Tensor, lp: Tensor, size: Tensor, kinetic: Tensor) -> None:
+    def keep(self, z: Tensor, lp: Tensor, kinetic: Tensor) -> None:
         self.kinetic += kinetic
-        self._sizes.append(size.clone())
         self.kept.append(z)
         self._lp.append(lp)
 
@@ -115,7 +112,7 @@ class Run:
                 f"a callback stopped the run at step {self.step}, before the first draw was kept"
             )
         self.z, self.lp = torch.stack(self.kept[:num_kept], 1), torch.stack(self._lp, 1)
-        self.sizes, self.loss = torch.stack(self._sizes[:num_kept]), torch.stack(self.losses)
+        self.loss = torch.stack(self.losses)
 
 
 def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tensor], Tensor, int | None]:
@@ -213,14 +210,9 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     v = math.sqrt(config.temperature) * torch.randn_like(z)
     state, run = State(0, z, v, torch.zeros_like(z[0])), Run(z)
     watch = Watch(
-        num_steps,
-        type(config).__name__,
-        asked.callbacks,
-        asked.progress,
-        starting=COMPILING if config.compile else "",
-        finished="num_draws",
-        worth_keeping=run.usable,
-    )
+        num_steps, type(config).__name__, asked.callbacks, asked.progress, finished="num_draws",
+        starting=COMPILING if config.compile else "", worth_keeping=run.usable,
+    )  # fmt: skip
     started = time.perf_counter()
     with watch:
         _walk(config, problem, state, num_steps, watch, run, asked.seed)
@@ -234,9 +226,7 @@ def _walk(
 ) -> None:
     """Take the steps and keep every ``thinning``-th after the warm-up."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
-    control = state.z.new_zeros(
-        3
-    )  # ε, how much the preconditioner forgets, temperature: written at every step
+    control = state.z.new_zeros(3)  # at every step: ε, how much the preconditioner forgets, temperature
     step, warmup = ChainStep(config, problem, control), config.num_warmup
     chooser = chooser_for(config, problem) if config.step_size is None else None
     report_every = max(1, num_steps // 100)
@@ -263,7 +253,7 @@ def _walk(
                 run.forget(state.z)
                 continue
         if state.step > warmup and (state.step - warmup) % config.thinning == 0:
-            run.keep(z, lp, control[0], v.square() / config.temperature)
+            run.keep(z, lp, v.square() / config.temperature)
         if k % report_every == 0 or last:
             run.losses.append(-lp.mean() / problem.num_rows)
             present = functools.partial(_snapshot, config, problem, run, state.z, seed)
