@@ -17,6 +17,8 @@ from .diagnostics import audit as audit
 from .diagnostics import diagnose as diagnose
 from .estimators import BNNClassifier as BNNClassifier
 from .estimators import BNNRegressor as BNNRegressor
+from .estimators import PyroClassifier as PyroClassifier
+from .estimators import PyroRegressor as PyroRegressor
 from .estimators import conformal as conformal
 from .estimators.conformal import conformal_interval as conformal_interval
 from .estimators.conformal import conformal_set as conformal_set

@@ -1,0 +1,199 @@
+"""Any Pyro program ``fn(x, y)`` as an estimator of scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from pyrobnn.core.checks import check_number
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import at_each
+from pyrobnn.density.handlers import Supply, at_many_points
+from pyrobnn.density.nodes import without_validation
+from pyrobnn.diagnostics import Verdict, diagnose
+from pyrobnn.inference import NUTS
+
+
+class _ProgramEstimator(BaseEstimator):
+    """What the regressor and the classifier share."""
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        method: Any = None,
+        *,
+        site: str | None = None,
+        num_draws: int | None = None,
+        random_state: Any = None,
+    ):
+        self.program = program
+        self.method = method
+        self.site = site
+        self.num_draws = num_draws
+        self.random_state = random_state
+
+    def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.__dict__.pop("verdict_", None)
+        self._x, self._y = self._tensor(x), self._tensor(y)
+        given = self.random_state
+        seed = int(given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1))
+        data = [*Density(self.program, (self._x, self._y)).derived.replicated]
+        self._site = self.site or (data[0] if len(data) == 1 else "")
+        if self._site not in data:
+            raise ValueError(
+                f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}"
+            )
+        self.method_ = NUTS() if self.method is None else self.method
+        self.posterior_ = self.method_.fit(
+            self.program, self._x, self._y, num_draws=self.num_draws, seed=seed
+        )
+
+    @staticmethod
+    def _tensor(values: Any) -> Tensor:
+        return torch.tensor(np.asarray(values), dtype=torch.get_default_dtype())
+
+    @cached_property
+    def verdict_(self) -> Verdict:
+        """The verdict on the fit, by its training data; computed when it is first asked for, and then kept."""
+        check_is_fitted(self)
+        return diagnose(self.posterior_.to_datatree(self._x, self._y))
+
+    @torch.no_grad()
+    def _predicted(self, X: Any, part: Callable[[Any, Tensor], Tensor], least: int = 1) -> np.ndarray:
+        """``part`` (n, …) of the predicted site's distribution and of uniform noise (n,), at every draw: (draw, n, …).
+
+        At ``least`` so many: draws of the posterior are taken more than once, if need be.
+        """
+        check_is_fitted(self)
+        x = self._tensor(validate_data(self, X, reset=False, dtype=np.float64))
+
+        def one(values: dict[str, Tensor], noise: Tensor) -> Tensor:
+            found: list[Tensor] = []
+
+            def look(fn: Any) -> Tensor:
+                shape = fn.shape()
+                while isinstance(fn, torch.distributions.Independent):
+                    fn = fn.base_dist
+                if len(x) != shape[0]:
+                    raise ValueError(
+                        f"the site {self._site!r} has shape {tuple(shape)} for {len(x)} rows: take their number from "
+                        "x, since y is None in a prediction"
+                    )
+                found.append(part(fn, noise))
+                return x.new_zeros(shape)
+
+            supply = Supply({**values, self._site: look}, {}, like=x)
+            with without_validation(), pyro.poutine.block(), supply, at_many_points():
+                self.program(x, None)
+            return found[0]
+
+        draws = self.posterior_.stacked()
+        total = len(next(iter(draws.values())))
+        rows = torch.arange(total).repeat(math.ceil(least / total))
+        with seeded(0):
+            pieces = rows.split(max(1, 2**22 // len(x)))  # scalars at once
+            noise = torch.rand(len(rows), len(x))
+            parts = [
+                at_each(one, {name: v[at] for name, v in draws.items()}, u)
+                for at, u in zip(pieces, noise.split(len(pieces[0])))
+            ]
+        return np.asarray(torch.cat(parts))
+
+
+def _draw(fn: Any, noise: Tensor) -> Tensor:
+    """A draw for each row, of uniform ``noise`` (n,) where the distribution has quantiles."""
+    try:
+        return fn.icdf(noise)
+    except NotImplementedError:
+        return fn.sample().to(noise.dtype)
+
+
+class PyroRegressor(RegressorMixin, _ProgramEstimator):
+    """A Pyro program that predicts numbers, as an estimator of scikit-learn.
+
+    Args:
+        program: ``fn(x, y)``: x (n, feature), y (n,), tensors of torch's default floating type; in a prediction y is
+            None, and the program samples it. Data are as they come: standardise in a pipeline.
+        method: how the posterior is inferred; default ``pb.NUTS()``.
+        site: the observed site that is predicted, where the program has several.
+        num_draws: of the posterior (per chain); default the method's own number.
+        random_state: a whole number makes every fit the same; None takes NumPy's global generator.
+
+    Attributes: ``posterior_``, ``method_``, ``verdict_`` (computed when it is first asked for), ``n_features_in_``.
+
+    Raises:
+        ValueError: the program has no observed site, or several and none is named. Refused: as by the method.
+
+    Example:
+        >>> import numpy as np, pyro, pyro.distributions as dist, pyrobnn as pb, torch
+        >>> def line(x, y=None):
+        ...     slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
+        ...     with pyro.plate("rows", len(x)):
+        ...         pyro.sample("y", dist.Normal(slope * x[:, 0], 0.1), obs=y)
+        >>> X = np.linspace(-1, 1, 30)[:, None]
+        >>> model = pb.PyroRegressor(line, pb.MAP(compile=False), random_state=0).fit(X, 2 * X[:, 0])
+        >>> model.predict([[0.5]]).round(2)
+        array([1.], dtype=float32)
+    """
+
+    def fit(self, X: Any, y: Any) -> PyroRegressor:
+        """Infer the posterior from X (n, feature) and y (n,); returns itself."""
+        x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        self._fit(x, y)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean (n,), the average of the site's means; with ``return_std`` a tuple with the standard
+        deviation of a new observation, noise and ignorance together."""
+        found = self._predicted(X, lambda fn, _: torch.stack([fn.mean, fn.variance], -1))
+        mean = found[..., 0].mean(0)
+        return (mean, np.sqrt(found[..., 1].mean(0) + found[..., 0].var(0))) if return_std else mean
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """The central interval (n, 2) that holds a new observation with probability ``level``, by simulation."""
+        tail = (1 - check_number("level", level, above=0, below=1)) / 2
+        return np.quantile(self._predicted(X, _draw, 4000), (tail, 1 - tail), axis=0).T
+
+
+class PyroClassifier(ClassifierMixin, _ProgramEstimator):
+    """A Pyro program that predicts classes: its site is Bernoulli or Categorical, and y counts the classes from zero.
+
+    Arguments and attributes are those of :class:`PyroRegressor`; ``classes_`` beside them.
+    """
+
+    def fit(self, X: Any, y: Any) -> PyroClassifier:
+        """Infer the posterior from X (n, feature) and labels y (n,); returns itself."""
+        x, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(column_or_1d(y), return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"'y' has one class, {self.classes_[0]!r}: at least two are needed")
+        self._fit(x, labels)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities (n, class), averaged over the posterior."""
+
+        def each(fn: Any, _: Tensor) -> Tensor:
+            levels = torch.arange(len(self.classes_), dtype=torch.get_default_dtype())
+            return torch.stack([fn.log_prob(level.expand(fn.batch_shape)) for level in levels], -1).exp()
+
+        found = self._predicted(X, each).mean(0)
+        return np.asarray(found / found.sum(1, keepdims=True))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row (n,)."""
+        best = self.predict_proba(X).argmax(1)
+        return np.asarray(self.classes_[best])
