@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from pyrobnn.core.checks import as_tensor, check_count
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Callback", "EarlyStopping", "LivePlot", "ProgressBar", "Validation", "duration", "scalars"]
+__all__ = ["EarlyStopping", "LivePlot", "ProgressBar", "Validation", "duration", "scalars"]
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -41,12 +41,6 @@ _ENDINGS = {
 }
 #: tqdm's own layout without its estimate, which counts the seconds of the compiler as if every step took them
 _LAYOUT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-
-
-class Callback(Protocol):
-    """Called after a step; True stops the run."""
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None: ...
 
 
 def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:

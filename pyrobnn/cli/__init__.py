@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from pyrobnn import __version__
 from pyrobnn.cli.terminal import (
@@ -29,12 +28,11 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None, **options: Any) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status 0 done, 1 a method or verdict failed, 2 bad input, 130 stopped.
 
     Args:
         argv: its words; None for those of the process.
-        options: arguments of the command's function, from a script that is made of commands.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = OneLineParser(
@@ -50,8 +48,7 @@ def main(argv: Sequence[str] | None = None, **options: Any) -> int:
         try:
             command = parser.parse_args(words[:1]).command
             module = import_module(f"pyrobnn.cli.{COMMANDS[command][0]}")
-            line = {"command": shlex.join(["pyrobnn", *words])}
-            return int(getattr(module, command)(words[1:], **line | options))
+            return int(getattr(module, command)(words[1:], shlex.join(["pyrobnn", *words])))
         except (ValueError, TypeError, OSError, ImportError, argparse.ArgumentError) as error:
             say(f"pyrobnn: {one_line(error)}", sys.stderr)
             return USAGE_ERROR

@@ -33,23 +33,21 @@ from pyrobnn.cli.terminal import EXIT_STATUS, one_line, say
 from pyrobnn.core.checks import check_choice
 from pyrobnn.inference.method import METHODS, OPTIONAL, Method
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
-from pyrobnn.studies.response import RESPONSES
+from pyrobnn.studies.study import RESPONSES
 
 #: arguments of ``fit`` that are no options of a method here: what is fitted, and what the whole run shares
 _SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "callbacks", "progress"}
 #: a name that can stand in an option, in a file and in the name of a file
 _LABEL = re.compile(r"[^\W\d_][\w-]*")
 #: what a file does not say: it is of one call; and what the numbers do not rest on
-_OF_ONE_CALL = ("help", "config", "print_config", "methods", "resume")
+_OF_ONE_CALL = ("help", "config", "methods", "resume")
 _NOT_KEPT = ("out", "no_progress")
 _HELP = {"-h", "--help"}
-_PRINT_CONFIG = "--print_config"  # jsonargparse has one of its own, of another layout
 _RESPONSE: Any = Literal[tuple(RESPONSES)]
 #: the options of a study: type, default, help; those of the model are arguments of `make_study`
 OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
     "the run": {
         "config": (str, None, "FILE.yaml: options by name, and methods; the command line wins"),
-        "print_config": (bool, False, "print a --config file of this run and stop"),
         "resume": (bool, False, "go on with a run that was stopped: what is finished is not fitted again"),
         "quick": (bool, False, "fewer steps and draws, 500 rows at most: a minute"),
         "seed": (int, 0, "of everything random"),
@@ -72,14 +70,8 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         "prior_scale": (float, 1.0, "scale of the fan-in normal prior"),
         "noise": (str, "inferred", "inferred, learned, heteroskedastic, or a number"),
         "response": (_RESPONSE, "gaussian", "likelihood of the target"),
-        "exposure": (str, None, "of counts: the column of each row's exposure"),
-        "event": (str, None, "of a censored target: the column of 1 (observed) and 0 (censored)"),
     },
 }
-_LISTS = {
-    name for group in OPTIONS.values() for name, (kind, *_) in group.items() if get_origin(kind) is list
-}
-
 #: name → method and the options that a file gives it
 Methods = dict[str, tuple[str, dict[str, Any]]]
 
@@ -122,7 +114,7 @@ def read(argv: Sequence[str], command: str) -> Config:
     """
     words = ["--data", *argv] if command == "fit" and argv and not argv[0].startswith("-") else list(argv)
     given, theirs = _split(words)
-    own = [word for word in given if word not in (*_HELP, _PRINT_CONFIG)]
+    own = [word for word in given if word not in _HELP]
     parser = _study_parser(command)
     asked = _parsed(parser, {}, own)
     if _HELP & set(given):
@@ -130,13 +122,14 @@ def read(argv: Sequence[str], command: str) -> Config:
         helps = [_method_parser(label, name, False).format_help() for label, (name, _) in chosen.items()]
         say("\n".join([parser.format_help(), *helps]))
         sys.exit(0)
-    written = read_file(asked.config) if asked.config else {}
-    listed = listed_methods(written.pop("methods", None))
+    written = _content(asked.config) if asked.config else {}
+    listed = _listed(written.pop("methods", {}))
     lists = {
-        name: [value] for name, value in written.items() if name in _LISTS and isinstance(value, str | int)
+        name: [value]
+        for name, value in written.items()
+        if name in ("features", "drop", "hidden") and isinstance(value, str | int)
     }
     study = _parsed(parser, written | lists, own)
-    study.print_config = _PRINT_CONFIG in given
     words_of = asked.methods or list(listed)
     if command == "fit" and len(words_of) > 1:
         raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
@@ -155,15 +148,10 @@ def read(argv: Sequence[str], command: str) -> Config:
     return Config(study, configurations, kept | {"methods": plain})
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
-    """The content of a YAML file (JSON is YAML too).
-
-    Raises:
-        OSError: no such file.
-        ValueError: not YAML, or no map of options to values.
-    """
+def _content(path: str) -> dict[str, Any]:
+    """The content of a YAML file (JSON is YAML too)."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
+        raise FileNotFoundError(f"there is no file {path!r}")
     try:
         content = get_loader("yaml")(Path(path).read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -172,31 +160,19 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} must map options to values, such as 'data: diabetes', and 'methods' to what is run"
         )
-    return _with_underscores(content)
+    return content
 
 
-def listed_methods(written: Any) -> Methods:
-    """Name → method and options, of the map that a file has, or of a list of words as on the command line."""
-    if isinstance(written, list):
-        return _chosen(list(map(str, written)), {})
-    if not isinstance(written or {}, dict):
+def _listed(written: Any) -> Methods:
+    """Name → method and options, of the map that a file has."""
+    if not isinstance(written, dict) or not all(isinstance(each, dict) for each in written.values()):
         raise ValueError(
-            "'methods' must be names, [svi, nuts], or a map, {nuts-long: {method: nuts, num_draws: 4000}}"
+            "'methods' must map names to options: {svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
         )
-    found = {}
-    for label, options in (written or {}).items():
-        options = {"method": options or label} if options is None or isinstance(options, str) else options
-        if not isinstance(options, dict):
-            raise ValueError(
-                f"{label!r} must map options to values, such as {{num_draws: 500}}, got {options!r}"
-            )
-        options = _with_underscores(options)
-        found[str(label)] = (str(options.pop("method", label)), options)
-    return found
-
-
-def _with_underscores(options: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(name).replace("-", "_"): value for name, value in options.items()}
+    return {
+        str(label): (options.get("method", label), {k: v for k, v in options.items() if k != "method"})
+        for label, options in written.items()
+    }
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:

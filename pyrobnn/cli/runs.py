@@ -20,18 +20,14 @@ if TYPE_CHECKING:
     from pyrobnn.studies.study import Study
 
 
-def compare(argv: Sequence[str], command: str, left_out: Mapping[str, str] | None = None) -> int:
+def compare(argv: Sequence[str], command: str) -> int:
     """Fit, judge, write; exit status 0, 1 where a method was left out, 130 where Ctrl-C stopped it.
 
     Args:
         argv: the words behind the command.
         command: the command line, for the page.
-        left_out: what the page is to say is left out on purpose, and why: no reason for a status of 1.
     """
     config = read(argv, "compare")
-    if config.study.print_config:
-        say(str(config))
-        return 0
     out = Path(config.study.out)
     trees, failed, stopped = _run(config, {label: label for label in config.methods}, out, command)
     if stopped:
@@ -47,7 +43,7 @@ def compare(argv: Sequence[str], command: str, left_out: Mapping[str, str] | Non
 
         (out / "config.yaml").write_text(f"{config}\n", encoding="utf-8")
         try:
-            saved.judge(trees, out / "report.html", out / "summary.json", {**(left_out or {}), **failed})
+            saved.judge(trees, out / "report.html", out / "summary.json", failed)
         except KeyboardInterrupt:
             files = " ".join(str(out / f"{name}.nc") for name in trees)
             say(f"\nstopped; the draws are kept, judge them with: pyrobnn report {files}", sys.stderr)
@@ -59,9 +55,6 @@ def fit(argv: Sequence[str], command: str) -> int:
     """Fit, save, judge; exit status 0, 1 where the method refused or failed, 130 where Ctrl-C stopped it."""
     config = read(argv, "fit")
     asked = config.study
-    if asked.print_config:
-        say(str(config))
-        return 0
     out = Path(asked.out)
     if asked.data is None:
         raise ValueError("name the data: pyrobnn fit FILE.csv --target COLUMN (see pyrobnn fit --help)")

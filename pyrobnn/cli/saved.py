@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from pyrobnn.diagnostics import Verdict
 
-_STRICT = ("draws", "model", "all")
-
 
 def report(argv: Sequence[str], command: str) -> int:
     """Judge and write; exit status 0, with ``--strict`` 1 where the answer that it names is a fail or was not sought.
@@ -31,11 +29,8 @@ def report(argv: Sequence[str], command: str) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.nc")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="where to write [report.html]")
     words = "exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]"
-    parser.add_argument("--strict", nargs="?", const="all", choices=_STRICT, help=words)
-    given = list(argv)
-    if "--strict" in given[:-1] and given[given.index("--strict") + 1] not in _STRICT:
-        given[given.index("--strict")] = "--strict=all"  # the word behind it is a file
-    asked = parser.parse_args(given)
+    parser.add_argument("--strict", nargs="?", const="all", choices=("draws", "model", "all"), help=words)
+    asked = parser.parse_args(argv)
 
     from pyrobnn.diagnostics.verdict import QUESTIONS
     from pyrobnn.posterior.storage import read
@@ -59,26 +54,16 @@ def judge(
     import pandas as pd
 
     from pyrobnn.report import write_report, write_summary
-    from pyrobnn.report.results import COLUMNS, Results, Row
+    from pyrobnn.report.results import COLUMNS, Results
 
     results = Results.of(trees, left_out=left_out)
     write_summary(results, None, summary)
     write_report(results, page)
 
-    def table(rows: Sequence[Row]) -> str:
-        # a method a column: as many numbers as there are fit on a terminal of 80 characters
-        cells = {
-            column.title: [
-                f"{row.values[column.key]:.4g}" if column.key in row.values else "" for row in rows
-            ]
-            for column in COLUMNS
-            if any(column.key in row.values for row in rows)
-        }
-        return pd.DataFrame(cells, index=[row.label for row in rows]).T.to_string()
-
-    say(f"\n{table(results.rows)}\n")
-    if results.floor:
-        say(f"to be beaten\n{table(results.floor)}\n")
+    # a method a column: as many numbers as there are fit on a terminal of 80 characters
+    rows = [*results.rows, *results.floor]
+    table = pd.DataFrame({row.label: {c.title: row.values.get(c.key) for c in COLUMNS} for row in rows})
+    say(f"\n{table.dropna(how='all').to_string(float_format='{:.4g}'.format, na_rep='')}\n")
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
     for name, reason in left_out.items():

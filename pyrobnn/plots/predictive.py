@@ -1,8 +1,7 @@
-"""Predictions: bands along a single input, outcomes, replicates, residuals along each input, prior and posterior."""
+"""Predictions: bands along a single input, outcomes, replicates, residuals along each input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,18 +11,13 @@ from arviz_stats.base import array_stats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.special import expit, softmax
 from scipy.stats import norm
 
 from pyrobnn.core.groups import (
     CONSTANT_DATA,
-    FUNCTION,
     GRID,
     HELD_OUT,
     OBSERVED_DATA,
-    POSTERIOR_PREDICTIVE,
-    PREDICTIONS,
-    PRIOR_PREDICTIVE,
 )
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.points import (
@@ -32,7 +26,6 @@ from pyrobnn.diagnostics.points import (
     class_names,
     feature_names,
     has_classes,
-    outcome,
     output_names,
     regression_points,
     replicates,
@@ -163,28 +156,25 @@ def _bands(
 
 
 def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
-    """Limits that hold data, truth and most of each band: one wild method must not flatten the rest."""
-    low, high, data = [], [], []
+    """Limits that hold the data and most of each band: one wild method must not flatten the rest."""
+    ends, data = [], []
     for evidence in trees.values():
-        mean = evidence.variable(GRID, "mean")
+        mean, y = evidence.variable(GRID, "mean"), evidence.variable(OBSERVED_DATA, "y")
         variances = [evidence.variable(GRID, f"{kind}_var") for kind in ("aleatoric", "epistemic")]
-        if mean is None or mean.size == 0:
+        if mean is None or mean.size == 0 or y is None or y.size == 0:
             continue
         sd = np.sqrt(sum(np.maximum(_output(v, output), 0) for v in variances if v is not None))
-        low.append(np.quantile(_output(mean, output) - NORMAL_95 * sd, 0.02))
-        high.append(np.quantile(_output(mean, output) + NORMAL_95 * sd, 0.98))
-        for known in (evidence.variable(OBSERVED_DATA, "y"), evidence.variable(GRID, "true_f")):
-            if known is not None and known.size:
-                values = _output(known, output)
-                data += [float(values.min()), float(values.max())]
-    if not low:
-        return 0.0, 0.0
+        ends += [np.quantile(_output(mean, output) + sign * NORMAL_95 * sd, (0.02, 0.98)) for sign in (-1, 1)]
+        data += [_output(y, output).min(), _output(y, output).max()]
     if not data:
-        return float(min(low)), float(max(high))
-    reach = max(data) - min(data)
-    bottom = max(min(*low, *data), min(data) - 0.8 * reach)
-    top = min(max(*high, *data), max(data) + 0.8 * reach)
-    return bottom - 0.03 * reach, top + 0.1 * reach
+        return 0.0, 0.0
+    low, high = min(data), max(data)
+    reach = high - low
+    bottom, top = (
+        max(min(low, np.min(ends)), low - 0.8 * reach),
+        min(max(high, np.max(ends)), high + 0.8 * reach),
+    )
+    return float(bottom - 0.03 * reach), float(top + 0.1 * reach)
 
 
 def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
@@ -218,15 +208,8 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
         name = outcome_label(evidence, output)
         ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
 
-    return points_each(trees, output, draw, size=(3.1, 3.1))
-
-
-def points_each(
-    trees: Trees, output: int, draw: Callable[[Axes, Evidence, Points], None], size: tuple[float, float]
-) -> Figure:
-    """A panel per tree of its predictions of one output at points with known outcomes, all with the same limits."""
     read, missing = partial(regression_points, output=output), "no predictions with known outcomes"
-    return one_each(trees, read, draw, missing, size=size, sharex=True, sharey=True)
+    return one_each(trees, read, draw, missing, size=(3.1, 3.1), sharex=True, sharey=True)
 
 
 def posterior_predictive(trees: Trees, *, output: int = 0) -> Figure:
@@ -266,11 +249,8 @@ def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence)
     """Draw the share of each value in (draw, obs) beside that in (obs,); not where they are not few whole numbers."""
     if not (np.isfinite(draws).all() and np.isfinite(y).all() and (draws == np.rint(draws)).all()):
         return False
-    classes = evidence.values(PREDICTIONS, "probs")
     labels = has_classes(evidence)
     largest = int(max(y.max(), draws.max() if labels else np.quantile(draws, 0.995)))
-    if labels and classes is not None and classes.ndim == 2:
-        largest = max(largest, classes.shape[1] - 1)
     if min(y.min(), draws.min()) < 0 or largest >= (MAX_CLASSES if labels else MAX_COUNTS):
         return False
     values = np.arange(largest + 1)
@@ -366,72 +346,3 @@ def standardised_residuals(evidence: Evidence, output: int) -> tuple[np.ndarray,
     if evidence.likelihood not in ("", "gaussian") and points.pit is not None:
         z = norm.ppf(points.pit)  # of counts, bounds, heavy tails and censored rows
     return (x.astype(np.float64), z) if np.isfinite(z).all() and np.isfinite(x).all() else None
-
-
-def prior_and_posterior(trees: Trees, *, output: int = 0) -> Figure:
-    """Prior and posterior of the function at the probes, or of the outcome at the data.
-
-    Grey: 50 and 90 % of the prior's functions; blue: of the posterior's; the dashed lines hold the observed outcomes. A
-    prior much wider than the data expects the impossible; one that is narrower cannot reach them. Of classes, the
-    probability of the likeliest class, from 1 / classes to 1: a prior near 1 is sure before it has seen data. Of a
-    tree without functions (a program, NumPyro, PyMC) the replicates of at most 60 evenly spaced data.
-
-    Args:
-        trees: one DataTree or a mapping from label to DataTree, with f in ``prior_predictive`` and ``function``, or the
-            outcome in ``prior_predictive`` and ``posterior_predictive``.
-        output: which output to draw.
-
-    Returns:
-        A figure with one panel per tree.
-    """
-
-    def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
-        classes = has_classes(evidence)
-        prior, posterior = (_confidence(each) if classes else each[..., output] for each in found)
-        order = np.argsort(np.median(posterior, axis=0))
-        for draws, colour, shift in ((prior, MUTED, -0.15), (posterior, EPISTEMIC, 0.15)):
-            p5, p25, p75, p95 = np.quantile(draws[:, order], (0.05, 0.25, 0.75, 0.95), axis=0)
-            at = np.arange(len(order)) + shift
-            ax.vlines(at, p5, p95, color=colour, lw=0.9)
-            ax.vlines(at, p25, p75, color=colour, lw=2.6)
-        y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
-        if classes:
-            ax.set_ylim(top=1.02)
-        elif y is not None and y.size:
-            column = y.reshape(len(y), -1)[:, output]
-            if evidence.likelihood in (*COUNTS, "weibull"):  # means are exponentials of the output
-                ax.set_yscale("symlog", linthresh=float(np.median(column)) or 1.0)
-                ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # a page has no mathtext
-            for edge in (column.min(), column.max()):
-                reference_line(ax, edge)
-        at_data = evidence.variable(PRIOR_PREDICTIVE, "f") is None
-        name = output_names(evidence, num_outputs(evidence))[output]
-        ax.set(xticks=[], xlabel=f"{'data' if at_data else 'probes'}, ordered by the posterior")
-        ax.set_ylabel("P(likeliest class)" if classes else name)
-
-    missing = "no functions of the prior in this tree"
-    return one_each(trees, expected, draw, missing, size=(3.4, 2.6), sharey=True)
-
-
-def expected(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Prior and posterior (draw, place, output) of the function at the probes, or of the outcome at the data."""
-    of_f = [evidence.draws(group, "f") for group in (PRIOR_PREDICTIVE, FUNCTION)]
-    if of_f[0] is not None or of_f[1] is not None:
-        prior, posterior = (None if f is None else f.reshape(-1, *f.shape[2:]) for f in of_f)
-    elif has_classes(evidence):
-        return None
-    else:
-        made = [replicates(evidence, whole=True, group=g) for g in (PRIOR_PREDICTIVE, POSTERIOR_PREDICTIVE)]
-        prior, posterior = (
-            None if each is None else each[0][:, evenly(each[0].shape[1], MAX_PLACES)] for each in made
-        )
-    if prior is None or posterior is None or prior.shape[1:] != posterior.shape[1:]:
-        return None
-    return (prior, posterior) if prior.size and posterior.size else None
-
-
-def _confidence(f: np.ndarray) -> np.ndarray:
-    """Probability of the likeliest class, (draw, probe), from logits (draw, probe, 1 or class)."""
-    if f.shape[-1] == 1:
-        return expit(np.abs(f[..., 0]))
-    return softmax(f, axis=-1).max(-1)

@@ -6,6 +6,7 @@ of uncertainty: sand for aleatoric (noise that stays) and blue for epistemic (do
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -40,17 +41,9 @@ def style() -> Iterator[None]:
     """Apply the project's matplotlib style inside the block and restore every setting after it.
 
     Caveat: matplotlib keeps its settings per process, so do not enter the block from two threads at once.
-
-    Example:
-        >>> import matplotlib
-        >>> before = matplotlib.rcParams["axes.grid"]
-        >>> with style():
-        ...     matplotlib.rcParams["axes.grid"]
-        True
-        >>> matplotlib.rcParams["axes.grid"] == before
-        True
     """
-    settings = {
+    ticks = {"color": MUTED, "labelcolor": INK, "labelsize": 8.0, "major.width": 0.7}
+    settings: dict[str, Any] = {
         "figure.facecolor": "white",
         "figure.dpi": 110,
         "font.size": 9.0,
@@ -70,14 +63,6 @@ def style() -> Iterator[None]:
         "axes.prop_cycle": cycler(color=PALETTE),
         "grid.color": RULE,
         "grid.linewidth": 0.5,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "xtick.labelsize": 8.0,
-        "ytick.labelsize": 8.0,
-        "xtick.major.width": 0.7,
-        "ytick.major.width": 0.7,
         "text.color": INK,
         # a label is the user's text: a dollar sign in it is no formula
         "text.parse_math": False,
@@ -87,6 +72,8 @@ def style() -> Iterator[None]:
         "lines.solid_capstyle": "round",
         "savefig.facecolor": "white",
     }
+    for side, name in itertools.product("xy", ticks):
+        settings[f"{side}tick.{name}"] = ticks[name]
     with matplotlib.rc_context(settings):
         yield
 
@@ -99,17 +86,15 @@ def panels(
     size: tuple[float, float] = (3.4, 2.7),
     sharex: bool = False,
     sharey: bool = False,
-    share_stack: bool = True,
 ) -> tuple[Figure, np.ndarray]:
     """Make an empty figure of equal panels, at most a page wide, outside pyplot, so nothing has to be closed.
 
     Args:
         num_panels: how many panels; they fill rows of at most ``max_columns``, as evenly as they can.
-        rows_per_panel: height ratios of the axes stacked inside each panel.
+        rows_per_panel: height ratios of the axes stacked inside each panel, which share x and the lowest's tick labels.
         max_columns: the widest row.
         size: width and height of one panel in inches; a row that would be wider than a page has narrower panels.
         sharex, sharey: share limits between corresponding axes of all panels.
-        share_stack: share x between the axes stacked in one panel, with tick labels below the lowest only.
 
     Returns:
         The figure and its axes, shape (num_panels, len(rows_per_panel)).
@@ -123,14 +108,13 @@ def panels(
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
         for level in range(stack):
-            above = axes[panel, 0] if level and share_stack else None
             first = axes[0, level] if panel else None
             axes[panel, level] = figure.add_subplot(
                 spec[row * stack + level, column],
-                sharex=above if level else (first if sharex else None),
+                sharex=axes[panel, 0] if level else (first if sharex else None),
                 sharey=first if sharey else None,
             )
-            if level < stack - 1 and share_stack:
+            if level < stack - 1:
                 axes[panel, level].tick_params(labelbottom=False)
     return figure, axes
 

@@ -15,7 +15,6 @@ from pyrobnn.diagnostics.scores import expected_calibration_error
 from pyrobnn.plots.predictive import outcome_label
 from pyrobnn.plots.style import (
     ALEATORIC,
-    ALERT,
     EPISTEMIC,
     MUTED,
     empty_panel,
@@ -150,44 +149,3 @@ def reliability(trees: Trees) -> Figure:
 
     missing = "no class probabilities with known labels"
     return one_each(trees, class_points, draw, missing, size=(3.0, 3.0), sharex=True, sharey=True)
-
-
-def entropy_split(trees: Trees) -> Figure:
-    r"""Histograms of aleatoric and epistemic entropy, right and wrong predictions apart.
-
-    .. math:: \mathbb H[\mathbb E_s p_s] = \mathbb E_s \mathbb H[p_s] + \mathbb I[y; \theta]
-
-    A useful model has its wrong predictions to the right of its correct ones. One draw gives zero epistemic
-    entropy.
-
-    Args:
-        trees: one DataTree or a mapping from label to DataTree, with the entropies of a classification.
-
-    Returns:
-        A figure with one panel per tree, aleatoric above epistemic, in nats.
-    """
-    trees = gather(trees)
-    with style():
-        figure, axes = panels(len(trees), rows_per_panel=(1.0, 1.0), size=(3.2, 3.6), share_stack=False)
-        for (label, evidence), pair in zip(trees.items(), axes, strict=True):
-            pair[0].set_title(label)
-            points = class_points(evidence)
-            if points is None or points.aleatoric is None or points.epistemic is None:
-                empty_panel(pair[0], "no entropies in this tree")
-                pair[1].set_axis_off()
-                continue
-            kinds = (("aleatoric", points.aleatoric, ALEATORIC), ("epistemic", points.epistemic, EPISTEMIC))
-            for ax, (name, values, colour) in zip(pair, kinds, strict=True):
-                # a hundredth of a nat at least: the epistemic entropy of a point is zero but for rounding
-                edges = np.linspace(0, max(float(values.max()), 1e-2) * 1.02, 25)
-                right, wrong = values[points.correct], values[~points.correct]
-                for some, label, look in (
-                    (right, "right", {"color": colour, "alpha": 0.45, "histtype": "stepfilled"}),
-                    (wrong, "wrong", {"color": ALERT, "lw": 1.3, "histtype": "step"}),
-                ):
-                    if some.size:
-                        ax.hist(some, edges, density=True, label=f"{label} ({some.size})", **look)
-                ax.set(yticks=[], ylabel=name, ylim=(0, 1.45 * ax.get_ylim()[1]))  # the legend lies above
-                ax.legend(loc="upper right")
-            pair[1].set_xlabel("entropy (nats)")
-        return figure

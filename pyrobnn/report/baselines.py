@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import xarray as xr
 from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
@@ -21,8 +23,6 @@ from pyrobnn.diagnostics.points import (
 )
 
 MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
-#: training inputs × outputs above which no model is fitted: a baseline must not cost what the methods do
-_MOST = 20_000_000
 
 Dims = tuple[str, ...]
 Arrays = dict[str, tuple[Dims, np.ndarray]]
@@ -33,9 +33,9 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
 
     Of a regression the training mean with the training sd, and least squares with its residual sd (the predictive
     variance includes that of the coefficients); of classes their shares, and scikit-learn's logistic regression (C = 1)
-    on standardised inputs. They are fitted to the training rows alone. Of counts it is the mass that the normal has
-    within a half of them. None where the trees are of different data, or rows are censored: a normal that takes these
-    for observed is no floor.
+    on standardised inputs. They are fitted to the training rows alone. Of counts they have no log density, which is no
+    mass. None where the trees are of different data, or rows are censored: a normal that takes these for observed is no
+    floor.
     """
     trees = list(trees)
     for evidence in trees if same_data(trees) else []:
@@ -55,18 +55,16 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
 
 
 def _inputs(evidence: Evidence, y: np.ndarray, y_new: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Standardised inputs (N, feature) of the training and the held-out data; None where missing or too many."""
-    x, x_new = evidence.values(CONSTANT_DATA, "x"), evidence.values(HELD_OUT, "x")
-    if x is None or x_new is None or x.ndim != 2 or x_new.ndim != 2 or x.shape[1] != x_new.shape[1]:
+    """Standardised inputs (N, feature) of the training and the held-out data; None where missing."""
+    each = [evidence.values(group, "x") for group in (CONSTANT_DATA, HELD_OUT)]
+    if any(x is None or x.ndim != 2 or len(x) != len(of) for x, of in zip(each, (y, y_new), strict=True)):
         return None
-    if (len(x), len(x_new)) != (len(y), len(y_new)) or x.size * _width(evidence) > _MOST:
+    x, x_new = (np.asarray(x, dtype=np.float64) for x in each)
+    finite = np.isfinite(x).all() and np.isfinite(x_new).all()
+    if not finite or x.shape[1] != x_new.shape[1]:
         return None
-    x, x_new = x.astype(np.float64), x_new.astype(np.float64)
-    if not (np.isfinite(x).all() and np.isfinite(x_new).all()):
-        return None
-    mean, sd = x.mean(0), x.std(0)
-    sd[sd == 0.0] = 1.0
-    return (x - mean) / sd, (x_new - mean) / sd
+    scaler = StandardScaler().fit(x)
+    return scaler.transform(x), scaler.transform(x_new)
 
 
 def _width(evidence: Evidence) -> int:
@@ -78,43 +76,27 @@ def _width(evidence: Evidence) -> int:
 def _of_regression(
     y: np.ndarray, y_new: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, counts: bool
 ) -> dict[str, Arrays]:
-    num_data, num_new = len(y), len(y_new)
-    ones, ones_new = np.ones((num_data, 1)), np.ones((num_new, 1))
-    designs = {MEAN: (ones, ones_new)}
+    designs = {MEAN: tuple(np.ones((len(each), 1)) for each in (y, y_new))}
     if pair is not None:
-        designs[LINEAR] = (np.hstack([ones, pair[0]]), np.hstack([ones_new, pair[1]]))
-    found = {}
+        designs[LINEAR] = tuple(np.hstack(each) for each in zip(designs[MEAN], pair, strict=True))
+    levels, point = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES, ("pred_point", "output")
+    found: dict[str, Arrays] = {}
     for label, (design, new) in designs.items():
         coefficients, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
-        if num_data <= rank + 1:
+        if len(y) <= rank + 1:
             continue
-        noise = ((y - design @ coefficients) ** 2).sum(0) / (num_data - rank)
-        leverage = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)
-        found[label] = _normal(new @ coefficients, noise, leverage[:, None] * noise, y_new, counts)
+        noise = ((y - design @ coefficients) ** 2).sum(0) / (len(y) - rank)
+        doubt = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)[:, None] * noise
+        mean, sd = new @ coefficients, np.sqrt(noise + doubt)
+        found[label] = {
+            "mean": (point, mean),
+            "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
+            "epistemic_var": (point, doubt),
+            "y_sample": (("sample", *point), mean + sd * stats.norm.ppf(levels)[:, None, None]),
+        }
+        if not counts:
+            found[label]["log_prob"] = (point[:1], stats.norm.logpdf(y_new, mean, sd).sum(1))
     return found
-
-
-def _normal(mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray, y: np.ndarray, counts: bool) -> Arrays:
-    """Normal predictions (point, output): noise variance (output,), and that of the mean (point, output)."""
-    sd = np.sqrt(noise + doubt)
-    levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-    sample = mean + sd * stats.norm.ppf(levels)[:, None, None]
-    point = ("pred_point", "output")
-    return {
-        "mean": (point, mean),
-        "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
-        "epistemic_var": (point, doubt),
-        "y_sample": (("sample", *point), sample),
-        "log_prob": (point[:1], (_log_mass if counts else stats.norm.logpdf)(y, mean, sd).sum(1)),
-    }
-
-
-def _log_mass(y: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """Log probability that a normal number is rounded to the count y; what is below 0 counts as 0."""
-    low, high = np.where(y > 0, (y - 0.5 - mean) / sd, -np.inf), (y + 0.5 - mean) / sd
-    low, high = np.where(low > 0, -high, low), np.where(low > 0, -low, high)  # 1 − Φ has no digits far up
-    top = stats.norm.logcdf(high)
-    return top + np.log1p(-np.exp(stats.norm.logcdf(low) - top))
 
 
 def _of_classes(
@@ -125,8 +107,6 @@ def _of_classes(
     found = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
     present = np.unique(labels)
     if pair is not None and len(present) > 1:
-        from sklearn.linear_model import LogisticRegression
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a baseline that has all but converged is one
             fitted = LogisticRegression(max_iter=500).fit(pair[0], labels)

@@ -22,7 +22,7 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import class_points, output_names, regression_points, replicates
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.predictive import expected, standardised_residuals
+from pyrobnn.plots.predictive import standardised_residuals
 from pyrobnn.plots.sampling import histories
 from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, RULE
 from pyrobnn.plots.uncertainty import decomposed
@@ -58,20 +58,11 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading with its blocks."""
-
-    title: str
-    anchor: str
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True)
 class Spec:
     """One kind of figure: of which trees it can be drawn, by what, and how it is read.
 
     Args:
-        section: key of `SECTIONS`. title: heading. how: one sentence on how to read it. alt: text alternative.
+        section: key of `SECTIONS`. title: heading. how: one sentence on how to read it, also its text alternative.
         draw: the figure of some trees; of one output where ``outputs``. has: whether a tree can be drawn.
         stack: one SVG per panel, of so many axes each; 0 for the whole figure as one.
         key: legend entries of these trees.
@@ -82,7 +73,6 @@ class Spec:
     how: str
     draw: Callable[..., Figure]
     has: Callable[[Evidence], Any]
-    alt: str
     stack: int = 1
     outputs: bool = False
     key: Callable[[Trees], Key] = lambda trees: ()
@@ -104,11 +94,12 @@ class Spec:
         prefix = "".join(
             c if c.isalnum() else "-" for c in f"{self.title}-{'-'.join(trees)}-{output}".lower()
         )
+        alt = f"{self.title}{of}. {self.how}"
         if self.stack:
             titles = [ax.get_title(loc="left") for ax in figure.axes[:: self.stack]]
-            svgs = inline_panels(figure, alts=[f"{each}: {self.alt}{of}" for each in titles], prefix=prefix)
+            svgs = inline_panels(figure, alts=[f"{each}: {alt}" for each in titles], prefix=prefix)
         else:
-            svgs = [inline_svg(figure, alt=f"{self.alt}{of}", prefix=prefix)]
+            svgs = [inline_svg(figure, alt=alt, prefix=prefix)]
         return Block(self.title + of, self.how, tuple(svgs), self.key(trees))
 
 
@@ -126,26 +117,14 @@ def line_key(trees: Trees) -> Key:
     )
 
 
-def build_sections(trees: Trees) -> list[Section]:
-    """The sections with a figure of at least one of the trees."""
-    # the prior is the model's, whatever the method: beside chains, where there are any
-    prior = sorted(
-        (label for label, tree in trees.items() if _has_prior(tree)), key=lambda k: trees[k].is_iid
-    )[:1]
-    found: dict[str, list[Block]] = {anchor: [] for anchor in SECTIONS}
+def build_sections(trees: Trees) -> dict[str, list[Block]]:
+    """Key of `SECTIONS` → the figures, where there is one of at least one of the trees."""
+    found: dict[str, list[Block]] = {section: [] for section in SECTIONS}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         for spec in SPECS:
-            some = {label: trees[label] for label in prior} if spec.has is _has_prior else trees
-            found[spec.section] += spec.blocks(some)
-    return [Section(SECTIONS[anchor], anchor, tuple(blocks)) for anchor, blocks in found.items() if blocks]
-
-
-def _has_prior(tree: Evidence) -> bool:
-    try:
-        return expected(tree) is not None and tree.likelihood != "ordinal" and not tree.is_point
-    except Exception:  # a malformed tree has no figure
-        return False
+            found[spec.section] += spec.blocks(trees)
+    return {section: blocks for section, blocks in found.items() if blocks}
 
 
 def _has_draws(tree: Evidence) -> bool:
@@ -167,7 +146,6 @@ SPECS = (
         "unknown. Below each, the two sds against the input.",
         plots.predictive_bands,
         lambda tree: tree.variable(GRID, "mean") is not None,
-        "data, predictive mean, 95 % bands and sds against the input",
         stack=2,
         outputs=True,
         key=lambda trees: BAND_KEY,
@@ -179,7 +157,6 @@ SPECS = (
         "are points whose interval misses the diagonal. One in twenty should.",
         plots.predicted_vs_observed,
         lambda tree: tree.variable(GRID, "mean") is None and regression_points(tree) is not None,
-        "observed against predicted outcome with 95 % intervals",
         outputs=True,
     ),
     Spec(
@@ -190,18 +167,6 @@ SPECS = (
         "sets.",
         plots.posterior_predictive,
         lambda tree: replicates(tree, whole=True) is not None,
-        "observed and replicated data",
-        outputs=True,
-    ),
-    Spec(
-        "predictions",
-        "Prior and posterior",
-        "Grey: 50 and 90 % of the prior of the function at the probes (or of the outcome at the data); "
-        "blue: of the posterior; dashed: the range of the data. A prior far beyond the data, or inside them, is the "
-        "wrong one. Of classes, the probability of the likeliest: a prior near 1 is sure before it has seen data.",
-        plots.prior_and_posterior,
-        _has_prior,
-        "prior and posterior of the function or the outcome",
         outputs=True,
     ),
     Spec(
@@ -212,7 +177,6 @@ SPECS = (
         "differences.",
         plots.residuals,
         lambda tree: standardised_residuals(tree, 0) is not None,
-        "standardised residuals of each method",
         outputs=True,
         key=line_key,
     ),
@@ -222,7 +186,6 @@ SPECS = (
         "A calibrated method stays in the grey range; below the diagonal it is overconfident.",
         plots.calibration,
         _has_draws,
-        "Observed against claimed coverage, one line per method",
         stack=0,
         outputs=True,
     ),
@@ -233,7 +196,6 @@ SPECS = (
         "lie.",
         plots.reliability,
         lambda tree: class_points(tree) is not None,
-        "accuracy against confidence",
     ),
     Spec(
         "calibration",
@@ -242,18 +204,8 @@ SPECS = (
         "over held-out points; thick line: middle half; thin line: middle 90 %.",
         plots.uncertainty_decomposition,
         lambda tree: decomposed(tree)[1] is not None,
-        "Aleatoric and epistemic uncertainty of each method at the held-out points",
         stack=0,
         outputs=True,
-    ),
-    Spec(
-        "calibration",
-        "Entropy of right and wrong predictions",
-        "A useful model has its wrong predictions (orange outline) further right than its right ones.",
-        plots.entropy_split,
-        lambda tree: class_points(tree) is not None and decomposed(tree)[1] is not None,
-        "histograms of aleatoric and epistemic entropy, right and wrong predictions apart",
-        stack=2,
     ),
     Spec(
         "draws",
@@ -262,7 +214,6 @@ SPECS = (
         "chains agree least, and the noise; of programs, the sites where they agree least.",
         plots.trace,
         lambda tree: not tree.is_iid and tree.draws_per_chain > 1,
-        "trace of every chain",
     ),
     Spec(
         "draws",
@@ -270,15 +221,10 @@ SPECS = (
         "A loss that still falls at the end has not converged. The first tenth may lie above the frame.",
         _loss,
         lambda tree: any(not name.startswith("warmup_") for name in histories(tree)),
-        "loss against the step, one line per method",
         stack=0,
     ),
 )
 
-
-POINTS_PER_INCH = 72
-PIXELS_PER_INCH = 96
-MARGIN_INCHES = 0.04
 
 # name of the CSS variable → colour that matplotlib writes; page.css gives each a light and a dark value
 VARIABLES = {
@@ -315,7 +261,8 @@ def inline_panels(figure: Figure, *, alts: list[str], prefix: str) -> list[str]:
     outer = np.array([_frame(panel, tight=True) for panel in panels])
     # the same margins for every panel: equal sizes, aligned axes
     margins = np.concatenate([(outer - frames)[:, :2].min(0), (outer - frames)[:, 2:].max(0)])
-    boxes = POINTS_PER_INCH * ((frames + margins) / figure.dpi + MARGIN_INCHES * np.array([-1, -1, 1, 1]))
+    # in points of a 72nd of an inch, with three around
+    boxes = 72 * (frames + margins) / figure.dpi + 3 * np.array([-1, -1, 1, 1])
     # drawn once, then cut: markers and clip paths that panels share stay with the first, which the page always holds
     body, (_, height) = _drawn(figure)
     groups = dict(
@@ -372,9 +319,8 @@ def _themed(body: str, prefix: str) -> str:
 def _element(body: str, view: tuple[float, float, float, float], alt: str) -> str:
     box = " ".join(f"{number:.1f}" for number in view)
     words = escape(alt, quote=True)
-    width = view[2] * PIXELS_PER_INCH / POINTS_PER_INCH
     return (
-        f'<svg role="img" aria-label="{words}" viewBox="{box}" style="max-width: {width:.0f}px">'
+        f'<svg role="img" aria-label="{words}" viewBox="{box}" style="max-width: {view[2]:.0f}pt">'
         f"<title>{words}</title>{body}</svg>"
     )
 

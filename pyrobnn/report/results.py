@@ -1,4 +1,4 @@
-"""The numbers of a report, each computed once: comparison table, baselines, rankings by log predictive density."""
+"""The numbers of a report, each computed once: the comparison table, and that of the baselines."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import arviz_stats
 import numpy as np
-import pandas as pd
 import xarray as xr
-from arviz_stats.utils import ELPDData
 
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import predictive_distance
-from pyrobnn.diagnostics.importance import good_k, importance
+from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
-from pyrobnn.diagnostics.leave_one_out import UNRELIABLE, elpd_data, loo, refit_points
 from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
 from pyrobnn.diagnostics.verdict import said
@@ -109,18 +104,6 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     return [replace(row, ranked=ranked) for row in rows]
 
 
-def of_output(row: Row, output: int) -> Row:
-    """The numbers of one output of several, in its own unit, under the keys that a single output has."""
-    end = f"[{output}]"
-
-    def cut(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {key.removesuffix(end): value for key, value in found.items() if key.endswith(end)}
-
-    values, errors, points = cut(row.values), cut(row.errors), cut(row.points)
-    not_finite = tuple(cut(dict.fromkeys(row.not_finite)))
-    return replace(row, values=values, errors=errors, points=points, not_finite=not_finite)
-
-
 def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
     """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
     errors: dict[str, float] = {}
@@ -132,15 +115,19 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
         errors.update({each.name: each.data_se for each in found if each.data_se is not None})
         return {each.name: each.value for each in found}
 
-    sources: dict[str, Callable[[], dict[str, float]]] = {
+    def distance() -> dict[str, float | None]:
+        name = "predictive_distance" + ("" if num_outputs(evidence) == 1 else "_standardized")
+        return {name: None if reference is None else predictive_distance(evidence, reference)}
+
+    sources: dict[str, Callable[[], Mapping[str, float | None]]] = {
         "scores": scores,
         "R²": lambda: _explained(evidence),
         "uncertainties": lambda: _uncertainties(evidence),
-        "gap": lambda: _found("gap_ratio", getattr(widest_gap(evidence), "ratio", None)),
+        "gap": lambda: {"gap_ratio": getattr(widest_gap(evidence), "ratio", None)},
         "convergence": lambda: _convergence(evidence),
-        "k-hat": lambda: _khat(evidence),
-        "distance": lambda: {} if reference is None else _distance(evidence, reference),
-        "seconds": lambda: _seconds(evidence),
+        "k-hat": lambda: {"khat": getattr(importance(evidence), "k", None)},
+        "distance": distance,
+        "seconds": lambda: {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")},
     }
     values: dict[str, float] = {}
     lost = []
@@ -148,7 +135,7 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore", RuntimeWarning)
-                values |= source()
+                values |= {name: value for name, value in source().items() if value is not None}
         except Exception as error:
             lost.append(f"{label}: no {what} ({said(error)})")
     finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
@@ -173,20 +160,6 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     gone = 1.0 - left / floor
     each = {f"r2[{output}]": float(share) for output, share in enumerate(gone)} if len(gone) > 1 else {}
     return {"r2": float(gone.mean()), **each}
-
-
-def _found(name: str, value: float | None) -> dict[str, float]:
-    return {} if value is None else {name: value}
-
-
-def _distance(evidence: Evidence, reference: Evidence) -> dict[str, float]:
-    name = "predictive_distance" + ("" if num_outputs(evidence) == 1 else "_standardized")
-    return _found(name, predictive_distance(evidence, reference))
-
-
-def _seconds(evidence: Evidence) -> dict[str, float]:
-    found = {stage: evidence.seconds(stage) for stage in ("compile", "fit", "predict")}
-    return {f"{stage}_seconds": seconds for stage, seconds in found.items() if seconds is not None}
 
 
 def _uncertainties(evidence: Evidence) -> dict[str, float]:
@@ -223,11 +196,6 @@ def _convergence(evidence: Evidence) -> dict[str, float]:
     return {name: float(value) for name, value in worst.items() if not np.isnan(value)}
 
 
-def _khat(evidence: Evidence) -> dict[str, float]:
-    found = importance(evidence)
-    return {} if found is None or not np.isfinite(found.k) else {"khat": found.k}
-
-
 def best_labels(rows: list[Row], column: Column) -> set[str]:
     """The rows within two standard errors of the best of this column; none where a column has no error to tell by.
 
@@ -246,124 +214,6 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
             if difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)):
                 close.add(label)
     return close
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """One method in a ranking.
-
-    Args:
-        label: of the run. elpd, se: sum of log predictive densities over the data, and its standard error.
-        below: by how much it is below the best. below_se: standard error of that paired difference.
-        weight: of the stacked mixture; None where it could not be found.
-    """
-
-    label: str
-    elpd: float
-    se: float
-    below: float
-    below_se: float
-    weight: float | None
-
-    @property
-    def close(self) -> bool:
-        """Whether it is within two standard errors of the best."""
-        return self.below <= 2.0 * self.below_se
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """A ranking on one set of data, best first.
-
-    Args:
-        title: what was predicted. num_data: how many points.
-        rows: the methods. refused: why the others are not ranked, in sentences.
-    """
-
-    title: str
-    num_data: int
-    rows: tuple[Ranked, ...]
-    refused: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain dicts and numbers: label → elpd, se, below, below_se, weight."""
-        rows = {row.label: {k: v for k, v in vars(row).items() if k != "label"} for row in self.rows}
-        return {"num_data": self.num_data, "methods": rows, "refused": list(self.refused)}
-
-
-def rankings(trees: Mapping[str, Evidence], floor: Mapping[str, Evidence]) -> dict[str, Ranking]:
-    """The rankings that the trees allow: ``held_out``, with the baselines `floor`, and ``leave_one_out``.
-
-    Only methods of one data set are ranked, and at least two; by leave-one-out only those with reliable importance
-    weights: where k-hat is above its limit at more than a tenth of the data the estimate is too high.
-    """
-    if not same_data(trees.values()):
-        return {}
-    found = {"held_out": _held_out({**trees, **floor}), "leave_one_out": _leave_one_out(trees)}
-    return {name: ranking for name, ranking in found.items() if ranking is not None}
-
-
-def _held_out(trees: Mapping[str, Evidence]) -> Ranking | None:
-    each = {label: evidence.values(PREDICTIONS, "log_prob") for label, evidence in trees.items()}
-    flat = {k: np.ravel(v).astype(np.float64) for k, v in each.items() if v is not None and v.size > 1}
-    wrong = [label for label, values in flat.items() if not np.isfinite(values).all()]
-    elpds = {label: _elpd(values) for label, values in flat.items() if label not in wrong}
-    refused = tuple(f"{label} is not ranked: a held-out log density is not finite" for label in wrong)
-    return _ranking("Held-out data", elpds, refused)
-
-
-def _leave_one_out(trees: Mapping[str, Evidence]) -> Ranking | None:
-    elpds, refused = {}, []
-    for label, evidence in trees.items():
-        try:
-            elpd = loo(evidence)
-        except Exception:  # a check that could not be made reports it
-            continue
-        if elpd is None:
-            continue
-        bad, size = len(refit_points(elpd)), int(np.isfinite(elpd.pareto_k).sum())
-        if bad > UNRELIABLE * size:
-            refused.append(f"{label} is not ranked: k-hat is above its limit at {bad} of {size} data")
-        else:
-            elpds[label] = elpd
-    return _ranking("Training data, each datum left out", elpds, tuple(refused))
-
-
-def _ranking(title: str, elpds: Mapping[str, ELPDData], refused: tuple[str, ...]) -> Ranking | None:
-    sizes = {int(elpd.n_data_points) for elpd in elpds.values()}
-    if len(elpds) + len(refused) < 2 or len(sizes) != 1:
-        return None
-    if len(elpds) < 2:
-        return Ranking(title, sizes.pop(), (), (*refused, "There are not two methods left to compare"))
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        table: pd.DataFrame = arviz_stats.compare(dict(elpds))
-    # the order and the weights are ArviZ's; from its release 1 on it rounds the rest, and turns the differences' sign
-    found, rows = dict(elpds), []
-    best = found[str(table.index[0])]
-    for label, row in table.iterrows():
-        one = found[str(label)]
-        below = np.asarray(best.elpd_i - one.elpd_i, dtype=np.float64)
-        error = float(np.sqrt(below.size * below.var()))
-        weight = float(row["weight"]) if np.isfinite(row["weight"]) else None
-        rows.append(Ranked(str(label), float(one.elpd), float(one.se), float(below.sum()), error, weight))
-    return Ranking(title, sizes.pop(), tuple(rows), refused)
-
-
-def _elpd(values: np.ndarray) -> ELPDData:
-    """Log densities of held-out points as ``ELPDData``."""
-    return elpd_data(
-        elpd=float(values.sum()),
-        se=float(np.sqrt(values.size * values.var())),
-        p=0.0,
-        n_samples=1,
-        n_data_points=values.size,
-        scale="log",
-        warning=False,
-        good_k=good_k(1000),
-        elpd_i=xr.DataArray(values, dims="obs"),
-        pareto_k=xr.DataArray(np.zeros(values.size), dims="obs"),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,16 +259,6 @@ class Results:
         return compare_rows(self.trees)
 
     @functools.cached_property
-    def baselines(self) -> dict[str, Evidence]:
-        """What a method has to beat."""
-        return baselines(self.trees.values())
-
-    @functools.cached_property
     def floor(self) -> list[Row]:
-        """One `Row` of the same scores per baseline."""
-        return compare_rows(self.baselines)
-
-    @functools.cached_property
-    def rankings(self) -> dict[str, Ranking]:
-        """Log predictive densities, compared in pairs."""
-        return rankings(self.trees, self.baselines)
+        """What a method has to beat: one `Row` of the same scores per baseline."""
+        return compare_rows(baselines(self.trees.values()))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import (
@@ -112,7 +110,7 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     others = [row.label for row in rows if row.label != best]
     draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
     action = verdict.action.strip().rstrip(".")
-    todo = f"Next: {_lower(action)}." if action else "See the checks below for what to do next."
+    todo = f"Next: {action}." if action else "See the checks below for what to do next."
     if draws == "fail":
         first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
         return f"{first}{verdict.fault('draws')}.", todo
@@ -124,34 +122,7 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
         opening = f"Trust the draws of {best}"
     if model in ("warn", "fail"):
         opening += f"; {ANSWERS['model'][model]}"
-    first = "; ".join(filter(None, (opening, _standing(best, rows)))) + "."
-    return first, _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
-
-
-def _lower(text: str) -> str:
-    """Lower-case a sentence's first letter unless the word is a name (R-hat, NUTS, Pareto)."""
-    word = text.split(" ")[0]
-    plain = word not in ("Pareto", "Laplace") and (len(word) == 1 or word[1:].islower() and word.isalpha())
-    return text[:1].lower() + text[1:] if plain else text
-
-
-def _standing(best: str, rows: Sequence[Row]) -> str:
-    """Its held-out log density beside the others', in words; empty where it has none."""
-    have = {row.label: row for row in rows if "log_prob" in row.values}
-    if best not in have:
-        return ""
-    value, error = have[best].values["log_prob"], have[best].errors.get("log_prob")
-    number = significant(value) if error is None else " ± ".join(with_error(value, error))
-    subject = "its held-out log density per point"
-    if len(have) == 1:
-        return f"{subject} is {number}"
-    close = best_labels(list(have.values()), LOG_PROB)
-    if close == set(have):
-        return f"{subject}, {number}, is within two standard errors of every other's"
-    leader = max(have, key=lambda label: have[label].values["log_prob"])
-    if leader == best:
-        return f"{subject}, {number}, is the highest of {len(have)}"
-    return f"{subject}, {number}, is {'close to' if best in close else 'below'} {leader}'s"
+    return f"{opening}.", _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
 
 
 def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:
@@ -203,39 +174,27 @@ def _against_linear(own: Row, rows: Sequence[Row]) -> str:
 
 def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
     """Data, model, command and seed in words, name → the value of all trees, or their different values."""
-    sources: dict[str, Callable[[Evidence], str]] = {
-        "data": _data,
-        "inputs": _inputs,
-        "target": _target,
-        **{part: functools.partial(_model, part=part) for part in ("net", "program", "prior", "likelihood")},
-        "run": _run,
-        "command": lambda each: each.text("command"),
-        "seed": lambda each: each.text("seed"),
+    found: dict[str, list[str]] = {}
+    for evidence in trees.values():
+        model, config = evidence.json("model"), evidence.json("config")
+        parts = {"likelihood": evidence.likelihood} | (model if isinstance(model, dict) else {})
+        quick = isinstance(config, dict) and config.get("quick") is True
+        own = {
+            "data": _data(evidence),
+            "inputs": _inputs(evidence),
+            "target": _target(evidence),
+            **{part: str(parts.get(part, "")) for part in ("net", "program", "prior", "likelihood")},
+            "run": "quick: fewer steps and draws than in full, 500 rows at most" if quick else "",
+            **{name: evidence.text(name) for name in ("command", "seed")},
+        }
+        for name, words in own.items():
+            if words and words not in found.setdefault(name, []):
+                found[name].append(words)
+    return {
+        name: words[0] if len(words) == 1 else f"differs: {'; '.join(words)}"
+        for name, words in found.items()
+        if words
     }
-    found: dict[str, str] = {}
-    for name, source in sources.items():
-        words = list(dict.fromkeys(filter(None, (_tried(source, each) for each in trees.values()))))
-        if words:
-            found[name] = words[0] if len(words) == 1 else f"differs: {'; '.join(words)}"
-    return found
-
-
-def config(trees: Mapping[str, Evidence]) -> dict[str, Any] | None:
-    """Configuration of the runs, as ``pyrobnn compare --config`` takes it; None where their data differ."""
-    written = [evidence.json("config") for evidence in trees.values()]
-    found = [each for each in written if isinstance(each, dict) and isinstance(each.get("methods"), dict)]
-    studies = [{name: value for name, value in each.items() if name != "methods"} for each in found]
-    if not found or any(study != studies[0] for study in studies):
-        return None
-    return studies[0] | {"methods": {label: own for each in found for label, own in each["methods"].items()}}
-
-
-def _tried(source: Callable[[Evidence], str], evidence: Evidence) -> str:
-    """A fact of a tree; empty where the tree is malformed."""
-    try:
-        return source(evidence)
-    except Exception:
-        return ""
 
 
 def _data(evidence: Evidence) -> str:
@@ -248,14 +207,10 @@ def _data(evidence: Evidence) -> str:
 
 def _inputs(evidence: Evidence) -> str:
     x = evidence.values(CONSTANT_DATA, "x")
-    x = evidence.values(HELD_OUT, "x") if x is None else x
     if x is None or x.ndim != 2:
         return ""
     names = feature_names(evidence, x.shape[1])
-    if names[0] in ("x", "x[0]"):
-        return str(x.shape[1])
-    more = ", …" if len(names) > _MOST_NAMES else ""
-    return f"{len(names)}: {', '.join(names[:_MOST_NAMES])}{more}"
+    return str(len(names)) if names[0] in ("x", "x[0]") else f"{len(names)}: {_first(names, ', ')}"
 
 
 def _target(evidence: Evidence) -> str:
@@ -263,35 +218,18 @@ def _target(evidence: Evidence) -> str:
     if y is None or y.ndim == 0:
         return evidence.text("target")
     if is_classification(evidence) or evidence.likelihood in CLASSES:
-        return _shares(evidence, y)
+        counts = np.bincount(y.reshape(-1).astype(int), minlength=2)
+        names = class_names(evidence, len(counts))
+        shares = [f"{name} ({count / y.size:.0%})" for name, count in zip(names, counts, strict=True)]
+        return ": ".join(filter(None, (evidence.text("target"), _first(shares, ", "))))
     y = y.astype(np.float64).reshape(len(y), -1)
     of = f" {unit(evidence)}" if unit(evidence) else ""
     each = [
         f"{name}, mean {significant(float(values.mean()))}{of}, sd {significant(float(values.std()))}{of}"
         for name, values in zip(output_names(evidence, y.shape[1]), y.T, strict=True)
     ]
-    return "; ".join(each[:_MOST_NAMES]) + ("; …" if len(each) > _MOST_NAMES else "")
+    return _first(each, "; ")
 
 
-def _shares(evidence: Evidence, y: np.ndarray) -> str:
-    labels = y.reshape(-1).astype(int)
-    probs = evidence.variable(PREDICTIONS, "probs")
-    width = 1 if probs is None else int(probs.sizes.get("class", 1))
-    counts = np.bincount(labels, minlength=max(2, width))
-    names = class_names(evidence, len(counts))
-    each = [f"{name} ({count / len(labels):.0%})" for name, count in zip(names, counts, strict=True)]
-    shown = ", ".join(each[:_MOST_NAMES]) + (", …" if len(each) > _MOST_NAMES else "")
-    return ": ".join(filter(None, (evidence.text("target"), shown)))
-
-
-def _run(evidence: Evidence) -> str:
-    """That the run was a short one."""
-    written = evidence.json("config")
-    quick = isinstance(written, dict) and written.get("quick") is True
-    return "quick: fewer steps and draws than in full, 500 rows at most" if quick else ""
-
-
-def _model(evidence: Evidence, part: str) -> str:
-    model = evidence.json("model")
-    words = str(model.get(part, "")) if isinstance(model, dict) else ""
-    return words or (evidence.likelihood if part == "likelihood" else "")
+def _first(words: Sequence[str], between: str) -> str:
+    return between.join([*words[:_MOST_NAMES], *(["…"] if len(words) > _MOST_NAMES else [])])

@@ -4,29 +4,80 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn import networks, priors
-from pyrobnn.core.checks import check_count
+from pyrobnn import likelihoods, networks, priors
+from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.columns import Column, Columns
 from pyrobnn.inference import Posterior
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior import storage
-from pyrobnn.studies.response import check_response, check_rows, column_of, likelihood_of, with_events
 
 #: most rows of a quick run
 QUICK_ROWS = 500
 LEVELS = (0.025, 0.5, 0.975)
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
+Settings = Mapping[str, Any]
+
+
+def _gaussian(given: Settings) -> Likelihood:
+    if given["noise"] == "heteroskedastic":
+        return likelihoods.HeteroskedasticGaussian()
+    return likelihoods.HomoskedasticGaussian(_scale(given))
+
+
+def _scale(given: Settings) -> Any:
+    noise = given["noise"]
+    if noise in ("inferred", "learned"):
+        return dist.HalfNormal(1.0) if noise == "inferred" else noise
+    try:
+        scale = float(noise)
+    except ValueError as error:
+        raise ValueError(
+            "'noise' must be 'inferred', 'learned' or a number, or 'heteroskedastic' where 'response' is gaussian, "
+            f"got {noise!r}"
+        ) from error
+    return check_number("noise", scale, above=0)
+
+
+#: response → the likelihood of a study's settings; what they leave open is inferred
+RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
+    "gaussian": _gaussian,
+    "student_t": lambda given: likelihoods.StudentT("inferred", _scale(given)),
+    "poisson": lambda given: likelihoods.Poisson(given.get("exposure")),
+    "negative_binomial": lambda given: likelihoods.NegativeBinomial(
+        dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")
+    ),
+    "ordinal": lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"),
+}
+#: responses of studies that earlier versions saved
+_SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
+    "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
+    "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
+}
+
+
+def likelihood_of(settings: Settings) -> Likelihood:
+    """The likelihood of a study's settings; one saved before there was a choice is Gaussian, or of plain classes.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    response = settings.get("response", "gaussian")
+    if settings["task"] == "classification" and response == "gaussian":
+        return likelihoods.Categorical()
+    return _SAVED[response](settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +102,6 @@ def make_study(
     prior_scale: float = 1.0,
     noise: str = "inferred",
     response: str = "gaussian",
-    exposure: str | None = None,
-    event: str | None = None,
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Study:
@@ -64,10 +113,8 @@ def make_study(
         prior_scale: s of the fan-in scaled normal prior on the weights.
         noise: ``"inferred"`` (a HalfNormal(1) prior on the scale in standard units), ``"learned"``,
             ``"heteroskedastic"``, or a number in standard units; ignored for classes.
-        response: the likelihood of a number, one of ``pyrobnn.studies.response.RESPONSES``, or ``"ordinal"`` of
-            classes in their order; plain classes have none.
-        exposure: of counts, the feature that holds each row's.
-        event: of censored targets, the feature, then none any more, that says which were observed.
+        response: the likelihood of a number, one of `RESPONSES`, or ``"ordinal"`` of classes in their order; plain
+            classes have none.
         test_fraction: share of the points held out.
         seed: of the split and of the net's initial weights.
 
@@ -75,16 +122,19 @@ def make_study(
         ValueError: naming the option.
     """
     check_count("seed", seed, minimum=0)
-    given = {"noise": None if noise == "inferred" else noise}
-    check_response(response, dataset.task, given | {"exposure": exposure, "event": event})
-    dataset = with_events(dataset, event, response)
+    check_choice("response", response, tuple(RESPONSES))
+    needed = "classification" if response == "ordinal" else "regression"
+    if response != "gaussian" and dataset.task != needed:
+        raise ValueError(
+            f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})"
+        )
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
     columns = dataset.x.shape[1]
     settings: dict[str, Any] = {
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),
-        "num_outputs": 1 if event is not None else dataset.num_outputs,
+        "num_outputs": dataset.num_outputs,
         "features": list(dataset.feature_names) or [f"x{i}" for i in range(columns)],
         "columns": None if dataset.columns is None else dataset.columns.settings(),
         "target": dataset.target_name,
@@ -94,7 +144,6 @@ def make_study(
         "prior_scale": prior_scale,
         "noise": noise,
         "response": response,
-        "exposure": None if exposure is None else column_of(dataset, exposure, "exposure"),
         "seed": seed,
         "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
         "units": {
@@ -104,7 +153,11 @@ def make_study(
         },
     }
     likelihood = likelihood_of(settings)
-    check_rows(dataset, likelihood, likelihood.width(settings["num_outputs"]), exposure)
+    try:
+        likelihood.target(dataset.y, likelihood.width(settings["num_outputs"]), torch.float64)
+    except ValueError as error:
+        named = str(error).replace("'y'", repr(dataset.target_name))
+        raise ValueError(f"{dataset.name}: {named}") from error
     return Study(train, test, build(settings), settings)
 
 

@@ -5,7 +5,6 @@
 
 Same model, data, warm-up and number of draws. Repeats of ours and NumPyro's alternate; medians and ratios are printed.
 ``--clock cpu`` counts processor time instead of wall time, for a machine that is busy (then use one thread).
-``--device cuda`` times ours alone on a GPU: the peers run on the CPU, and their times say nothing of it.
 A compile is never part of a time. Cost per gradient counts the leapfrogs that belong to a trajectory.
 """
 
@@ -49,18 +48,9 @@ def data(case):
     return x, y.astype("float32")
 
 
-def clock(kind, device="cpu"):
-    """Seconds, of the wall or of the processor, once what was launched on a GPU has ended."""
-    seconds = time.perf_counter if kind == "wall" else lambda: sum(os.times()[:2])
-    if not str(device).startswith("cuda"):
-        return seconds
-    import torch
-
-    def waited():
-        torch.cuda.synchronize(device)
-        return seconds()
-
-    return waited
+def clock(kind):
+    """Seconds, of the wall or of the processor."""
+    return time.perf_counter if kind == "wall" else lambda: sum(os.times()[:2])
 
 
 def slowest(values):
@@ -115,7 +105,7 @@ class Ours:
     def __init__(self, case, args):
         import pyrobnn as pb
 
-        self.clock, self.device = clock(args["clock"], args["device"]), args["device"]
+        self.clock = clock(args["clock"])
         self.program, (self.x, self.y) = torch_program(case), torch_data(case)
         self.args = args
         options = {"num_chains": args["num_chains"], "max_tree_depth": args["max_tree_depth"]}
@@ -127,9 +117,7 @@ class Ours:
         """The posterior, and seconds of its fit."""
         start = self.clock()
         with warnings.catch_warnings(action="ignore"):
-            found = self.method.fit(
-                self.program, self.x, self.y, num_draws=num_draws, seed=0, device=self.device
-            )
+            found = self.method.fit(self.program, self.x, self.y, num_draws=num_draws, seed=0)
         return found, self.clock() - start
 
     def fit(self, num_draws):
@@ -329,9 +317,8 @@ def compare(name, num_chains, options):
     num_draws = max(50, options.draws // num_chains) if fit else 10
     args = {"num_chains": num_chains, "num_warmup": options.warmup if fit else 20, "num_draws": num_draws}
     # the cost of a gradient doesn't depend on the depth of trees; a warm-up that isn't used need not be long
-    args |= {"clock": options.clock, "device": options.device, "max_tree_depth": 10 if fit else 6}
-    alone = options.device != "cpu"
-    ours, peer = Ours(CASES[name], args), None if alone else peer_or_none(options, CASES[name], args)
+    args |= {"clock": options.clock, "max_tree_depth": 10 if fit else 6}
+    ours, peer = Ours(CASES[name], args), peer_or_none(options, CASES[name], args)
     row = {"case": name, "chains": num_chains}
     if fit:
         seconds, ess, steps = ours.fit(num_draws)
@@ -341,8 +328,6 @@ def compare(name, num_chains, options):
             row |= {"numpyro_ess": slowest(np.array(answer["values"])), "numpyro_fit_s": answer["seconds"]}
             row["ess per s / numpyro"] = (ess / seconds) / (row["numpyro_ess"] / answer["seconds"])
     row |= timed(ours, peer, options.repeats)
-    if alone:
-        return row | {"device": options.device}
     row["pyro_us"] = 1e6 * statistics.median(pyro_seconds(CASES[name], options.clock) for _ in range(3))
     row["pyro/ours"] = row["pyro_us"] / row["ours_us"]
     return row
@@ -383,7 +368,6 @@ def main():
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--device", default="cpu", help="where ours computes: cpu, or cuda")
     parser.add_argument("--numpyro-python", default=sys.executable)
     parser.add_argument("--results", help="append the rows here, one JSON object a line")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

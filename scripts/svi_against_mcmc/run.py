@@ -20,7 +20,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pyro.distributions as dist
-import torch
 
 import pyrobnn as pb
 from pyrobnn.data import Dataset
@@ -65,13 +64,8 @@ def fresh(name: str, seed: int) -> Dataset:
 
 def chains(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """NUTS on the study's own points, with its verdict."""
-    key = {
-        "part": "chains",
-        "data": name,
-        "noise": noise,
-        "scale": options.prior[0],
-        "bias_scale": options.prior[1],
-    }
+    key = {"part": "chains", "data": name, "noise": noise}
+    key |= {"scale": options.prior[0], "bias_scale": options.prior[1]}
     if not options.known(key):
         yield key | _judged(options.nuts, name, pb.data.study(name), noise, options, seed=1)
 
@@ -97,14 +91,13 @@ def _judged(
     noise: str,
     options: argparse.Namespace,
     seed: int,
-    init: torch.nn.Module | None = None,
 ) -> dict[str, Any]:
     started = time.process_time()
     kept = {}
     if options.keep is not None and isinstance(method, pb.NUTS):
         kept = {"checkpoint": options.keep / f"{name}-{noise}-{seed}.checkpoint"}
     model = model_of(data, noise, *options.prior)
-    posterior = method.fit(model, data.x, data.y, seed=seed, init=init, **kept)
+    posterior = method.fit(model, data.x, data.y, seed=seed, **kept)
     seconds = time.process_time() - started
     tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function)
     verdict = pb.diagnose(tree)

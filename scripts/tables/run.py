@@ -2,7 +2,6 @@
 
     python scripts/tables/run.py --data DIR                   # one rule for both tables, on the test part
     python scripts/tables/run.py --data DIR --validate        # on a fifth of the train part: to settle the rule
-    python scripts/tables/run.py --data DIR --rival PYTHON    # bde itself, in an environment that has it
 
 DIR holds ``airfoil.csv`` (its last column is the target) and ``bike_sharing_hour.csv`` (``hour.csv`` of UCI). Protocol
 of the published comparison: one split (a fifth is the test part), y standardised on the train part, errors and
@@ -22,10 +21,7 @@ import argparse
 import json
 import math
 import os
-import resource
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -37,23 +33,6 @@ TABLES = {
     "airfoil": ("airfoil.csv", "target", ()),
     "bike": ("bike_sharing_hour.csv", "cnt", ("instant", "dteday", "casual", "registered")),
 }
-#: what bde's paper runs
-RIVAL = """
-import sys, time
-import numpy as np
-from bde import BdeRegressor
-from bde.loss.loss import GaussianNLL
-data = np.load(sys.argv[1])
-model = BdeRegressor(
-    n_members=10, hidden_layers=[16] * 4, loss=GaussianNLL(), epochs=1200, validation_split=0.15, lr=1e-3,
-    weight_decay=1e-4, warmup_steps=50000, n_samples=1000, n_thinning=10, patience=20, seed=int(sys.argv[3]),
-)
-started = time.perf_counter(), time.process_time()
-model.fit(data["x"], data["y"])
-seconds = time.perf_counter() - started[0], time.process_time() - started[1]
-mean, sd = model.predict(data["x_test"], mean_and_std=True)
-np.savez(sys.argv[2], mean=np.ravel(mean), sd=np.ravel(sd), seconds=seconds)
-"""
 
 
 class Rule(NamedTuple):
@@ -242,25 +221,6 @@ def agreement(f: Any) -> dict[str, float]:
     }
 
 
-def rival(python: str, limit: int, data: tuple[Any, Any, Any, Any], seed: int) -> dict[str, Any]:
-    """bde with the setting of its paper; ``limit`` is on its CPU seconds."""
-    import numpy as np
-
-    with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "data.npz", Path(folder) / "found.npz"
-        mean, sd = data[0].mean(0), data[0].std(0)
-        np.savez(given, x=(data[0] - mean) / sd, y=data[1], x_test=(data[2] - mean) / sd)
-        run = subprocess.run(
-            [python, "-c", RIVAL, str(given), str(found), str(seed)],
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
-        )
-        if run.returncode:
-            return {"stopped": f"exit status {run.returncode}, limit {limit} CPU seconds"}
-        result = np.load(found)
-        spent = dict(zip(("seconds", "cpu_seconds"), result["seconds"].tolist()))
-        return scores(result["mean"], result["sd"], data[3]) | spent
-
-
 def over_seeds(records: list[dict]) -> dict[str, Any]:
     """Means over runs that differ by their seed and threads; the worst of what says whether the chains agree."""
     found = dict(records[-1])
@@ -320,8 +280,6 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--validate", action="store_true", help="score on a fifth of the train part instead")
-    parser.add_argument("--rival", metavar="PYTHON", help="run bde instead, with this interpreter")
-    parser.add_argument("--limit", type=int, default=3600, help="CPU seconds of the rival")
     parser.add_argument("--results", type=Path, default=HERE / "records.jsonl")
     for name, default in Rule._field_defaults.items():
         kind = {"nargs": "+", "type": int} if name == "hidden" else {"type": type(default)}
@@ -337,15 +295,11 @@ def main() -> None:
     part = "validation" if options.validate else "test"
     for name in options.tables:
         for seed in options.seeds:
-            method = "bde, here" if options.rival else "pyrobnn"
-            key = {"table": name, "method": method, "part": part, "seed": seed, "threads": options.threads}
-            key["rule"] = "as published" if options.rival else rule.name
+            key = {"table": name, "method": "pyrobnn", "part": part, "seed": seed, "threads": options.threads}
+            key["rule"] = rule.name
             if any(key.items() <= record.items() for record in read_records(options.results)):
                 continue
-            data = load(options.data, name, options.validate)
-            found = (
-                rival(options.rival, options.limit, data, seed) if options.rival else ours(rule, data, seed)
-            )
+            found = ours(rule, load(options.data, name, options.validate), seed)
             append_record(options.results, key | found)
             print(json.dumps(key | found), flush=True)
     print(table(read_records(options.results)))

@@ -238,20 +238,3 @@ def test_counts_have_intervals_of_counts_and_few_values_a_bin_each():
     assert (ends >= 0).all() and (ends == ends.round()).all()  # mean ± 1.96 sd is -0.8 to 1.6
     line = [each for each in plots.residuals(tree).axes[0].lines if each.get_label() == "Laplace"][0]
     assert line.get_xdata().tolist() == [0.0, 1.0]
-
-
-def test_the_function_of_an_exponential_mean_has_a_logarithmic_axis_in_plain_numbers():
-    rng = np.random.default_rng(0)
-    f = xr.Dataset({"f": (("chain", "draw", "probe", "output"), np.exp(3 * rng.normal(size=(1, 50, 4, 1))))})
-    tree = xr.DataTree.from_dict(
-        {
-            "posterior": xr.Dataset({"w": (("chain", "draw"), rng.normal(size=(1, 50)))}),
-            "prior_predictive": f,
-            "function": f / 10,
-            "observed_data": xr.Dataset({"y": (("obs",), rng.poisson(3.0, 30).astype(float))}),
-        }
-    )
-    tree.attrs = {"method": "Laplace", "iid": 1, "likelihood": "poisson"}
-    ax = plots.prior_and_posterior(tree).axes[0]
-    assert ax.get_yscale() == "symlog"
-    assert not any("$" in label.get_text() for label in ax.get_yticklabels())  # SVG text knows no TeX
