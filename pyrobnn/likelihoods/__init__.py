@@ -20,16 +20,19 @@ from pyrobnn.likelihoods.catalogue import (
     StudentT,
     Weibull,
 )
+from pyrobnn.likelihoods.modes_and_bounds import Beta, MixtureDensity
 
 __all__ = [
     "DATA",
     "SCALE",
     "Bernoulli",
+    "Beta",
     "Categorical",
     "CensoredNormal",
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",
     "Likelihood",
+    "MixtureDensity",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",

@@ -156,7 +156,7 @@ class StudentT(Likelihood):
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         df, scale = self._df_scale(f.double(), params)
-        below = _by_scipy("stdtr", df, (y - f) / scale)
+        below = by_scipy("stdtr", df, (y - f) / scale)
         return below, below
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
@@ -394,7 +394,7 @@ class Poisson(_Counts):
         return _Poisson(f.exp()).to_event(1)
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
-        return _by_scipy("pdtr", y.clamp_min(0), f.exp())
+        return by_scipy("pdtr", y.clamp_min(0), f.exp())
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r""":math:`H = \mathrm{diag}(e^f)`."""
@@ -427,7 +427,7 @@ class NegativeBinomial(_Counts):
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         r = self.own.value("concentration", f, params).double()
-        return _by_scipy("betainc", r, (y + 1).clamp_min(1), (r.log() - f).sigmoid())
+        return by_scipy("betainc", r, (y + 1).clamp_min(1), (r.log() - f).sigmoid())
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r""":math:`H = \mathrm{diag}\left(\frac{\mu r}{\mu + r}\right)`."""
@@ -603,7 +603,7 @@ class Weibull(_Censored):
         return (shape * (shape * (y[:, :1].log() - f) / 2).exp()).unsqueeze(-1)
 
 
-def _by_scipy(function: str, *values: Tensor) -> Tensor:
+def by_scipy(function: str, *values: Tensor) -> Tensor:
     """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
     from scipy import special  # imported late: a fit needs none of it
 

@@ -59,12 +59,16 @@ RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
     "negative_binomial": lambda given: likelihoods.NegativeBinomial(
         dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")
     ),
+    "mixture_density": lambda given: likelihoods.MixtureDensity(),
     "ordinal": lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"),
 }
 #: responses of studies that earlier versions saved
 _SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
     "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
     "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
+    "beta": lambda given: likelihoods.Beta(
+        dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
+    ),
 }
 
 

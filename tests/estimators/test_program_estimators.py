@@ -12,7 +12,7 @@ from sklearn.datasets import load_iris
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import pyrobnn as pb
 
@@ -41,10 +41,20 @@ SEARCH = pb.MAP(num_steps=60, lr=0.3, compile=False)
 EXACT = pb.Laplace(curvature="hessian", map=SEARCH, compile=False)
 
 
+ESTIMATORS = [
+    pb.PyroRegressor(line, SHORT, random_state=0),
+    pb.PyroClassifier(softmax, SHORT, random_state=0),
+]
+# the identifiers of parametrize_with_checks hold a function's address, which differs between workers
+CHECKS = [
+    pytest.param(estimator, check, id=f"{type(estimator).__name__}-{index}")
+    for estimator in ESTIMATORS
+    for index, (_, check) in enumerate(estimator_checks_generator(estimator))
+]
+
+
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks(
-    [pb.PyroRegressor(line, SHORT, random_state=0), pb.PyroClassifier(softmax, SHORT, random_state=0)]
-)
+@pytest.mark.parametrize(("estimator", "check"), CHECKS)
 def test_scikit_learns_own_checks(estimator, check):
     state = np.random.get_state()  # some of the checks draw from NumPy's global generator themselves
     check(estimator)

@@ -1,0 +1,156 @@
+"""Numbers with several modes, and numbers between two bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+
+from pyrobnn.core.checks import check_count, check_number
+from pyrobnn.likelihoods.base import Likelihood, Pair, Parameter, Params, Sampled, Targets
+from pyrobnn.likelihoods.catalogue import by_scipy
+
+
+class MixtureDensity(Likelihood):
+    r"""K normal components whose shares, means and widths are functions of the input.
+
+    .. math:: p(y \mid x) = \sum_k \pi_k(x)\, N(y \mid \mu_k(x), \sigma_k(x)^2)
+
+    The network returns (N, 3·out·K): the logits of π, then the means, then ρ with
+    :math:`\sigma = \mathrm{softplus}(\rho) + \sigma_{\min}`, each out · K values with the components of one output
+    together. Outputs are independent given the network's.
+
+    Args:
+        num_components: K.
+        min_scale: the smallest σ, in the units of ``y``; keeps the likelihood bounded.
+
+    Its Fisher information has no closed form: Laplace takes it by a Gauss-Hermite rule of 40 nodes per component.
+
+    Caveat: components are exchangeable; means, densities and quantiles are identified, single heads are not.
+
+    Reference: Mixture density networks (Bishop, 1994).
+
+    Example:
+        >>> MixtureDensity(3)
+        MixtureDensity(num_components=3, min_scale=0.001)
+    """
+
+    task = "mixture_density"
+
+    def __init__(self, num_components: int = 3, *, min_scale: float = 1e-3):
+        super().__init__()
+        self.num_components = check_count("num_components", num_components)
+        self.min_scale = check_number("min_scale", min_scale, above=0)
+        self.targets = Targets(heads=3 * self.num_components, measured="affine")
+
+    def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
+        """Of each output a mixture over (\\*batch, N, out, K) components."""
+        logits, loc, raw = f.unflatten(-1, (3, -1, self.num_components)).unbind(-3)
+        components = dist.Normal(loc, F.softplus(raw) + self.min_scale)
+        return dist.MixtureSameFamily(dist.Categorical(logits=logits), components).to_event(1)
+
+    def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
+        law = self.distribution(f.double(), params).base_dist
+        normal, share = law.component_distribution, law.mixture_distribution.probs
+        below = (share * torch.special.ndtr((y.unsqueeze(-1) - normal.loc) / normal.scale)).sum(-1)
+        return below, below
+
+    def fisher_root(self, f: Tensor, params: Params) -> Tensor:
+        """By quadrature, output by output: a square root of the mean square of the score."""
+        law = self.distribution(f.double(), params).base_dist
+        share, normal = law.mixture_distribution.logits, law.component_distribution
+        slope = f.double().unflatten(-1, (3, -1, self.num_components))[..., 2, :, :].sigmoid()
+        nodes, weights = (torch.tensor(v).to(share) for v in np.polynomial.hermite_e.hermegauss(40))
+        y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(-2)  # (N, out, K·node)
+        weight = (share.exp().unsqueeze(-1) * weights / math.sqrt(2 * math.pi)).flatten(-2)
+        share, loc, scale, slope = (v.unsqueeze(-2) for v in (share, normal.loc, normal.scale, slope))
+        part = (share + dist.Normal(loc, scale).log_prob(y.unsqueeze(-1))).softmax(-1)
+        z = (y.unsqueeze(-1) - loc) / scale
+        score = torch.cat([part - share.exp(), part * z / scale, part * (z.square() - 1) * slope / scale], -1)
+        fisher = torch.einsum("noq,noqa,noqb->noab", weight, score, score)
+        values, vectors = torch.linalg.eigh(fisher)
+        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)  # (N, out, 3K, 3K)
+        num, out, width = root.shape[:3]
+        whole = root.new_zeros(num, 3, out, self.num_components, out, width)
+        for output in range(out):
+            whole[:, :, output, :, output] = root[:, output].unflatten(1, (3, -1))
+        return whole.reshape(num, out * width, out * width).to(f.dtype)
+
+
+class Beta(Likelihood):
+    r"""Numbers between two bounds: a beta distribution with mean :math:`\mu = \mathrm{sigmoid}(f(x))` of the way.
+
+    .. math:: \frac{y - \mathrm{low}}{\mathrm{high} - \mathrm{low}} \sim \mathrm{Beta}(\mu \phi, (1 - \mu) \phi)
+
+    Args:
+        precision: φ; the variance is :math:`\mu (1 - \mu) / (\phi + 1)` of the squared width. A number is fixed;
+            ``"learned"`` is a point parameter; a distribution on positive numbers is a prior, and φ is inferred as the
+            site ``likelihood.precision``. Shape () or (out,).
+        low, high: the bounds, which y does not reach.
+
+    Reference: Beta regression for modelling rates and proportions (Ferrari & Cribari-Neto, 2004).
+
+    Example:
+        >>> Beta(10.0, low=0.0, high=100.0)
+        Beta(fixed precision, low=0.0, high=100.0)
+    """
+
+    task = "beta"
+
+    def __init__(self, precision: Parameter = "learned", *, low: float = 0.0, high: float = 1.0):
+        super().__init__()
+        self.low = check_number("low", low)
+        self.high = check_number("high", high, above=self.low)
+        self.own.declare("precision", precision)
+
+    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        y = super().target(y, width, dtype)
+        if len(wrong := y[(y <= self.low) | (y >= self.high)]):
+            raise ValueError(
+                f"'y' must lie between {self.low:g} and {self.high:g} for Beta and reach neither, got {wrong[0]:g}: "
+                "pass wider bounds, or bring (y - low) / (high - low) inside by (y (N - 1) + 1/2) / N"
+            )
+        return y
+
+    def _share(self, y: Tensor) -> Tensor:
+        return (y - self.low) / (self.high - self.low)
+
+    def _counts(self, f: Tensor, params: Params) -> Pair:
+        precision = self.own.value("precision", f, params)
+        return f.sigmoid() * precision, (-f).sigmoid() * precision
+
+    def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
+        return Sampled(self, f, params, f.shape[-1])
+
+    def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
+        a, b = self._counts(f, params)
+        share = self._share(y)
+        norm = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(self.own.value("precision", f, params))
+        each = (a - 1) * share.log() + (b - 1) * torch.log1p(-share) - norm - math.log(self.high - self.low)
+        return each.sum(-1)
+
+    def draw(self, f: Tensor, params: Params) -> Tensor:
+        """One datum for each output, in float64 until it is known to reach neither bound."""
+        eps = torch.finfo(f.dtype).eps
+        share = torch.distributions.Beta(*self._counts(f.double(), params)).sample().clamp(eps, 1 - eps)
+        return (self.low + (self.high - self.low) * share).to(f.dtype)
+
+    def mean_variance(self, f: Tensor, params: Params) -> Pair:
+        width, mean = self.high - self.low, f.sigmoid()
+        var = mean * (-f).sigmoid() / (1 + self.own.value("precision", f, params))
+        return self.low + width * mean, width**2 * var
+
+    def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
+        below = by_scipy("betainc", *self._counts(f.double(), params), self._share(y).clamp(0.0, 1.0))
+        return below, below
+
+    def fisher_root(self, f: Tensor, params: Params) -> Tensor:
+        r""":math:`H = \phi^2 \mu^2 (1 - \mu)^2 \left(\psi'(\mu \phi) + \psi'((1 - \mu) \phi)\right)`, per output."""
+        a, b = self._counts(f.double(), params)  # ψ' of a mean near a bound is beyond float32
+        slope = a * b / (a + b)
+        return torch.diag_embed(slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()).to(f.dtype)
