@@ -303,11 +303,14 @@ def _nothing():
     yield
 
 
-def _assert_agree(ours, theirs, min_ess=150):
+def _assert_agree(ours, theirs, min_ess):
     """Means and variances of every site agree within the Monte Carlo errors of both, by the variance of both."""
     for name, value in theirs.items():
-        other = value.double().reshape(*value.shape[:2], -1)
-        mine = ours[name].double().reshape(*ours[name].shape[:2], -1)
+        heavy = name == "kappa"  # a Pareto of index 1.5 has no variance
+        mine, other = (
+            (draws.log() if heavy else draws).double().reshape(*draws.shape[:2], -1)
+            for draws in (ours[name], value)
+        )
         for power in (1, 2):
             a, b = ((draws - other.mean((0, 1))) ** power for draws in (mine, other))
             ess_a, ess_b = (effective_sample_size(draws, 0, 1) for draws in (a, b))
@@ -317,22 +320,22 @@ def _assert_agree(ours, theirs, min_ess=150):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*transitions diverged")
+@pytest.mark.filterwarnings("ignore:.*(transitions diverged|independent ones)")  # the logit one is a funnel
 @pytest.mark.parametrize(
-    ("model", "args", "num_samples"),
+    ("model", "args", "num_samples", "min_ess"),
     [
-        (conditioned_model, (schools, SIGMA, Y), 1000),
-        (logistic_regression, covertype(300), 400),
-        (fully_pooled, (AT_BATS, HITS), 1000),
-        (partially_pooled, (AT_BATS, HITS), 1000),
-        (partially_pooled_with_logit, (AT_BATS, HITS), 1500),
-        (GP(), (X1, X1.sin()), 800),
+        (conditioned_model, (schools, SIGMA, Y), 800, 100),
+        (logistic_regression, covertype(300), 400, 60),
+        (fully_pooled, (AT_BATS, HITS), 800, 150),
+        (partially_pooled, (AT_BATS, HITS), 1000, 50),
+        (partially_pooled_with_logit, (AT_BATS, HITS), 1000, 20),
+        (GP(), (X1, X1.sin()), 800, 150),
     ],
     ids=["eight schools", "covertype", "fully pooled", "partially pooled", "logit", "GP"],
 )
-def test_examples_agree_with_pyros_sampler(model, args, num_samples):
+def test_examples_agree_with_pyros_sampler(model, args, num_samples, min_ess):
     with seeded():
         pyros = pyro.infer.MCMC(pyro.infer.NUTS(model), num_samples, warmup_steps=400, disable_progbar=True)
         pyros.run(*args)
     ours = drawn(NUTS(model), *args, compile=True, num_samples=num_samples, warmup_steps=400)
-    _assert_agree(ours.get_samples(group_by_chain=True), pyros.get_samples(group_by_chain=True))
+    _assert_agree(ours.get_samples(group_by_chain=True), pyros.get_samples(group_by_chain=True), min_ess)
