@@ -39,6 +39,7 @@ from .inference import MCDropout as MCDropout
 from .inference import Optimizer as Optimizer
 from .inference import Posterior as Posterior
 from .inference import distributed as distributed
+from .inference.posthoc import posthoc as posthoc
 from .log_density import LogDensity as LogDensity
 from .log_density import sample as sample
 from .model import BNN as BNN

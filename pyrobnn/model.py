@@ -290,11 +290,14 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
     check_finite("x", x)
     x, y = model.standard_inputs(x), model.standard_targets(y)
     x = model.cast_inputs(x)
-    return x, model.likelihood.target(y, _output_width(model, x), model.dtype)
+    return x, model.likelihood.target(y, output_width(model, x), model.dtype)
 
 
 @torch.no_grad()
-def _output_width(model: BNN, x: Tensor) -> int:
+def output_width(model: BNN, x: Tensor) -> int:
+    """Columns of the net's output for inputs ``x``; says what does not fit."""
+    if x.dim() == 1 and not any(isinstance(module, nn.Embedding) for module in model.net.modules()):
+        raise ValueError("'x' has one dimension, but a net takes rows, (N, features): pass x[:, None]")
     try:
         with kept(model.device):  # a net that draws is refused with words later
             f = model.forward({}, x[:2])
@@ -307,4 +310,10 @@ def _output_width(model: BNN, x: Tensor) -> int:
             f"the net returns shape {tuple(f.shape)} for {len(x[:2])} points but (points, outputs) is expected: "
             "end it with nn.Flatten() or a linear layer with one column per output"
         )
+    if model.likelihood.targets.kind == "label" and f.shape[1] > 1 and bool((f >= 0).all()):
+        if torch.allclose(f.sum(1), torch.ones_like(f[:, 0]), atol=1e-4):
+            raise ValueError(
+                "the net ends in a Softmax and returns probabilities, but the likelihood takes logits: leave the "
+                "Softmax out, or end the net in nn.LogSoftmax"
+            )
     return f.shape[1]

@@ -108,6 +108,19 @@ def small_cnn(
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * side * side, num_classes))
 
 
+class Temperature(nn.Module):
+    """Outputs divided by a temperature."""
+
+    value: Tensor
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.register_buffer("value", torch.tensor(value))
+
+    def forward(self, f: Tensor) -> Tensor:
+        return f / self.value
+
+
 class Exposed(nn.Module):
     r"""A net of log rates for rows of different exposure: :math:`f(x) = \mathrm{net}(x_{-c}) + \log x_c`.
 

@@ -115,6 +115,10 @@ class Method(abc.ABC):
             FloatingPointError: the fit diverged, naming the step.
             KeyboardInterrupt: Ctrl-C before there is anything to return; later it returns what there is, marked.
         """
+        if not isinstance(self, Method):
+            raise TypeError(
+                "fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)"
+            )
         count = check_call(self, num_draws, seed, init=init, checkpoint=checkpoint)
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with raised_by_handlers():

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from pyro.nn import PyroModule
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_device
@@ -123,6 +124,12 @@ def prepare(
     loader = x if isinstance(x, DataLoader) else None
     check_shareable(isinstance(model, BNN), loader is not None)
     if not isinstance(model, BNN):
+        if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
+            raise TypeError(
+                f"'model' is a bare net, {type(model).__name__}: give it a prior and a likelihood, as in pb.BNN(net, "
+                "pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.Categorical()); of a net that is trained "
+                "already pb.posthoc(net, x, y) makes a posterior"
+            )
         if not callable(model) or isinstance(model, type):
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
         if loader is not None:

@@ -1,0 +1,141 @@
+"""The Gaussian of a trained net's last linear layer, Kronecker-factored, at any width of the prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from pyrobnn.core.seeding import seeded
+from pyrobnn.density.density import Density
+from pyrobnn.inference.curvature.gaussian import BlockGaussian, KronBlock
+from pyrobnn.inference.curvature.head import split
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.linearized import SubsetNetwork
+from pyrobnn.inference.fitting.problem import Problem, make_posterior
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.likelihoods import Categorical, Likelihood
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.prediction import CHUNK_SCALARS
+from pyrobnn.priors import SitePriors
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Outputs (N, K) of a net, targets, and what its last layer is given (N, p); ``seen`` when it was trained."""
+
+    f: Tensor
+    y: Tensor
+    features: Tensor | None
+    seen: bool
+
+
+class LastLayer:
+    r"""Its curvature A ⊗ B in the bases V and U of both, so that every precision τ of the prior costs a product.
+
+    .. math:: A = \sum_n \phi_n \phi_n^\top, \quad B = \frac1N \sum_n H_n, \quad \mathrm{Var}[f_n] = U
+        \mathrm{diag}_k\Big(\sum_j \frac{z_{nj}^2}{a_j b_k + \tau}\Big) U^\top, \quad z = V^\top \phi
+
+    The sum of :math:`H_n = \mathrm{diag}(p) - p p^\top` takes no Jacobian of all classes. Where y is normal, τ is in
+    units of the precision of the noise.
+    """
+
+    def __init__(self, layer: nn.Linear, likelihood: Likelihood, rows: Rows):
+        self.layer, self.likelihood, self.rows = layer, likelihood, rows
+        f = rows.f.double()
+        if isinstance(likelihood, Categorical):
+            p = f.softmax(-1)
+            curvature = torch.diag(p.mean(0)) - p.T @ p / len(p)
+        else:
+            roots = likelihood.fisher_root(f, {})
+            curvature = torch.einsum("nik,njk->ij", roots, roots) / len(f)
+        inputs = self._inputs(rows)
+        (self.a, self.v), (self.b, self.u) = map(torch.linalg.eigh, (inputs.T @ inputs, curvature))
+        self.a, self.b = self.a.clamp_min(0.0), self.b.clamp_min(0.0)
+        self.unit = self.b if likelihood.targets.normal else torch.ones_like(self.b)
+
+    def _inputs(self, rows: Rows) -> Tensor:
+        inputs = cast(Tensor, rows.features).double()
+        return inputs if self.layer.bias is None else nn.functional.pad(inputs, (0, 1), value=1.0)
+
+    def precision(self, tau: float) -> Tensor:
+        """Of the posterior in the bases, (K, p)."""
+        return self.b[:, None] * self.a + tau * self.unit[:, None]
+
+    def variance(self, rows: Rows, tau: float) -> Tensor:
+        """Of the outputs in their basis, (N, K); of a row seen, without what it tells itself."""
+        var = (self._inputs(rows) @ self.v).square() @ self.precision(tau).reciprocal().T
+        return var / (1 - (var * self._own_curvature()).clamp_max(0.95)) if rows.seen else var
+
+    def _own_curvature(self) -> Tensor:
+        f = self.rows.f.double()
+        if isinstance(self.likelihood, Categorical):
+            p = f.softmax(-1)
+            return p @ self.u.square() - (p @ self.u).square()
+        return (self.likelihood.fisher_root(f, {}).mT @ self.u).square().sum(1)
+
+    def without_itself(self) -> Rows:
+        """The rows with outputs of a layer that has not seen them, by a step of Newton's."""
+        tau = 1 / float(self.layer.weight.detach().double().square().mean() * self.unit.mean())
+        with torch.enable_grad():
+            f = self.rows.f.double().requires_grad_()
+            (slope,) = torch.autograd.grad(self.likelihood.log_prob(f, self.rows.y, {}).sum(), f)
+        step = (self.variance(self.rows, tau) * (slope @ self.u)) @ self.u.T
+        return replace(self.rows, f=(f.detach() - step).to(self.rows.f))
+
+    def grid(self) -> list[float]:
+        """Precisions from that of a prior which says nothing to that which leaves the net as it is."""
+        top = float(self.a.max() * (self.b / self.unit).max())
+        return [10.0 ** (k / 2) * top for k in range(-16, 5)]
+
+    def posterior(
+        self,
+        net: nn.Module,
+        name: str,
+        likelihood: Likelihood,
+        tau: float,
+        ratio: Tensor,
+        x: Tensor,
+        seed: int,
+    ) -> Posterior:
+        """Draws of the layer ``name`` where noise has ``ratio`` times the precision of the net's."""
+        prec, rows = self.precision(tau) * ratio.to(self.a)[:, None], self.rows
+        width = (tau * self.unit * ratio).rsqrt().to(rows.f)
+        priors = {
+            each: dist.Normal(0.0, width.reshape(-1, *[1] * (value.dim() - 1)))
+            .expand(value.shape)
+            .to_event(value.dim())
+            for each, value in net.named_parameters()
+            if each.rpartition(".")[0] == name
+        }
+        model = BNN(net, SitePriors(priors), likelihood)
+        values, layout = model.initial_values(), Density(model.sample_parameters, (), points="held")
+        sites = sorted((site for site in layout.sites if site.kind == "latent"), key=lambda site: site.name)
+        mode = layout.unconstrain({site.name: values[site.name] for site in sites})
+        # the weight, then the bias: the columns of A
+        columns = [torch.arange(site.start, site.stop).reshape(len(prec), -1) for site in sites[::-1]]
+        index, scale = torch.cat(columns, 1).reshape(-1).to(mode.device), torch.ones_like(self.a)
+        block = KronBlock(index, *(part.to(mode) for part in (self.u, self.v, prec, scale)))
+        approximation = BlockGaussian(layout, mode, [block])
+        names, points = [site.name for site in sites], layout.initial_points
+        parts = split(model, names, values, x[:2])
+        program = partial(parts.head.pyro_model, num_data=len(x))
+        density = Density(program, (rows.features if parts.path else x, rows.y), points="held", values=points)
+        jacobian = NetworkJacobian(parts.head, layout, mode, points, names)
+        with seeded(seed, mode.device):
+            draws = approximation.sample(max(50, min(500, 2 * CHUNK_SCALARS // prec.numel())))
+        return make_posterior(
+            Problem(model, density, x, rows.y, len(x), model.device),
+            Laplace(structure="kron", subset="last_layer", predictive="draws"),
+            {each: value[None] for each, value in draws.items()},
+            seed=seed,
+            timings={},
+            approximation=approximation,
+            network=SubsetNetwork(jacobian, parts.features),
+            meta={"head": parts.path, "layer_products": True},
+        )

@@ -1,0 +1,114 @@
+"""A trained net: `posthoc` is never worse than it, leaves it alone, and is what it says."""
+
+from __future__ import annotations
+
+import copy
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pyrobnn as pb
+from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
+
+
+def blobs(num: int, seed: int, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    make = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (num,), generator=make)
+    return 1.2 * torch.eye(3)[y] + torch.randn(num, width, generator=make), y
+
+
+def trained(x, y, *layers: nn.Module, steps: int = 150) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(x.shape[1], 20), nn.Tanh(), *layers, nn.Linear(20, 3))
+        optimizer = torch.optim.Adam(net.parameters(), 0.03)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    return net
+
+
+def test_a_net_that_is_too_sure_is_tempered_and_left_as_it_is():
+    (x, y), held, (new, labels) = blobs(60, 0), blobs(200, 1), blobs(1000, 2)
+    net = trained(x, y, nn.BatchNorm1d(20), nn.Dropout(0.1))
+    before = copy.deepcopy(net.state_dict())
+    posterior = pb.posthoc(net, DataLoader(TensorDataset(x, y), 16, shuffle=True), held_out=held)
+    assert net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    plain = torch.distributions.Categorical(logits=copy.deepcopy(net).eval()(new)).log_prob(labels).mean()
+    scores = posterior.meta["held_out_log_density"]
+    chosen = posterior.meta["chosen"]
+    assert chosen != "net"
+    assert scores[chosen][0] > scores["net"][0] + 0.1
+    assert posterior.predict(new).log_prob(labels).mean() > plain + 0.1
+
+
+def test_without_left_out_rows_it_never_narrows():
+    x, y = blobs(80, 0)
+    posterior = pb.posthoc(trained(x, y, steps=5), x, y)  # far from sure enough
+    assert posterior.meta["judged_by"] == "leave_one_out"
+    assert posterior.meta["held_out_log_density"]["temperature"][0] == pytest.approx(
+        posterior.meta["held_out_log_density"]["net"][0], abs=1e-3
+    )
+
+
+def test_numbers_have_their_noise_and_width_tuned_together(tmp_path):
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(230, 8, generator=make)
+    y = x[:, :1] + torch.randn(230, 1, generator=make)
+    held, x, y = (x[30:], y[30:]), x[:30], y[:30]
+    with torch.random.fork_rng():
+        net = nn.Linear(8, 1)
+    with torch.no_grad():
+        solution = torch.linalg.lstsq(nn.functional.pad(x, (0, 1), value=1.0), y).solution[:, 0]
+        net.weight.copy_(solution[None, :-1])
+        net.bias.copy_(solution[-1:])
+    posterior = pb.posthoc(net, x, y, held_out=held)
+    assert posterior.meta["chosen"] in ("noise", "last_layer")
+    judged = posterior.meta["held_out_log_density"][posterior.meta["chosen"]]
+    assert float(posterior.predict(held[0]).log_prob(held[1]).mean()) == pytest.approx(judged[0], abs=0.01)
+    again = pb.Posterior.load(posterior.save(tmp_path / "net.nc"), posterior.model)
+    torch.testing.assert_close(again.predict(x).f, posterior.predict(x).f)
+
+
+@pytest.mark.filterwarnings("ignore:the centre is not a mode")
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_last_layer_is_that_of_laplace(bias):
+    x, y = blobs(40, 0)
+    with torch.random.fork_rng():
+        net = nn.Sequential(nn.Tanh(), nn.Linear(3, 3, bias=bias)).double()
+    x = x.double()
+    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 0.5)), pb.likelihoods.Categorical())
+    laplace = pb.Laplace(structure="kron", compile=False).fit(model, x, y, init=net, num_draws=2)
+    features = torch.tanh(x)
+    rows = Rows(net(x).detach(), y, features, seen=False)
+    last = LastLayer(net[1], model.likelihood, rows)
+    cov = laplace.network.output_moments(x)[1]
+    ours = last.u @ (last.variance(rows, 4.0).unsqueeze(-1) * last.u.T)
+    torch.testing.assert_close(ours, cov)
+    posterior = last.posterior(net, "1", model.likelihood, 4.0, torch.ones(3), x, seed=0)
+    torch.testing.assert_close(posterior.log_q(laplace.draws), laplace.log_q())
+    torch.testing.assert_close(
+        posterior.predict(x).f.var(1)[0], cov.diagonal(dim1=1, dim2=2), rtol=0.3, atol=0.05
+    )
+
+
+def test_what_cannot_be_is_said():
+    x, y = blobs(40, 0)
+    net = trained(x, y, steps=1)
+    with pytest.raises(ValueError, match="leave the Softmax out"):
+        pb.posthoc(nn.Sequential(net, nn.Softmax(-1)), x, y)
+    with pytest.raises(TypeError, match="'net' must be a trained"):
+        pb.posthoc(pb.MAP(), x, y)
+    with pytest.raises(TypeError, match="held_out="):
+        pb.posthoc(net, x, y, held_out=x)
+    with pytest.raises(ValueError, match="pass x\\[:, None\\]"):
+        pb.posthoc(net, x[:, 0], y)
+    with pytest.raises(TypeError, match=r"pb.posthoc\(net, x, y\) makes a posterior"):
+        pb.MAP().fit(net, x, y)
+    with pytest.raises(TypeError, match=r"pb.MAP\(\).fit\(model, x, y\)"):
+        pb.MAP.fit(net, x, y)
