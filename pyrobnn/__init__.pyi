@@ -10,6 +10,7 @@ from . import plots as plots
 from . import priors as priors
 from . import references as references
 from . import report as report
+from . import testing as testing
 from .core.checks import Refused as Refused
 from .density.density import Density as Density
 from .diagnostics import Verdict as Verdict
@@ -40,6 +41,7 @@ from .inference import Optimizer as Optimizer
 from .inference import Posterior as Posterior
 from .inference import distributed as distributed
 from .inference.posthoc import posthoc as posthoc
+from .judging import judge as judge
 from .log_density import LogDensity as LogDensity
 from .log_density import sample as sample
 from .model import BNN as BNN

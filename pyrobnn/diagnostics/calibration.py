@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
-from scipy.special import expit, softmax
+from scipy.optimize import brentq
+from scipy.special import expit, logsumexp, ndtri, softmax
 
 from pyrobnn.core.groups import HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
@@ -163,17 +165,21 @@ def dependence_of(draws: np.ndarray) -> Dependence:
 
 
 def uniform(
-    u: np.ndarray, limits: tuple[float, ...], which: str, dependence: Dependence | None = None
+    u: np.ndarray,
+    limits: tuple[float, ...],
+    which: str,
+    dependence: Dependence | None = None,
+    other: Sequence[float] = (),
 ) -> Found:
     """Whether PIT values are uniform: by a distance that matters, and that is no chance.
 
-    By their distance, their mean and their size (Bonferroni).
+    By their distance and their mean and size, or in place of these the p-values of `other` tests (Bonferroni).
     """
     u, dependence = u.ravel(), dependence or Dependence()
     distance, mean = float(stats.kstest(u, "uniform").statistic), float(u.mean())
     errors = np.array([_SD_MEAN * dependence.mean, _SD_SIZE * dependence.size]) / np.sqrt(u.size)
     z = np.abs([mean - 0.5, np.abs(u - 0.5).mean() - 0.25]) / errors
-    each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(2.0 * stats.norm.sf(z)))
+    each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(other or 2.0 * stats.norm.sf(z)))
     p = float(min(1.0, len(each) * min(each)))
     status = grade_tested(p, distance, RATES, limits)
     outer = float(((u < 0.05) | (u > 0.95)).mean())
@@ -188,6 +194,19 @@ def uniform(
     elif extreme > 0.015 and outer < 0.1:
         code = "heavy_tails"
     return Found(status, distance, code, numbers, limits[0])
+
+
+def normal_scores(u: np.ndarray, dependence: Dependence) -> tuple[float, float, float]:
+    """p-values of the mean and the variance of Φ⁻¹(u), the most powerful for a bias and a width, and of a skewness.
+
+    Neyman's smooth test, the third moment by Legendre's polynomial, which outliers do not rule.
+    """
+    z, root = ndtri(np.clip(u, 1e-6, 1.0 - 1e-6)), np.sqrt(u.size)
+    square, skew = float((z**2).sum()), np.sqrt(7.0) * (((20.0 * u - 30.0) * u + 12.0) * u - 1.0).mean()
+    tail = min(stats.chi2.cdf(square, u.size), stats.chi2.sf(square, u.size))
+    sizes = abs(z.mean()) * root / dependence.mean, stats.norm.isf(tail) / dependence.size, abs(skew) * root
+    first, second, third = (float(min(1.0, 2.0 * stats.norm.sf(each))) for each in sizes)
+    return first, second, third
 
 
 # classes
@@ -243,6 +262,40 @@ def class_calibration(data: Labelled, limits: tuple[float, ...]) -> Found | None
     gap = float(confidence.mean() - correct.mean())
     code = "" if status == "pass" else "overconfident" if gap > 0 else "underconfident"
     return Found(status, ece, code, {"gap": gap, "count": len(correct)}, limit)
+
+
+def temperature(data: Labelled, limits: tuple[float, ...]) -> Found | None:
+    r"""Whether probabilities are too sharp or too flat: whether another power :math:`p^\beta` fits the labels better.
+
+    By the likelihood ratio, whose tail is Lugannani and Rice's: labels that were thought impossible are few and heavy.
+    """
+    logs = np.log(np.maximum(data.probs, 1e-12))
+    score = float(logs[np.arange(len(logs)), data.labels].sum())
+
+    def moments(t: float) -> tuple[float, float, float]:
+        tilted = (1.0 + t) * logs
+        weights = softmax(tilted, axis=1)
+        mean = (weights * logs).sum(axis=1)
+        total = logsumexp(tilted, axis=1) - logsumexp(logs, axis=1)
+        return float(total.sum()), float(mean.sum()), float((weights * logs**2).sum() - (mean**2).sum())
+
+    low, high = -0.99, 20.0
+    if len(logs) < MIN_DATA or moments(0.0)[2] < 1e-9:
+        return None
+    within = moments(low)[1] < score < moments(high)[1]
+    t = (
+        float(brentq(lambda t: moments(t)[1] - score, low, high))
+        if within
+        else low
+        if score < moments(0.0)[1]
+        else high
+    )
+    total, _, variance = moments(t)
+    w, v = np.sign(t) * np.sqrt(max(2.0 * (t * score - total), 0.0)), t * np.sqrt(variance)
+    root = w + np.log(v / w) / w if abs(w) > 0.05 and v / w > 0.0 else w
+    p = float(2.0 * stats.norm.sf(abs(root)))
+    status = grade_tested(p, abs(t), RATES, limits)
+    return Found(status, 1.0 + t, "", {"count": len(logs), "p": p}, 1.0 + np.sign(t) * limits[0])
 
 
 def _shares(data: Labelled, limits: tuple[float, ...]) -> Found:

@@ -94,10 +94,12 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
 def headline(label: str, evidence: Evidence, verdict: Verdict, rows: Sequence[Row]) -> str:
     """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
     parts = []
-    for question, words in ANSWERS.items():
+    asked = {check.question for check in verdict.checks}  # predictions alone have no draws
+    for question, words in ((each, said) for each, said in ANSWERS.items() if each in asked):
         fault = verdict.fault(question) if verdict.shown_answer(question) in ("warn", "fail") else ""
         parts.append(": ".join(filter(None, (words[verdict.shown_answer(question)], fault))))
-    return f"{'; '.join(parts)}. {_skill(label, evidence, rows)}"
+    text = f"{'; '.join(parts)}. {_skill(label, evidence, rows)}".rstrip()
+    return text[:1].upper() + text[1:]
 
 
 def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str, str]:
@@ -108,6 +110,8 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
         return f"These runs used different data and are not ranked. Their verdicts: {each}.", ""
     verdict = verdicts[best]
     others = [row.label for row in rows if row.label != best]
+    if not any(check.question == "draws" for each in verdicts.values() for check in each.checks):
+        return " ".join(each.summary for each in verdicts.values()), ""
     draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
     action = verdict.action.strip().rstrip(".")
     todo = f"Next: {action}." if action else "See the checks below for what to do next."
@@ -147,6 +151,8 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     if own is not None and y is not None and is_censored(evidence) and "coverage_90" in own.values:
         covered = f"the 90 % intervals of {label} hold {own.values['coverage_90']:.0%}"
         return f"On {len(y):,} held-out points, some of them censored, {covered}."
+    if own is not None and OBSERVED_DATA not in evidence.tree.children and "crps" in own.values:
+        return ""
     if own is None or y is None or y.ndim == 0 or not {"r2", "accuracy"} & own.values.keys():
         return "No data were held out: this judgement rests on the data that it was fitted to."
     count = num_outputs(evidence)

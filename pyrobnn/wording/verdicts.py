@@ -79,6 +79,9 @@ SEEN: dict[str, Template] = {
     "underconfident": _GAP,
     "class_shares": "Class {which} makes {seen:.0%} of the {count} {where} values and is predicted for {said:.0%} "
     "(p = {p:.2g}).",
+    "temperature": "Probabilities to the power {value:.2f} fit the {count} labels best (p = {p:.2g}): below 1 they "
+    "are too sharp, above 1 too flat.",
+    "baseline": "The {score} is {own:.4g}, that of {which} {floor:.4g}.{widths}",
     "loo_khat": "Leave-one-out is unreliable at {count} of {total} data (Pareto k-hat up to {value:.2f}).",
     # on request
     "copied_chains": "Chains hold the same moves: {named}.",

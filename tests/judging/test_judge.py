@@ -1,0 +1,158 @@
+"""`judge` answers for the model alone, in every form that predictions come in, and refuses what it cannot read."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+import pyrobnn as pb
+from pyrobnn.cli import main
+
+RNG = np.random.default_rng(3)
+N = 300
+X = RNG.normal(size=(N, 2))
+F = X @ [1.0, -0.5]
+Y = F + RNG.normal(size=N)
+LOGITS = 2.0 * RNG.normal(size=(N, 4))
+PROBS = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+LABELS = (LOGITS + RNG.gumbel(size=LOGITS.shape)).argmax(axis=1)
+
+
+def forms(scale: float) -> dict[str, object]:
+    """The same predictions in every form, their standard deviation times a scale."""
+    rng = np.random.default_rng(0)
+    ppf = stats.norm.ppf
+    draws = F + scale * rng.normal(size=(200, N))
+    return {
+        "torch": torch.distributions.Normal(torch.tensor(F), scale),
+        "scipy": stats.norm(F, scale),
+        "draws": draws,
+        "sorted draws": np.sort(draws, axis=0),
+        "ensemble of ten": draws[:10],
+        "quantiles": {level: F + scale * ppf(level) for level in (0.05, 0.5, 0.95)},
+    }
+
+
+def powered(power: float) -> np.ndarray:
+    found = PROBS**power
+    return found / found.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("form", forms(1.0))
+def test_right_predictions_pass_and_narrow_ones_do_not(form):
+    right = pb.judge(forms(1.0)[form], Y, x=X)
+    assert right.model == right.status == "pass", right.checks
+    narrow = pb.judge(forms(0.6)[form], Y, x=X)
+    assert "pit" in {check.name for check in (*narrow.failed, *narrow.warned)}
+
+
+def test_the_draws_are_not_checked_and_no_pass():
+    verdict = pb.judge(forms(1.0)["torch"], Y, x=X)
+    assert not verdict.checked("draws") and verdict.draws != "pass" and "draws: not checked" in str(verdict)
+    assert {check.question for check in verdict.checks} == {"model"}
+
+
+def test_nothing_to_judge_by_is_no_pass():
+    few = pb.judge(forms(1.0)["draws"][:, :5], Y[:5])
+    assert few.status == "warn" and not few.checked("model")
+
+
+def test_a_wrong_mean_is_found_in_the_input_by_its_name():
+    x = pd.DataFrame(X, columns=["age", "mass"])
+    verdict = pb.judge(stats.norm(0.0 * F, Y.std()), Y, x=x)
+    pattern = next(check for check in verdict.checks if check.name == "pattern")
+    assert pattern.status == "fail" and pattern.numbers["where"] == "age"
+    assert next(check for check in verdict.checks if check.name == "baseline").status == "warn"
+
+
+def test_rows_of_training_are_found_and_the_line_learns_from_training():
+    verdict = pb.judge(stats.norm(F, 1.0), Y, x=X, x_train=X, y_train=Y)
+    assert verdict.worst("model").name == "held_out_rows" and verdict.model == "fail"
+    other = np.random.default_rng(8)
+    x = other.normal(size=(N, 2))
+    broad = pb.judge(
+        stats.norm(0.0 * F, 3.0), Y, x=X, x_train=x, y_train=x @ [1.0, -0.5] + other.normal(size=N)
+    )
+    assert next(check for check in broad.checks if check.name == "baseline").status == "fail"
+
+
+def test_class_probabilities_are_judged_by_their_power():
+    assert pb.judge(PROBS, LABELS, x=X).model == "pass"
+    assert pb.judge(PROBS, np.array(list("abcd"))[LABELS]).model == "pass"
+    for power in (2.0, 0.5):
+        found = next(c for c in pb.judge(powered(power), LABELS).checks if c.name == "temperature")
+        assert found.status == "fail" and found.value == pytest.approx(1.0 / power, rel=0.25)
+
+
+def test_the_power_is_tested_at_the_size_it_says():
+    rng = np.random.default_rng(5)
+    small = 0
+    for _ in range(200):
+        labels = (np.log(PROBS[:100]) + rng.gumbel(size=(100, 4))).argmax(axis=1)
+        found = pb.diagnostics.calibration.temperature(
+            pb.diagnostics.calibration.Labelled(PROBS[:100], labels), (0.05, 0.25)
+        )
+        small += found.numbers["p"] < 0.1
+    assert stats.binomtest(small, 200, 0.1).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("predictions", "y", "says"),
+    [
+        ({0.1: F, 0.9: F - 1.0}, Y, "quantiles cross in row 0"),
+        ({0.1: F[:-1], 0.9: F[:-1]}, Y, "quantile 0.1 has 299 rows and 'y' 300"),
+        ({0.1: F}, Y, "two levels or more"),
+        (np.full((N, 4), 0.3), LABELS, "sum to 1.2"),
+        (PROBS, LABELS + 1, "labels 0 … 3"),
+        (np.where(Y > 2.0, np.nan, 0.0) + np.zeros((50, 1)), Y, "holds NaN"),
+        (np.zeros((N, 50)), Y, r"expected draws \(S, 300\)"),
+        (stats.norm(F, 1.0), np.where(Y > 2.0, np.nan, Y), "'y' .*NaN"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_line(predictions, y, says):
+    with pytest.raises(ValueError, match=says) as refused:
+        pb.judge(predictions, y)
+    assert "\n" not in str(refused.value)
+
+
+def test_assert_calibrated():
+    assert pb.testing.assert_calibrated(forms(1.0)["quantiles"], Y, strict=True).model == "pass"
+    with pytest.raises(AssertionError, match="outer 10 %"):
+        pb.testing.assert_calibrated(forms(0.5)["torch"], Y)
+    with pytest.raises(AssertionError, match="not checked"):
+        pb.testing.assert_calibrated(forms(1.0)["draws"][:, :5], Y[:5])
+
+
+def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
+    table = pd.DataFrame({"y": Y, "age": X[:, 0], "kind": np.where(X[:, 1] > 0, "a", "b"), "m": F, "s": 1.0})
+    for level in (5, 50, 95):
+        table[f"q{level:02}"] = F + stats.norm.ppf(level / 100)
+    file, out = tmp_path / "made.csv", tmp_path / "out"
+    table.to_csv(file, index=False)
+    given = ["judge", str(file), "--target", "y"]
+    assert (
+        main([*given, "--quantiles", "q05", "q50", "q95", "--features", "age", "kind", "--out", str(out)])
+        == 0
+    )
+    assert "model: pass" in capsys.readouterr().out
+    assert json.loads((out / "verdict.json").read_text())["model"] == "pass"
+    page = (out / "report.html").read_text()
+    assert "Coverage" in page and "Not drawn" not in page and "posterior?" in page
+    table.assign(s=0.5).to_csv(file, index=False)
+    assert main([*given, "--mean", "m", "--sd", "s"]) == 1
+    capsys.readouterr()
+    for wrong, says in (
+        (["--mean", "m"], "--mean with --sd"),
+        (["--quantiles", "age", "q95"], "names no level"),
+        (["--mean", "m", "--sd", "z"], "no column 'z'"),
+        (["--mean", "kind", "--sd", "s"], "not numbers"),
+        (["--draws", "m"], "two are needed"),
+    ):
+        assert main([*given, *wrong]) == 2
+        error = capsys.readouterr().err
+        assert says in error and len(error.splitlines()) == 1
