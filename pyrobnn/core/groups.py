@@ -5,6 +5,8 @@ from __future__ import annotations
 POSTERIOR = "posterior"
 SAMPLE_STATS = "sample_stats"
 HISTORY = "history"
+#: data that the posterior has seen, which updates need
+ROWS = "rows"
 LOG_LIKELIHOOD = "log_likelihood"
 LOG_PRIOR = "log_prior"
 #: f, its log densities and layer norms at the probes

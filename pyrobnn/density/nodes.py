@@ -183,6 +183,18 @@ def datum_terms(node: Node) -> Tensor:
     return log_prob.reshape(-1)[rows]
 
 
+def row_terms(node: Node, num: int) -> Tensor | None:
+    """What each of ``num`` rows, the first axis of an observed site, adds to the log joint, (num,); None: has none."""
+    fn = node["fn"]
+    while not is_masked(node) and isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    with without_validation():
+        log_prob = _log_prob(fn, node["value"], node["mask"])[0] * node["scale"]
+    if not log_prob.dim() or len(log_prob) != num:
+        return None
+    return log_prob.reshape(num, -1).sum(1, dtype=torch.float64)
+
+
 def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None]:
     """Log probabilities, zero where masked, and the mask (None: nothing is), which broadcasts to their shape.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
 
@@ -12,6 +12,7 @@ from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +126,8 @@ class Method(abc.ABC):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
-            return self._fit(problem, run)
+            posterior = self._fit(problem, run)
+        return replace(posterior, rows=Rows.of(model, x, y) if self.kind == "chains" else None)
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.

@@ -6,13 +6,11 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import compiled
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
@@ -24,13 +22,14 @@ from pyrobnn.inference.fitting.problem import (
 )
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering import (
-    Evaluate,
     Population,
     Rung,
+    batched,
     evaluator,
+    lag,
+    parts,
     prior_draws,
     refuse_without_prior,
 )
@@ -155,7 +154,7 @@ class SMC(Method):
                 "fit": time.perf_counter() - started - course.compile_seconds,
             },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
-            log_evidence=_mean(islands),
+            log_evidence=log_mean(islands),
             history=course.history(),
             meta={
                 "log_evidence_kind": "smc",
@@ -201,7 +200,9 @@ class _Course:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config, density = self._config, self._problem.density
         z = prior_draws(density, config.num_particles, self._run.seed).detach().contiguous()
-        evaluate, self.mode, self.compile_seconds = _batched(evaluator(density), z, config.compile)
+        evaluate, self.mode, self.compile_seconds = batched(
+            evaluator(partial(parts, density)), z, config.compile
+        )
         self.particles = particles = Population(
             evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
         )
@@ -243,7 +244,7 @@ class _Course:
         metrics = {
             "phase": phase,
             "beta": rung.beta,
-            "log_evidence": _mean(self.particles.log_evidence),
+            "log_evidence": log_mean(self.particles.log_evidence),
             "acceptance_rate": rung.acceptance_rate,
             "step_size": rung.step_size,
             "moves": rung.moves,
@@ -281,29 +282,12 @@ class _Course:
             found.append(Finding("one_island"))
         elif error is not None and error > 0.5:  # nats
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
-        # what the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up
-        lag = sum((after.beta - rung.beta) * rung.rise for rung, after in pairwise(self.rungs))
-        if lag > 0.5 + 2.0 * (error or 0.0):
-            found.append(Finding("particles_lag", {"lag": lag}))
+        if (low := lag(self.rungs)) > 0.5 + 2.0 * (error or 0.0):
+            found.append(Finding("particles_lag", {"lag": low}))
         return found
 
 
-def _batched(evaluate: Evaluate, z: Tensor, compile: bool) -> tuple[Evaluate, str, float]:
-    """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
-    beta = torch.ones((), dtype=torch.float64, device=z.device)
-    size = chains_per_call(lambda one: evaluate(one, beta)[:2], z) if compile else len(z)
-    step = compiled(evaluate, z[:size].contiguous(), beta, enabled=compile, name="the model")
-    if size == len(z):
-        return step, step.mode, step.seconds
-
-    def in_parts(z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, base, rest = zip(*(step(part, beta) for part in z.split(size)), strict=True)
-        return torch.cat(gradient), torch.cat(base), torch.cat(rest)
-
-    return in_parts, step.mode, step.seconds
-
-
-def _mean(islands: Tensor) -> float:
+def log_mean(islands: Tensor) -> float:
     """Log of the mean evidence of the islands, which is unbiased."""
     return float(islands.logsumexp(0)) - math.log(len(islands))
 
@@ -321,4 +305,4 @@ def student_interval(islands: Tensor, level: float = 0.95) -> list[float] | None
     from scipy import stats
 
     width = float(stats.t.ppf(0.5 + level / 2, len(islands) - 1)) * error
-    return [_mean(islands) - width, _mean(islands) + width]
+    return [log_mean(islands) - width, log_mean(islands) + width]

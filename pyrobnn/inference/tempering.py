@@ -13,20 +13,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyrobnn.compile import compiled
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.density.nodes import is_improper, is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
+from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
+from pyrobnn.inference.hmc.starts import chains_per_call
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
-Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 _TARGET_ACCEPT = 0.8  # that the step size is tuned to
 
 
@@ -86,20 +90,40 @@ def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     return base, rest
 
 
-def evaluator(density: Density) -> Evaluate:
-    """The tempered density's gradient and the two parts of its value, for all particles at once."""
+def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
+    """The tempered density's gradient and the two parts of its value, for all particles at once.
 
-    def tempered(z: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        base, rest = parts(density, z)
+    ``parts`` gives base and rest at a point (dim,); what it takes beside it comes after β.
+    """
+
+    def tempered(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        base, rest = parts(z, *data)
         return base + beta * rest, (base, rest)
 
-    slope = torch.func.vmap(torch.func.grad(tempered, has_aux=True), in_dims=(0, None))
+    slope = torch.func.grad(tempered, has_aux=True)
 
-    def evaluate(z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, (base, rest) = slope(z, beta)
+    def evaluate(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, *[None] * (1 + len(data))))(
+            z, beta, *data
+        )
         return gradient, base, rest
 
     return evaluate
+
+
+def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tuple[Evaluate, str, float]:
+    """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
+    beta = torch.ones((), dtype=torch.float64, device=z.device)
+    size = chains_per_call(lambda one: evaluate(one, beta, *data)[:2], z) if compile or data else len(z)
+    step = compiled(evaluate, z[:size].contiguous(), beta, *data, enabled=compile, name="the model")
+    if size == len(z):
+        return step, step.mode, step.seconds
+
+    def in_parts(z: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, base, more = zip(*(step(part, *rest) for part in z.split(size)), strict=True)
+        return torch.cat(gradient), torch.cat(base), torch.cat(more)
+
+    return in_parts, step.mode, step.seconds
 
 
 def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
@@ -148,6 +172,11 @@ class Rung(NamedTuple):
     left: float  # correlation of the log likelihood with where the particles were resampled
 
 
+def lag(rungs: list[Rung]) -> float:
+    """What the evidence would gain with the likelihoods after the moves, nats; about zero where they keep up."""
+    return sum((after.beta - rung.beta) * rung.rise for rung, after in pairwise(rungs))
+
+
 @dataclass(eq=False)
 class Population:
     """Particles in islands that never mix, each of which estimates the evidence for itself.
@@ -155,6 +184,8 @@ class Population:
     All positions that the particles pass at a temperature are draws from its density: all are weighed, and those of the
     next are resampled from them. ``z`` are draws from the prior (island × particle, dim), island by island. The ladder
     of temperatures, metric, step size and number of moves are adapted to all islands together.
+
+    The base density may be any other, of which ``z`` are draws, and the rest what is added to it by β.
     """
 
     evaluate: Evaluate
@@ -163,6 +194,10 @@ class Population:
     seed: int
     max_leapfrogs: int
     max_moves: int
+    #: first one; correlation below which particles count as moved; whether the metric is dense
+    step_size: float | None = None
+    moved_below: float = 0.1
+    dense: bool = False
 
     def __post_init__(self) -> None:
         device, count = self.z.device, len(self.z)
@@ -170,7 +205,7 @@ class Population:
         self._keys = rng.key(torch.tensor(self.seed, device=device), torch.arange(count, device=device))
         self.ancestor = torch.arange(count // self.num_islands, device=device).repeat(self.num_islands)
         self.log_evidence = torch.zeros(self.num_islands, dtype=torch.float64, device=device)
-        self._step = 0.5 * self.z.shape[1] ** -0.25
+        self._step = self.step_size or 0.5 * self.z.shape[1] ** -0.25
         self._gradient, self._base, self.log_likelihood = self._values()
         # what the base density does not hold for possible cannot be moved
         self.log_likelihood = torch.where(self._base.isfinite(), self.log_likelihood, -math.inf)
@@ -211,26 +246,27 @@ class Population:
     def moved(self, worth: float = 1.0) -> Rung:
         """Move every particle until it has forgotten where it was, or goes no farther."""
         scale = self._spread()
+        metric = self._metric(scale)
         start, before = self.z, self.log_likelihood
         among = (before - before.mean()).square().mean().clamp(min=1e-300)
         gone = gone_before = (0.0, 0.0)
         rate = 0.0
         self._states = [(self.z, self.log_likelihood)]
         for _ in range(self.max_moves):
-            rate = self._move(scale)
+            rate = self._move(metric)
             self._states.append((self.z, self.log_likelihood))
             far = ((self.z - start) / scale).double().square().mean()
             rise = (self.log_likelihood - before).square().mean() / among
             gone_before, gone = gone, (float(far), float(rise))
-            # correlation 0.1 with where they began; or no farther, as a net's modes are never left
-            forgotten = all(1.0 - each / 2.0 <= 0.1 for each in gone)
+            # little correlation with where they began; or no farther, as a net's modes are never left
+            forgotten = all(1.0 - each / 2.0 <= self.moved_below for each in gone)
             still = all(each - old <= 0.03 * each for each, old in zip(gone, gone_before, strict=True))
             if forgotten or (still and rate >= 0.5 * _TARGET_ACCEPT):
                 break
         up = float((self.log_likelihood - before).mean())
         return Rung(self.beta, worth, rate, self._step, len(self._states) - 1, up, 1.0 - gone[1] / 2.0)
 
-    def _move(self, scale: Tensor) -> float:
+    def _move(self, metric: Tensor) -> float:
         """One trajectory of every particle, accepted or not; the mean acceptance rate, by which the step is tuned."""
         keys = rng.stream(self._keys, self._count())
         self.num_moves += 1
@@ -246,10 +282,10 @@ class Population:
         z, gradient = self.z, self._gradient
         beta = torch.tensor(self.beta, dtype=torch.float64, device=z.device)
         for _ in range(length):
-            r = r + 0.5 * size * scale * gradient
-            z = z + size * scale * r
+            r = r + 0.5 * size * pulled(gradient, metric)
+            z = z + size * unwhiten(r, metric)
             gradient, base, log_likelihood = self.evaluate(z, beta)
-            r = r + 0.5 * size * scale * gradient
+            r = r + 0.5 * size * pulled(gradient, metric)
         self.num_gradients += length * len(z)
         error = 0.5 * r.square().sum(1, dtype=torch.float64) - (base + self.beta * log_likelihood) - energy
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
@@ -261,6 +297,13 @@ class Population:
         rate = float(chance.mean())
         self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
         return rate
+
+    def _metric(self, scale: Tensor) -> Tensor:
+        """What whitens the particles: their spread, or the islands' pooled covariance."""
+        if not self.dense:
+            return scale
+        counts = torch.full((self.num_islands,), self.num_each, device=self.z.device)
+        return whitening(self.z.unflatten(0, (self.num_islands, -1)), counts, scale.diag())
 
     def _spread(self) -> Tensor:
         """The particles' sd (dim,), from their central 68 %: it is finite for any tails."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+import importlib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import Approximation, SampleStats
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
+from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -54,6 +56,7 @@ class Posterior:
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites, warnings, versions: JSON-able.
+        rows: the data of chains, by reference, for :meth:`update` and :meth:`remove`; ``save`` writes them along.
     """
 
     model: BNN | Callable[..., Any]
@@ -65,6 +68,7 @@ class Posterior:
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     history: dict[str, Tensor] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    rows: Rows | None = field(default=None, repr=False)
 
     @property
     def bnn(self) -> BNN:
@@ -237,6 +241,69 @@ class Posterior:
         if is_bnn and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
         return datatree.whole_tree(self, groups, label)
+
+    def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
+        r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.
+
+        .. math:: \pi_\beta(\theta) \propto p(\theta \mid y_\mathrm{old})\, p(y_\mathrm{new} \mid \theta)^\beta
+
+        At most 1000 of the draws are led from β = 0 to 1, through steps whose weights are worth half of them:
+        resampled and moved by HMC in units of their own spread. For the chains of NUTS, SMC, SGHMC and SGLD, of a BNN
+        or of a program fn(x, y) whose log likelihood is a sum over rows. Standard units stay those of the first fit.
+
+        Args:
+            x, y: new rows, shaped as those of the fit.
+            seed: of resampling and moves.
+
+        Returns:
+            Draws (chain, draw, …), a chain an island that never mixed with others. In ``meta``: ``log_evidence_added``,
+            log p(y_new | y_old) in nats (in the units of the program) with ``log_evidence_added_error``; ``gradients``
+            of one particle each, ``ess`` of the weights at each step (share of the draws), ``ancestors`` (distinct
+            draws that the new ones descend from) and ``updates``, all calls so far. SMC's ``log_evidence`` goes on.
+
+        Raises:
+            TypeError, ValueError: rows that do not fit.
+            Refused: no draws of chains, no rows kept, rows that depend on each other, or too far a way.
+
+        Caveat: draws stay where the old ones were: rows that open a mode of which no draw knew are not noticed.
+
+        References:
+            *A sequential particle filter method for static models* (Chopin, 2002)
+            https://doi.org/10.1093/biomet/89.3.539
+
+        Example:
+            >>> import pyro, pyro.distributions as dist, pyrobnn as pb
+            >>> def program(x, y):
+            ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+            ...     pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
+            >>> posterior = pb.SMC(num_particles=400, compile=False).fit(program, None, torch.ones(3))
+            >>> more = posterior.update(None, torch.ones(2))
+            >>> abs(float(more.draws["mean"].mean()) - 5 / 6) < 0.1
+            True
+            >>> more.remove([3, 4]).meta["num_data"]
+            3
+        """
+        return self._updates().update(self, x, y, seed)
+
+    def remove(self, rows: int | Sequence[int] | Tensor, *, seed: int = 0) -> Posterior:
+        """The posterior without some of its rows, as if it had never seen them; otherwise as :meth:`update`.
+
+        Args:
+            rows: their indices (those of updates come after those of the fit), or a mask (N,).
+            seed: of resampling and moves.
+
+        Returns:
+            As :meth:`update`; ``log_evidence_added`` is log p(y_rest) - log p(y): of a single row minus its exact
+            leave-one-out log density. Neither the posterior nor its file holds the rows; they move up.
+
+        Raises:
+            TypeError, ValueError: no such rows. Refused: as :meth:`update`, and to remove all.
+        """
+        return self._updates().remove(self, rows, seed)
+
+    @staticmethod
+    def _updates() -> Any:
+        return importlib.import_module("pyrobnn.inference.update")
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle)."""

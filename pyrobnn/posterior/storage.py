@@ -17,11 +17,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.core.groups import HISTORY, POSTERIOR, SAMPLE_STATS
+from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS
 from pyrobnn.density.density import Density
 from pyrobnn.model import BNN
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 from pyrobnn.posterior.posterior import Posterior
+from pyrobnn.posterior.rows import Rows
 
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
@@ -31,8 +32,8 @@ ENGINE: Final = "h5netcdf"
 def save(posterior: Posterior, path: str | Path) -> Path:
     """Write a posterior to ``path``; an existing file is replaced only when the new one is complete.
 
-    Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, and the tensors of the
-    approximation. The model itself is code and is not stored: :func:`load` takes it.
+    Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, the rows of
+    the fit, and the tensors of the approximation. The model itself is code and is not stored: :func:`load` takes it.
 
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
@@ -41,6 +42,7 @@ def save(posterior: Posterior, path: str | Path) -> Path:
         POSTERIOR: _dataset(posterior.draws, "chain", "draw"),
         SAMPLE_STATS: _dataset(posterior.sample_stats, "chain", "draw"),
         HISTORY: _dataset(posterior.history),
+        ROWS: _dataset({} if posterior.rows is None else posterior.rows.state()),
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
     return write_atomically(attach(posterior, tree), path)
@@ -145,6 +147,7 @@ def load(path: str | Path, model: Any) -> Posterior:
             )
     meta, evidence, family = (json.loads(tree.attrs[key]) for key in ("meta", "log_evidence", "family"))
     posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta)
+    posterior = replace(posterior, rows=Rows.from_state(_tensors(tree, ROWS, device)))
     if family is None or not isinstance(model, BNN):
         return posterior  # of a program log_q of the draws is there; q at other points needs its data
     if family not in FAMILIES:  # the methods, which are built on this, add theirs when they are imported

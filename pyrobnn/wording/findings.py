@@ -208,6 +208,10 @@ DRAWS: Sentences = {
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
         "num_particles, raise max_moves and max_leapfrogs"
     ),
+    "far_update": (
+        "the update led far: {steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} "
+        "of the old ones. Fit again on all rows where it matters{refit}"
+    ),
     "ranks_differ": (
         "the {count} ranks shared one fit and ended with different draws, as where their processors round differently: "
         "each has its own; keep that of rank 0"
@@ -233,6 +237,10 @@ MODEL: Sentences = {
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,
+    "rows_outside": (
+        "{count} new rows lie further outside of the earlier inputs than those spread: standard units stay those of "
+        "the first fit, and the net extrapolates there. Fit again with a new standardizer"
+    ),
     "deterministic_too_large": (
         "the deterministic {names} would take {gib:.1f} GiB and are not kept: pyro.infer.Predictive(program, "
         "posterior_samples=posterior.stacked()) computes them in parts"

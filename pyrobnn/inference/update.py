@@ -1,0 +1,346 @@
+r"""New rows learned, old ones forgotten: particles led from one posterior to another, without a refit.
+
+.. math:: \pi_\beta(z) \propto p(z) \prod_i p(y_i \mid x_i, z)^{w_i(\beta)},
+
+where the weight of a new row goes from 0 to 1 with β, that of a removed one from 1 to 0, and all others stay 1. Rows
+are filled up to a power of two, with weight zero, so that one density serves as long as they fit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import why_not_batched
+from pyrobnn.density.nodes import is_datum, is_subsample, log_prob_sum, row_terms
+from pyrobnn.inference.fitting import rng
+from pyrobnn.inference.fitting.floats import full_float32
+from pyrobnn.inference.fitting.program import what_program_says
+from pyrobnn.inference.hmc.metric import form_of
+from pyrobnn.inference.smc import log_mean, standard_error
+from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
+from pyrobnn.model import BNN, check_data
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.rows import Rows
+from pyrobnn.wording.findings import Finding, as_json, warn
+
+_PARTICLES, _FEWEST = 1000, 40
+_ESS = 0.5  # share of the particles that a step's weights are worth
+_LEAPFROGS, _MOVES, _MOVED = 64, 10, 0.5
+_STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper
+_COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
+
+
+def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
+    """What :meth:`pyrobnn.Posterior.update` says."""
+    held, model = _held(posterior), posterior.model
+    new = Rows.of(model, x, y)
+    if new is None or not len(new) or (new.x is None) != (held.x is None):
+        raise TypeError("'x' and 'y' must be tensors with the same number of rows, as those of the fit were")
+    shapes = [(None if a is None else a.shape[1:]) for a in (held.x, new.x, held.y)]
+    if shapes[0] != shapes[1] or new.y[0].numel() != held.y[0].numel():
+        raise ValueError(
+            f"a new row has 'x' of shape {_shape(new.x)} and 'y' of {_shape(new.y)}, those of the fit had "
+            f"{_shape(held.x)} and {_shape(held.y)}"
+        )
+    new = replace(new, y=new.y.reshape(len(new), *held.y.shape[1:]))
+    _in_units(model, new, _device(posterior))  # checked by themselves: the error names their rows
+    together = held.joined(new)
+    change = (torch.arange(len(together)) >= len(held)).double()
+    return _led(posterior, together, change, together, seed)
+
+
+def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
+    """What :meth:`pyrobnn.Posterior.remove` says."""
+    held = _held(posterior)
+    gone = _mask(rows, len(held))
+    if bool(gone.all()):
+        raise Refused("without any row a posterior is the prior: keep one, or sample the prior")
+    return _led(posterior, held, -gone.double(), held.at(~gone), seed)
+
+
+def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
+    """The mask (num,) of rows that are named by index or mask."""
+    index = torch.as_tensor(rows).cpu()
+    if index.dtype == torch.bool and index.shape == (num,):
+        return index
+    index = index.reshape(-1)
+    whole = index.numel() and not index.is_floating_point() and index.dtype != torch.bool
+    if not whole or int(index.min()) < 0 or int(index.max()) >= num or len(index.unique()) < len(index):
+        raise ValueError(
+            f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}"
+        )
+    return torch.zeros(num, dtype=torch.bool).scatter(0, index.long(), True)
+
+
+def _held(posterior: Posterior) -> Rows:
+    """The rows of a posterior that can be updated, as they were at its fit."""
+    method, meta = posterior.meta.get("method", "this method"), posterior.meta
+    if meta.get("kind") != "chains":
+        raise Refused(
+            f"draws of {method} are not draws of the posterior that weights could lead to another: fit again from "
+            "here, fit(model, x_all, y_all, init=posterior), or use NUTS, SMC, SGHMC or SGLD"
+        )
+    if meta.get("temperature", 1.0) != 1.0:
+        raise Refused(
+            f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1"
+        )
+    if posterior.rows is None:
+        raise Refused(
+            "this posterior holds no rows of data (they came by a DataLoader, as no tensors (N, …), from inside of the "
+            "program, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
+        )
+    if posterior.num_chains * posterior.num_draws < _FEWEST:
+        raise Refused(
+            f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least"
+        )
+    fixed = (posterior.draws[name] for name in meta.get("point_sites", ()))
+    if any(bool((each != each[:1, :1]).any()) for each in fixed):
+        raise Refused(
+            "the point parameters differ between draws, which no density has: give them a prior, or hold them"
+        )
+    return posterior.rows.checked()
+
+
+def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:
+    """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
+    check_count("seed", seed, minimum=0)
+    started, meta, device = time.perf_counter(), posterior.meta, _device(posterior)
+    # draws of one call after the other must not move by the same random numbers
+    mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
+    fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
+    with full_float32(device), torch.no_grad():
+        density = _density(posterior.model, rows, fixed, device)
+        islands, z = _particles(posterior, density)
+        step = _step(rows, density, z, change, bool(meta.get("settings", {}).get("compile", True)))
+        dense = form_of("auto", isinstance(posterior.model, BNN), density.dim) == "dense"
+        particles, rungs = _travel(step, z, islands, mixed, _first_step(posterior), dense, _price(meta))
+        draws = density.constrain(particles.z.unflatten(0, (islands, -1)))
+    each = particles.num_each
+    draws |= {name: value.expand(islands, each, *value.shape) for name, value in fixed.items()}
+    ancestors = particles.ancestor.unflatten(0, (islands, each))
+    distinct = sum(len(island.unique()) for island in ancestors)
+    notes = _notes(meta, rungs, distinct, particles) + _outside(rows.x, change > 0)
+    told: dict[str, Any] = {}
+    if not isinstance(posterior.model, BNN):
+        values, told, more = what_program_says(_density(posterior.model, after, fixed, device), draws, fixed)
+        draws, notes = draws | values, notes + more
+    warn(notes, stacklevel=4)
+    added, error = log_mean(particles.log_evidence), standard_error(particles.log_evidence)
+    facts = {
+        "log_evidence_added": added,
+        "log_evidence_added_error": error,
+        "gradients": particles.num_gradients,
+        "ess": [round(rung.ess, 4) for rung in rungs],
+        "ancestors": distinct,
+    }
+    changed = {
+        "num_data": len(after),
+        "seed": seed,
+        "updates": [*meta.get("updates", ()), {"rows": int(change.sum()), **facts}],
+        "step_size": rungs[-1].step_size,
+        "findings": [*meta.get("findings", ()), *as_json(notes)],
+        "warnings": [*meta.get("warnings", ()), *map(str, notes)],
+        "timings": meta.get("timings", {}) | {"update": round(time.perf_counter() - started, 6)},
+    }
+    total = None if posterior.log_evidence is None else posterior.log_evidence + added
+    if total is not None:
+        whole = math.hypot(meta.get("log_evidence_error") or 0.0, error or 0.0)
+        changed |= {
+            "log_evidence_error": whole,
+            "log_evidence_interval": [total - 2 * whole, total + 2 * whole],
+        }
+    columns = torch.tensor(rungs, dtype=torch.float64).unbind(1)
+    return replace(
+        posterior,
+        draws=draws,
+        sample_stats={"lp": particles.log_joint().unflatten(0, (islands, each)), "ancestor": ancestors},
+        log_evidence=total,
+        history=dict(zip(Rung._fields, columns, strict=True)),
+        meta={k: v for k, v in meta.items() if k != "log_evidence_by_island"} | told | facts | changed,
+        rows=after,
+    )
+
+
+def _travel(
+    step: Evaluate, z: Tensor, islands: int, seed: int, step_size: float | None, dense: bool, price: str
+) -> tuple[Population, list[Rung]]:
+    """The particles at the end of the way, and what happened at its steps."""
+    try:
+        particles = Population(step, z, islands, seed, _LEAPFROGS, _MOVES, step_size, _MOVED, dense)
+    except RuntimeError as error:
+        raise Refused(
+            f"an update runs the program for many draws at once, and {why_not_batched(error)}"
+        ) from error
+    if not particles.possible():
+        raise Refused("the new rows are impossible at every draw of a chain: check their values")
+    rungs: list[Rung] = []
+    while particles.beta < 1.0:
+        if len(rungs) == _STEPS:
+            raise Refused(
+                f"{_STEPS} steps led to beta = {particles.beta:.3g} only, of 1: these rows are too far from what the "
+                f"draws know. Fit again{price}"
+            )
+        rungs.append(particles.climb(_ESS))
+    return particles, rungs
+
+
+def _density(model: Any, rows: Rows, fixed: dict[str, Tensor], device: torch.device) -> Density:
+    """The density of these rows, their likelihood unscaled."""
+    program = model.pyro_model if isinstance(model, BNN) else model
+    return Density(program, _in_units(model, rows, device), points="held", values=fixed)
+
+
+def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
+    """Islands, and the draws (island × particle, dim): chains, or stretches of few long and groups of many short."""
+    chains, num = posterior.num_chains, posterior.num_draws
+    islands = chains if 4 <= chains <= 16 else 4
+    total = chains * num // islands
+    each = min(total, _PARTICLES // islands)
+    picked = torch.linspace(0, total - 1, each).round().long()
+    stacked = posterior.stacked()
+
+    def chosen(value: Tensor) -> Tensor:
+        rows = value[: islands * total].unflatten(0, (islands, total))
+        return rows[:, picked.to(value.device)].flatten(0, 1).to(density.device)
+
+    return islands, density.unconstrain({s.name: chosen(stacked[s.name]) for s in density.sites}).contiguous()
+
+
+def _first_step(posterior: Posterior) -> float | None:
+    """The step size of the last update or of NUTS's chains, in units of the posterior's spread."""
+    if (last := posterior.meta.get("step_size")) is not None:
+        return float(last)
+    known = posterior.sample_stats.get("step_size") if posterior.meta.get("method") == "NUTS" else None
+    return None if known is None else float(known.double().mean())
+
+
+def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:
+    """Log joint at ``z`` (dim,) without the data, and the term of each row (num,), float64."""
+    base = density.log_jacobian(z).double()
+    terms = torch.zeros(num, dtype=torch.float64, device=z.device)
+    for name, node in density.trace(density.constrain(z), args).items():
+        if node["type"] != "sample" or is_subsample(node):
+            continue
+        if not is_datum(node):
+            base = base + log_prob_sum(node)
+        elif (found := row_terms(node, num)) is not None:
+            terms = terms + found
+        else:
+            raise Refused(
+                f"the log likelihood of {name!r} is no sum over the {num} rows of the data (their first axis), so rows "
+                "cannot be added or removed: observe them one by one, in a pyro.plate, or fit again"
+            )
+    return base, terms
+
+
+def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool) -> Evaluate:
+    """The tempered gradient of these weights: that of the last update where its shapes are these."""
+    num, capacity = len(rows), 1 << len(rows).bit_length()
+    args = tuple(
+        None if part is None else torch.cat([part, part[-1:].expand(capacity - num, *part.shape[1:])])
+        for part in density.args
+    )
+    _check_rows(density, z[0], args, num)
+    added = torch.zeros(capacity, dtype=torch.float64, device=z.device)
+    added[:num] = change.to(added)
+    keep = ((torch.arange(capacity, device=z.device) < num) & (added <= 0)).double()
+    data = tuple(part for part in args if part is not None)
+    key = (z.shape, z.dtype, str(z.device), *((part.shape, part.dtype) for part in data))
+    found = rows.shared.get("step")
+    if found is None or found.key != key:
+        found = rows.shared["step"] = _Step(density, key, compile)
+    return partial(found, keep=keep, added=added, data=data)
+
+
+def _check_rows(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> None:
+    """Refuse rows that depend on each other, by what further ones change."""
+    base, terms = _split(density, z, density.args, num)
+    try:
+        more, others = _split(density, z, args, len(args[1]))
+        close = partial(torch.allclose, rtol=1e-3, atol=1e-3)
+        same = close(more, base) and close(others[:num], terms)
+    except (RuntimeError, ValueError, IndexError):
+        same = False
+    if not same:
+        raise Refused(
+            "the density of a row depends on the other rows (a mean over them, values for each, or their number in the "
+            "program): take such numbers from outside, len(y) for the number, or fit again"
+        )
+
+
+class _Step:
+    """The gradient over padded rows of any weights, by Python at first, compiled when it has been called often."""
+
+    def __init__(self, density: Density, key: Any, compile: bool) -> None:
+        def parts(z: Tensor, keep: Tensor, added: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+            args = (None,) * (2 - len(data)) + data
+            base, terms = _split(density, z, args, len(keep))
+            # a row that counts for nothing may be impossible
+            weighted = [torch.where(w != 0, terms * w, 0.0).sum() for w in (keep, added)]
+            return base + weighted[0], weighted[1]
+
+        self.key, self._evaluate, self._compile, self._calls = key, evaluator(parts), compile, 0
+        self._step: Evaluate | None = None
+
+    def __call__(
+        self, z: Tensor, beta: Tensor, *, keep: Tensor, added: Tensor, data: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, base and rest at all particles."""
+        ready = self._compile and self._calls == _COMPILE_AFTER
+        if self._step is None or ready:
+            self._step = batched(self._evaluate, z, ready, keep, added, *data)[0]
+        self._calls += 1
+        return self._step(z, beta, keep, added, *data)
+
+
+def _in_units(model: Any, rows: Rows, device: torch.device) -> tuple[Tensor | None, Tensor]:
+    """The data as the program takes them."""
+    if isinstance(model, BNN):
+        return check_data(model, rows.x, rows.y, device)
+    return None if rows.x is None else rows.x.to(device), rows.y.to(device)
+
+
+def _device(posterior: Posterior) -> torch.device:
+    return next(iter(posterior.draws.values())).device
+
+
+def _shape(part: Tensor | None) -> Any:
+    return None if part is None else tuple(part.shape[1:])
+
+
+def _price(meta: dict[str, Any]) -> str:
+    """What the fit took, in words."""
+    known = meta.get("num_gradients")
+    return "" if known is None else f" (the fit took {known} gradients)"
+
+
+def _notes(meta: Any, rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
+    """What the user has to know of the way."""
+    found, count, gradients = [], len(particles.z), particles.num_gradients
+    dear = len(rungs) > 2 and gradients > (meta.get("num_gradients") or math.inf)
+    if dear or len(rungs) > _FAR or ancestors < 0.05 * count:
+        values = {"steps": len(rungs), "ancestors": ancestors, "draws": count, "gradients": gradients}
+        found.append(Finding("far_update", values | {"refit": _price(meta)}))
+    if (low := lag(rungs)) > 0.5 + 2.0 * (standard_error(particles.log_evidence) or 0.0):
+        found.append(Finding("particles_lag", {"lag": low}))
+    return found
+
+
+def _outside(x: Tensor | None, new: Tensor) -> list[Finding]:
+    """New rows of a table further outside of the old ones' range than it is wide."""
+    if x is None or x.dim() != 2 or not bool(new.any()):
+        return []
+    new = new.to(x.device)
+    low, high = x[~new].double().aminmax(dim=0)
+    outside = ((x[new] < 2 * low - high) | (x[new] > 2 * high - low)).any(1)
+    return [Finding("rows_outside", {"count": int(outside.sum())})] if bool(outside.any()) else []

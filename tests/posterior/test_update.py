@@ -1,0 +1,205 @@
+"""Rows added to a posterior and taken out again: against exact posteriors, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyrobnn as pb
+from pyrobnn.core.checks import Refused
+
+DIM, NOISE, OLD = 3, 0.5, 40
+X = torch.randn(OLD + 60, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = X @ torch.tensor([1.0, -0.5, 0.3]).double()
+Y = Y + NOISE * torch.randn(len(X), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def line(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(DIM).double(), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
+
+
+def exact(x, y):
+    """Mean, covariance and log evidence of the weights of a line."""
+    precision = x.T @ x / NOISE**2 + torch.eye(DIM).double()
+    covariance = torch.linalg.inv(precision)
+    marginal = x @ x.T + NOISE**2 * torch.eye(len(x)).double()
+    evidence = dist.MultivariateNormal(torch.zeros(len(x)).double(), marginal).log_prob(y)
+    return covariance @ x.T @ y / NOISE**2, covariance, float(evidence)
+
+
+def check(posterior, x, y):
+    """The moments of the draws within five of their errors, of draws worth a quarter of their number."""
+    mean, covariance, _ = exact(x, y)
+    draws = posterior.draws["w"].flatten(0, 1)
+    worth, sd = len(draws) / 4, covariance.diag().sqrt()
+    assert ((draws.mean(0) - mean).abs() < 5 * sd / worth**0.5).all()
+    assert ((draws.std(0) / sd).log().abs() < 5 / (2 * worth) ** 0.5).all()
+
+
+def exact_draws(num=250, x=X[:OLD], y=Y[:OLD]):
+    """A posterior of chains by exact draws, so that a test waits for no sampler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = pb.NUTS(num_warmup=1, trajectory=1, compile=False).fit(line, x, y, num_draws=2)
+    mean, covariance, _ = exact(x, y)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        draws = dist.MultivariateNormal(mean, covariance).sample((4, num))
+    meta = posterior.meta | {"findings": [], "warnings": [], "num_gradients": 20_000}
+    return pb.Posterior(line, {"w": draws}, meta=meta, rows=posterior.rows)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return exact_draws()
+
+
+@pytest.mark.parametrize("num", [1, 10, 60])
+def test_rows_are_learned_and_forgotten(fitted, num):
+    new = slice(OLD, OLD + num)
+    more = fitted.update(X[new], Y[new], seed=1)
+    check(more, X[: OLD + num], Y[: OLD + num])
+    gain = exact(X[: OLD + num], Y[: OLD + num])[2] - exact(X[:OLD], Y[:OLD])[2]
+    # four islands: Student's t of three degrees of freedom; six errors are one in a hundred, beside a floor
+    error = 6 * more.meta["log_evidence_added_error"] + 0.02
+    assert abs(more.meta["log_evidence_added"] - gain) < error
+    assert more.meta["num_data"] == OLD + num == len(more.rows)
+    again = more.remove(range(OLD, OLD + num), seed=2)
+    check(again, X[:OLD], Y[:OLD])
+    assert abs(again.meta["log_evidence_added"] + gain) < 6 * again.meta["log_evidence_added_error"] + 0.02
+    assert torch.equal(again.rows.digest, fitted.rows.digest) and torch.equal(again.rows.y, Y[:OLD])
+    assert [each["rows"] for each in again.meta["updates"]] == [num, -num]
+
+
+def test_a_removed_row_is_in_neither_posterior_nor_file(fitted, tmp_path):
+    less = fitted.remove(7, seed=0)
+    kept = torch.arange(OLD) != 7
+    check(less, X[:OLD][kept], Y[:OLD][kept])
+    path = less.save(tmp_path / "less.nc")
+    assert Y[7].numpy().tobytes() not in path.read_bytes()
+    assert Y[8].numpy().tobytes() in path.read_bytes()
+
+
+def test_updates_go_on_from_a_file_and_from_a_pickle(fitted, tmp_path):
+    more = fitted.update(X[OLD : OLD + 5], Y[OLD : OLD + 5])
+    expected = more.update(X[OLD + 5 : OLD + 8], Y[OLD + 5 : OLD + 8])
+    loaded = pb.Posterior.load(more.save(tmp_path / "more.nc"), line)
+    for one in (loaded, pickle.loads(pickle.dumps(more))):
+        found = one.update(X[OLD + 5 : OLD + 8], Y[OLD + 5 : OLD + 8])
+        torch.testing.assert_close(found.draws["w"], expected.draws["w"])
+        assert found.meta["log_evidence_added"] == pytest.approx(expected.meta["log_evidence_added"])
+
+
+def test_many_single_rows_do_not_drift():
+    posterior = exact_draws()
+    total = 0.0
+    for row in range(OLD, OLD + 40):
+        posterior = posterior.update(X[row : row + 1], Y[row : row + 1])
+        total += posterior.meta["log_evidence_added"]
+    check(posterior, X[: OLD + 40], Y[: OLD + 40])
+    gain = exact(X[: OLD + 40], Y[: OLD + 40])[2] - exact(X[:OLD], Y[:OLD])[2]
+    error = sum(each["log_evidence_added_error"] ** 2 for each in posterior.meta["updates"]) ** 0.5
+    assert abs(total - gain) < 5 * error + 0.05
+
+
+def test_the_same_seed_gives_the_same_draws(fitted):
+    one, two, other = (fitted.update(X[OLD:50], Y[OLD:50], seed=seed).draws["w"] for seed in (4, 4, 5))
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+def test_a_net_is_updated_in_the_units_of_its_first_fit():
+    data = pb.data.sinusoid(num_data=30, seed=0)
+    x, y = 100 + 20 * data.x, 7 - 3 * data.y
+    units = pb.data.Standardizer.fit(pb.data.Dataset(x[:25], y[:25], "waves", "regression"))
+    net = pb.networks.mlp(1, (4,), 1, seed=0)
+    model = pb.BNN(
+        net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3), standardizer=units
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = pb.SMC(num_particles=120, max_moves=1, max_leapfrogs=16, compile=False).fit(
+            model, x[:25], y[:25]
+        )
+        more = posterior.update(x[25:], y[25:])
+    assert more.model is model and more.draws["net.0.weight"].shape == (4, 30, 4, 1)
+    added = more.meta["log_evidence_added"]
+    assert more.log_evidence == pytest.approx(posterior.log_evidence + added)
+    # log p(new | old) by the old draws, in nats of standard units
+    log_p = posterior.predict(x[25:]).log_prob(y[25:]).sum() + 5 * units.y_scale.log().sum()
+    assert abs(added - float(log_p)) < 3.0
+    assert more.predict(x).mean.shape == (30, 1)
+    tree = more.to_datatree(x, y)
+    assert tree["log_likelihood"].sizes["obs"] == 30
+
+
+def coupled(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(DIM).double(), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal((x - x.mean(0)) @ w, NOISE), obs=y)
+
+
+def joint(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(DIM).double(), 1.0).to_event(1))
+    pyro.sample("y", dist.MultivariateNormal(x @ w, torch.eye(len(x)).double()), obs=y)
+
+
+def numbered(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(DIM).double(), 1.0).to_event(1))
+    with pyro.plate("rows", OLD):
+        pyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
+
+
+@pytest.mark.parametrize(
+    "program, words", [(coupled, "depends on"), (joint, "no sum over"), (numbered, "depends on")]
+)
+def test_rows_that_depend_on_each_other_are_refused(fitted, program, words):
+    posterior = pb.Posterior(program, fitted.draws, meta=fitted.meta, rows=fitted.rows)
+    with pytest.raises(Refused, match=words):
+        posterior.remove(0)
+
+
+def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
+    x, y = X[OLD:50], Y[OLD:50]
+    laplace = pb.Laplace(curvature="hessian", compile=False).fit(line, X[:OLD], Y[:OLD], num_draws=50)
+    with pytest.raises(Refused, match="init=posterior"):
+        laplace.update(x, y)
+    with pytest.raises(Refused, match="holds no rows"):
+        pb.Posterior(line, fitted.draws, meta=fitted.meta).update(x, y)
+    with pytest.raises(Refused, match="temperature"):
+        pb.Posterior(line, fitted.draws, meta=fitted.meta | {"temperature": 0.5}, rows=fitted.rows).update(
+            x, y
+        )
+    with pytest.raises(Refused, match="prior"):
+        fitted.remove(range(OLD))
+    for rows in (OLD, -1, [1, 1], [], 0.5, torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="'rows'"):
+            fitted.remove(rows)
+    with pytest.raises(ValueError, match="new row has"):
+        fitted.update(x[:, :2], y)
+    with pytest.raises(TypeError, match="same number of rows"):
+        fitted.update(x, y[:3])
+
+
+def test_data_that_were_changed_after_the_fit_are_found_out():
+    x, y = X[:OLD].clone(), Y[:OLD].clone()
+    posterior = exact_draws(x=x, y=y)
+    x[5, 1] += 1e-9
+    with pytest.raises(Refused, match="1 rows were changed .* first is 5"):
+        posterior.remove(0)
+
+
+def test_a_far_update_and_rows_far_outside_are_noted(fitted):
+    x = torch.full((80, DIM), 9.0, dtype=torch.float64) * torch.eye(DIM).double()[0]
+    with pytest.warns(UserWarning) as caught:
+        posterior = fitted.update(x, x[:, 0] * 2.5)
+    codes = {each["code"] for each in posterior.meta["findings"]}
+    assert "rows_outside" in codes and len(caught) == len(posterior.meta["warnings"])
+    mean = exact(torch.cat([X[:OLD], x]), torch.cat([Y[:OLD], x[:, 0] * 2.5]))[0]
+    assert (posterior.draws["w"].flatten(0, 1).mean(0) - mean).abs().max() < 0.1
