@@ -124,11 +124,11 @@ def test_a_net_is_updated_in_the_units_of_its_first_fit():
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        posterior = pb.SMC(num_particles=120, max_moves=1, max_leapfrogs=16, compile=False).fit(
+        posterior = pb.SMC(num_particles=80, max_moves=1, max_leapfrogs=4, compile=False).fit(
             model, x[:25], y[:25]
         )
         more = posterior.update(x[25:], y[25:])
-    assert more.model is model and more.draws["net.0.weight"].shape == (4, 30, 4, 1)
+    assert more.model is model and more.draws["net.0.weight"].shape == (4, 20, 4, 1)
     added = more.meta["log_evidence_added"]
     assert more.log_evidence == pytest.approx(posterior.log_evidence + added)
     # log p(new | old) by the old draws, in nats of standard units
