@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def judge(argv: Sequence[str], command: str) -> int:
-    """Judge and print; exit status 1 where the model fails or nothing could be checked."""
+def _parser() -> OneLineParser:
+    """The options of ``pyrobnn judge``."""
     parser = OneLineParser(
         prog="pyrobnn judge",
         description="Judge predictions of rows that were not trained on: are they calibrated, everywhere, and as sharp "
@@ -36,7 +36,12 @@ def judge(argv: Sequence[str], command: str) -> int:
     )
     parser.add_argument("--train", metavar="FILE", help="training rows: the target and the features")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write report.html and verdict.json")
-    asked = parser.parse_args(argv)
+    return parser
+
+
+def judge(argv: Sequence[str], command: str) -> int:
+    """Judge and print; exit status 1 where the model fails or nothing could be checked."""
+    asked = _parser().parse_args(argv)
     ways = [asked.quantiles, asked.mean or asked.sd, asked.draws, asked.probabilities]
     if sum(map(bool, ways)) != 1 or bool(asked.mean) != bool(asked.sd):
         raise ValueError("give one of --quantiles, --mean with --sd, --draws, --probabilities")
