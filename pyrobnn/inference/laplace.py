@@ -16,7 +16,6 @@ from pyrobnn.core.checks import Refused, check_choice, check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
-from pyrobnn.inference.curvature.head import Split
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
 from pyrobnn.inference.curvature.mode import (
@@ -44,6 +43,7 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
+from pyrobnn.posterior.head import Split
 
 
 @register("laplace", full={"tune": "marginal_likelihood"}, quick={"num_draws": 500})

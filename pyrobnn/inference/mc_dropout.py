@@ -14,7 +14,6 @@ from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import training_norms
-from pyrobnn.inference.curvature.jacobian import hooked
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
@@ -23,6 +22,7 @@ from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.head import hooked
 
 Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Weighted = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d

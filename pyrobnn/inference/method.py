@@ -12,6 +12,8 @@ from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.posterior.head import held_trunk
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
@@ -126,8 +128,24 @@ class Method(abc.ABC):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
-            posterior = self._fit(problem, run)
+            posterior = self._fit_head(problem, run)
         return replace(posterior, rows=Rows.of(model, x, y) if self.kind == "chains" else None)
+
+    def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
+        """By the net's head where what comes before its first parameter with a prior is held: that is computed once."""
+        trunk = held_trunk(problem) if self.points == "held" else None
+        if trunk is None:
+            return self._fit(problem, run)
+        told = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
+
+        def whole(posterior: Posterior) -> Posterior:
+            return replace(posterior, model=problem.model, meta=posterior.meta | told)
+
+        def mapped(metrics: Mapping[str, Any]) -> dict[str, Any]:
+            return {**metrics, "snapshot": lambda: whole(metrics["snapshot"]())}
+
+        callbacks = tuple(MappedCallback(callback, mapped) for callback in run.callbacks)
+        return whole(self._fit(trunk.of_features(problem, "held"), replace(run, callbacks=callbacks)))
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.seeding import generator
 from pyrobnn.density.density import Density
-from pyrobnn.inference.curvature.jacobian import hooked
 from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
@@ -26,6 +25,7 @@ from pyrobnn.likelihoods import Bernoulli, Categorical, HomoskedasticGaussian, L
 from pyrobnn.model import BNN, check_data, output_width
 from pyrobnn.networks import Temperature
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.head import hooked
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 from pyrobnn.priors import IIDPrior
 

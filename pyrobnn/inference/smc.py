@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -70,8 +70,8 @@ class SMC(Method):
     islands (None of one island; of four it has three degrees of freedom), ``log_evidence_interval``, 95 % by Student's
     t, ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``.
 
-    Refused: a program that subsamples or cannot be batched; point parameters; an improper prior; data that are
-    impossible at all draws from the prior; too many temperatures.
+    Refused: a program that subsamples or cannot be batched; point parameters other than a net's,
+    which are held; an improper prior; data that are impossible at all draws from the prior; too many temperatures.
 
     Caveat: where a mode is narrow and the particles are few, none may be in it when it parts from the rest, and nothing
     shows it. An island's particles descend from few: its draws are worth less than their number.
@@ -106,6 +106,7 @@ class SMC(Method):
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "exact"
     gathers: ClassVar[bool] = True
+    points: ClassVar[Literal["free", "held"]] = "held"
     uses: ClassVar[tuple[str, ...]] = ()
     default_draws: ClassVar[int] = 500
     remedy: ClassVar[str] = "Use more particles."

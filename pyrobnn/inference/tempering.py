@@ -28,6 +28,7 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
 from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
 from pyrobnn.inference.hmc.starts import chains_per_call
+from pyrobnn.model import NET
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -38,8 +39,10 @@ def refuse_without_prior(density: Density) -> None:
     """Refuse a program without a proper prior of every value: the path begins at draws from it."""
     check_proper(density)
     refuse_subsampling(density, "SMC")
-    if density.initial_points:
-        names = ", ".join(map(repr, list(density.initial_points)[:3]))
+    # what a prior hides of a net is held; of anything else there is no value to hold
+    free = [name for name in density.initial_points if density.owner is None or not name.startswith(NET)]
+    if free:
+        names = ", ".join(map(repr, free[:3]))
         raise Refused(
             f"{names}: a point parameter has no prior to begin from, and no evidence: give it one (a learned noise: "
             "HomoskedasticGaussian(dist.HalfNormal(1.0))), a fixed value, or use Laplace or SVI, which fit it"

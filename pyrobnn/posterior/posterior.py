@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch import Tensor
 from pyrobnn.core.checks import as_tensor, check_count, check_finite
 from pyrobnn.core.groups import STEIN
 from pyrobnn.density.gradient import at_each
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, NET
 from pyrobnn.posterior.approximation import Approximation, SampleStats
+from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
 from pyrobnn.posterior.rows import Rows
 
@@ -161,7 +162,8 @@ class Posterior:
             ValueError: empty or non-finite ``x``.
         """
         few = self if num_draws is None else self.thin(num_draws)
-        moments = None if self.moments is None else self.moments(self._inputs(x))
+        linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
+        moments = cast(Any, self.moments)(self._inputs(x)) if linear else None
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
         f, likelihood = few.standard_function(x), self.bnn.likelihood
         return Prediction(f, likelihood, few.draws, moments=moments, y_mean=y_mean, y_scale=y_scale)
@@ -177,10 +179,15 @@ class Posterior:
         model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
         if isinstance(self.network, HasHead):  # what no draw moves is computed once
             x, forward, model = self.network.features(x), self.network.head, self.network.model
-        params = {n: v for n, v in self.stacked().items() if n.startswith("net.")}
+        elif self.network is None and (trunk := self._trunk(x)) is not None:
+            x, model = trunk.features(x), trunk.head
+            forward = model.forward
+        params = {n: v for n, v in self.stacked().items() if n.startswith(NET)}
+        # values that all draws share take no memory of their own
+        size = max(1, sum(value[0].numel() for value in params.values() if value.stride(0)))
         total, widest = self.num_chains * self.num_draws, max(widest_layer(model, x), 1)
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
-        draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, model.num_weights)))
+        draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
 
         def outputs(start: int, piece: Tensor) -> Tensor:
             part = {name: value[start : start + draws_at_once] for name, value in params.items()}
@@ -189,6 +196,16 @@ class Posterior:
         pieces, starts = x.split(points_at_once), range(0, total, draws_at_once)
         f = torch.cat([torch.cat([outputs(start, piece) for piece in pieces], 1) for start in starts])
         return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
+
+    def _trunk(self, x: Tensor) -> Split | None:
+        """Where the draws share the first parameters of the net: the split before those that they do not."""
+        params = {name: value for name, value in self.draws.items() if name.startswith(NET)}
+        shared = [name for name in self.meta.get("point_sites", ()) if name in params]
+        if not shared or any(not _is_constant(params[name]) for name in shared):
+            return None
+        moving = [name for name in params if name not in shared]
+        found = split(self.bnn, moving, {name: value[0, 0] for name, value in params.items()}, x)
+        return found if moving and found.path else None
 
     def to_datatree(
         self,
@@ -341,3 +358,8 @@ class Posterior:
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"
         return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
+
+
+def _is_constant(value: Tensor) -> bool:
+    """Whether all draws (chain, draw, …) are the same."""
+    return not any(value.stride()[:2]) or torch.equal(value, value[:1, :1].expand_as(value))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.inference.curvature import head
+from pyrobnn.posterior import head
 
 pytestmark = pytest.mark.filterwarnings("ignore:the centre is not a mode|the Hessian is not positive")
 
@@ -125,3 +125,50 @@ def test_the_trunk_runs_as_often_as_it_must(monkeypatch):
     assert sum(seen) <= 2 * len(X) + 2, (
         seen
     )  # for the draws and for the moments; one row to look at the widths
+
+
+FITS = {
+    "nuts": (pb.NUTS(num_chains=2, num_warmup=10, compile=False), {"num_draws": 4}),
+    "sghmc": (
+        pb.SGHMC(num_chains=2, num_warmup=20, batch_size=8, init_steps=5, compile=False),
+        {"num_draws": 4},
+    ),
+    "svi": (pb.SVI(num_steps=20, compile=False), {"num_draws": 4}),
+    "map": (pb.MAP(num_steps=20, compile=False), {}),
+    "swag": (pb.SWAG(num_steps=40, lr=0.001, collect_every=4, compile=False), {"num_draws": 4}),
+    "smc": (pb.SMC(num_particles=8, compile=False), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FITS)
+def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_method(
+    name, monkeypatch, tmp_path
+):
+    method, options = FITS[name]
+    net = build("own forward", 1)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide_module_types=[nn.Conv2d])
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.5))
+    shots: list[pb.Posterior] = []
+    options = options | {"seed": 1, "callbacks": [lambda step, metrics: shots.append(metrics["snapshot"]())]}
+    with monkeypatch.context() as patched:
+        patched.setattr(head, "_path", lambda *args: "")
+        whole = method.fit(model, X, Y, **options)
+        expected = whole.predict(X[:7]).f
+    split = method.fit(model, X, Y, **options)
+    torch.testing.assert_close(split.draws, whole.draws)
+    torch.testing.assert_close(split.predict(X[:7]).f, expected)
+    torch.testing.assert_close(
+        split.to_datatree(X, Y, num_prior_draws=0)["log_likelihood"].to_dataset().sum().to_array().values,
+        whole.to_datatree(X, Y, num_prior_draws=0)["log_likelihood"].to_dataset().sum().to_array().values,
+    )
+    loaded = pb.Posterior.load(split.save(tmp_path / "p.nc"), model)
+    torch.testing.assert_close(loaded.predict(X[:7]).f, expected)
+    assert all(shot.predict(X[:7]).f.shape[2] == 7 for shot in shots[-2:])
+    assert (split.meta.get("head") == "last") == (method.points == "held")
+    seen: list[int] = []
+    with head.hooked(
+        [split.bnn.eval_net.conv.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))]
+    ):
+        split.predict(X)
+    assert sum(seen) <= len(X) + 8  # and a few to look at the net

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +15,7 @@ from pyrobnn.density.density import Density
 from pyrobnn.density.fused import WrittenOut
 from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN, NET
+from pyrobnn.posterior.head import hooked
 
 #: network output (N, width) → columns (N, width, k) to pull back
 Root = Callable[[Tensor], Tensor]
@@ -75,16 +74,6 @@ def _is_supported(module: nn.Module) -> bool:
         plain = type(module) in (nn.Conv1d, nn.Conv2d)
         return plain and module.groups == 1 and module.padding_mode == "zeros"
     return type(module) is nn.Linear
-
-
-@contextmanager
-def hooked(handles: Sequence[Any]) -> Iterator[None]:
-    """The hooks hold inside and are removed after it."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _layer_factors(

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.density.density import Density
-from pyrobnn.inference.curvature.head import Split, split
-from pyrobnn.inference.curvature.jacobian import NetworkJacobian, hooked
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, run_subfit
@@ -25,6 +24,7 @@ from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.head import Split, hooked, split
 from pyrobnn.wording.findings import Finding, of_meta
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
