@@ -10,14 +10,18 @@ BIN := $(VENV)/bin
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare test coverage lint notebooks benchmark docs gpu clean
+.PHONY: help compare study test coverage lint notebooks benchmark docs gpu clean
 
 help:
-	@echo 'make compare | test | coverage | lint | notebooks | benchmark | docs | gpu | clean     (options: ARGS="...")'
+	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | docs | gpu | clean     (options: ARGS="...")'
 	@echo 'make gpu needs a CUDA device: without one it says so (the script ends with 3, make with 2)'
 
 compare: $(VENV)/.installed
 	$(BIN)/pyrobnn compare $(ARGS)
+
+# SVI against MCMC, two minutes; ARGS="--data study_two_clusters --noise inferred" is a comparison of the whole study
+study: $(VENV)/.installed
+	$(BIN)/python scripts/compare_svi_mcmc.py $(or $(ARGS),--quick)
 
 test: $(VENV)/.installed-dev,tracking
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)

@@ -1,0 +1,180 @@
+"""SVI against MCMC on clusters of noisy data: NUTS beside SVI as in the study, SVI's settings, and simpler methods.
+
+    python scripts/compare_svi_mcmc.py --quick    # a sine with a gap: does the doubt open where there are no data?
+    python scripts/compare_svi_mcmc.py --data study_two_clusters --noise inferred --methods svi svi-full-rank nuts
+    python scripts/compare_svi_mcmc.py --data clusters --noise inferred --methods svi nuts --seeds 0 1 2
+    python scripts/compare_svi_mcmc.py --config study.yaml --out results/mine
+
+Each set of data with each model of the noise is a comparison of its own in a folder of OUT, with its report, bands and
+saved draws. The table of all of them goes to OUT/table.csv, how far each method's doubt opens in the widest gap to
+OUT/gaps.png. A study file is one of ``pyrobnn compare --config`` in which ``data`` and ``noise`` may be lists; options
+of ``pyrobnn compare`` and of a method (``--nuts.max_seconds 1500``) are taken too. After Ctrl-C or a kill give the same
+command: what is finished is not fitted again. ``svi-study`` has the settings of the study that this retells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from matplotlib.figure import Figure
+
+from pyrobnn import cli, plots
+from pyrobnn.plots.style import EPISTEMIC, MUTED, panels, style
+from pyrobnn.posterior import storage
+
+#: SVI of the study: 2,000 steps with all points, means within 0.008 of zero there, at the net's own weights here
+SVI_STUDY = """
+  svi-study:
+    method: svi
+    num_steps: 2000
+    lr: 0.01
+    estimator: local_reparameterization
+    init_scale: 1.0e-4
+    guide: {family: mean_field, max_scale: 2.0}
+    kl_weight: {class_path: Linear, init_args: {warmup: 0.05, full: 0.05}}
+    compile: false
+"""
+STUDY = f"""
+data: [study_two_cubic_clusters, study_two_clusters, study_four_clusters, study_four_cubic_clusters]
+noise: [inferred, heteroskedastic]
+prior_scale: 3.0
+methods:
+  nuts: {{until: converged, max_tree_depth: 12, max_seconds: 150}}
+{SVI_STUDY}
+  svi: {{}}
+  svi-full-rank: {{method: svi, guide: full_rank}}
+  svi-weights: {{method: svi, estimator: weights}}
+  svi-batches: {{method: svi, batch_size: 64}}
+  svi-wide-start: {{method: svi, init_scale: 0.5}}
+  laplace: {{}}
+  ensemble: {{}}
+  map: {{}}
+  mle: {{}}
+"""
+#: one noise is true of these data, so that a method which gets the posterior can pass
+QUICK = f"""
+data: gap
+noise: inferred
+hidden: [50]
+methods:
+  nuts: {{until: converged, max_tree_depth: 12, max_seconds: 90}}
+{SVI_STUDY}
+  laplace: {{compile: false}}
+"""
+COLUMNS = {
+    "log_prob": "log density",
+    "coverage_90": "90 %",
+    "gap_ratio": "in gap",
+    "rhat": "R-hat",
+    "ess": "ESS",
+    "khat": "k-hat",
+    "fit_seconds": "fit s",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run every comparison of the study; exit status as of ``pyrobnn compare``, the worst of all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name, what in (("--data", "sets of data"), ("--noise", "models of the noise")):
+        parser.add_argument(name, nargs="+", help=what)
+    parser.add_argument("--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits")
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="a study [the one in this script]")
+    parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="one set of data, three methods, two minutes")
+    asked, rest = parser.parse_known_args(argv)
+    study = yaml.safe_load(
+        asked.config.read_text("utf-8") if asked.config else QUICK if asked.quick else STUDY
+    )
+    axes = [given or pd.Series(study[key]) for key, given in (("data", asked.data), ("noise", asked.noise))]
+    status, rows = 0, []
+    for data, noise, seed in product(*axes, asked.seeds or [0]):
+        cell = {"data": data, "noise": noise, "seed": seed}
+        folder = asked.out / "-".join([Path(data).stem, str(noise), *([str(seed)] if asked.seeds else [])])
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "study.yaml"
+        file.write_text(yaml.safe_dump(study | cell, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        print(f"\n== {data}, {noise} noise, seed {seed}: {folder}", flush=True)
+        found = cli.main(["compare", "--config", str(file), "--out", str(folder), "--resume", *rest])
+        if found == cli.USAGE_ERROR:
+            return found
+        status = max(status, found)
+        rows += _rows(cell, folder)
+        if found == cli.INTERRUPTED:
+            break
+    if rows:
+        _tell(pd.DataFrame(rows), asked.out)
+    return status
+
+
+def _rows(cell: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """A row of the table for each method that the folder's summary has; its bands are drawn."""
+    summary = folder / "summary.json"
+    methods = json.loads(summary.read_text("utf-8"))["methods"] if summary.exists() else {}
+    trees = {label: storage.read(folder / f"{label}.nc") for label in methods}
+    if trees:
+        plots.predictive_bands(trees).savefig(folder / "bands.png", dpi=200)
+    return [
+        {**cell, "method": label, "verdict": each["status"]}
+        | {title: each["scores"].get(key) for key, title in COLUMNS.items()}
+        | {"converged": _converged(each["verdict"]["checks"])}
+        for label, each in methods.items()
+    ]
+
+
+def _converged(checks: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether chains have converged, by the checks of their R-hat, number and length; None of other draws."""
+    found = [check["status"] for check in checks if check["name"] in ("rhat_function", "ess_function", "ess")]
+    return all(status == "pass" for status in found) if found else None
+
+
+def _tell(table: pd.DataFrame, out: Path) -> None:
+    """Print and write the table, means with standard errors where there are several seeds, and draw the gaps."""
+    table.to_csv(out / "table.csv", index=False)
+    shown = table.drop(columns=["converged", "seed"])
+    if table["seed"].nunique() > 1:
+        grouped = table.groupby(["data", "noise", "method"], sort=False)
+        numbers = [title for title in COLUMNS.values() if table[title].notna().any()]
+        mean, error = grouped[numbers].mean(), grouped[numbers].sem()
+        shown = (mean.map("{:.3g}".format) + error.map(" ± {:.1g}".format)).where(mean.notna(), "")
+        passes = grouped["verdict"].apply(lambda each: f"{(each == 'pass').sum()} of {len(each)}")
+        shown = shown.assign(passed=passes).reset_index()
+    print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
+    print(f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {out / 'table.csv'}")
+    for row in table[table["converged"] == False].itertuples():  # noqa: E712 (None: no chains)
+        print(
+            f"not converged, so not to be relied on: {row.method}, {row.data}, {row.noise}, seed {row.seed}"
+        )
+    if table["in gap"].notna().any():
+        gaps(table).savefig(out / "gaps.png", dpi=200)
+
+
+def gaps(table: pd.DataFrame) -> Figure:
+    """How far each method's doubt opens in the widest gap: a panel for each data and noise, hollow if not converged."""
+    cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
+    most = max(rows["method"].nunique() for _, rows in cells)
+    with style():
+        figure, axes = panels(len(cells), max_columns=2, size=(3.6, 1.0 + 0.18 * most), sharex=True)
+        for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
+            for method, each in rows.groupby("method", sort=False):
+                face = "white" if (each["converged"] == False).any() else EPISTEMIC  # noqa: E712
+                ratios, error = each["in gap"], each["in gap"].sem() if len(each) > 1 else 0.0
+                ax.errorbar(ratios.mean(), method, xerr=error, fmt="o", ms=5, color=EPISTEMIC, mfc=face)
+            ax.axvline(1.0, color=MUTED, lw=0.8, ls=(0, (4, 2)))
+            title, what = f"{data.replace('_', ' ')}, {noise} noise", "gap / data (hollow: not converged)"
+            ax.set(xscale="log", title=title, xlabel=f"epistemic sd, {what}", ylim=(most - 0.5, -0.5))
+            ax.set_xticks(ticks := (0.5, 1, 2, 5, 10, 20, 50), [f"{tick:g}" for tick in ticks])
+        return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
