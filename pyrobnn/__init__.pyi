@@ -1,3 +1,4 @@
+from . import acquire as acquire
 from . import callbacks as callbacks
 from . import data as data
 from . import diagnostics as diagnostics
@@ -49,5 +50,6 @@ from .posterior.datatree import to_datatree as to_datatree
 from .posterior.prediction import Prediction as Prediction
 from .report import write_report as write_report
 from .report import write_summary as write_summary
+from .studies.rehearsal import rehearse as rehearse
 
 __version__: str

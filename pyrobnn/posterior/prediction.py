@@ -117,6 +117,15 @@ class Prediction:
         """Total predictive variance (point, out)."""
         return self.aleatoric_var + self.epistemic_var
 
+    def thin(self, num_draws: int) -> Prediction:
+        """Of at most ``num_draws`` draws of all chains, evenly spaced, joined to one chain."""
+        check_count("num_draws", num_draws)
+        total = self.f.shape[0] * self.f.shape[1]
+        keep = torch.linspace(0, total - 1, min(num_draws, total)).round().long()
+        f, *values = (each.flatten(0, 1)[keep][None] for each in (self.standard_f, *self.params.values()))
+        params = dict(zip(self.params, values, strict=True))
+        return Prediction(f, self.likelihood, params, y_mean=self._y_mean, y_scale=self._y_scale)
+
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of the mixture of draws, each output by itself, to 1e-6 standard deviations of it.
 

@@ -1,0 +1,178 @@
+"""Which rows to ask for next: scores of candidates as plain functions of a prediction, one by one or in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.checks import check_count
+from pyrobnn.core.seeding import generator
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.prediction import Prediction
+
+
+def function(posterior: Posterior, index: int) -> Callable[[Tensor], Tensor]:
+    """One posterior draw as a function of x (point, …), in the units of the data, that gradients flow through.
+
+    Args:
+        posterior: of a BNN.
+        index: of the draw, chains joined.
+
+    Returns:
+        x → mean of y (point, out), or logits (point, class).
+    """
+    chain, draw = divmod(index % (posterior.num_chains * posterior.num_draws), posterior.num_draws)
+    params = {name: value[chain, draw] for name, value in posterior.draws.items()}
+    model, forward = posterior.bnn, posterior.network or posterior.bnn.forward
+    y_mean, y_scale = model.units or (0.0, 1.0)
+    one = {name: value[None, None] for name, value in params.items()}
+
+    def at(x: Tensor) -> Tensor:
+        f = forward(params, model.cast_inputs(model.standard_inputs(x)))
+        return Prediction(f[None, None], model.likelihood, one, y_mean=y_mean, y_scale=y_scale).f[0, 0]
+
+    return at
+
+
+def thompson(
+    prediction: Prediction, num: int = 1, *, maximize: bool = True, output: int = 0, seed: int = 0
+) -> Tensor:
+    """Rows where functions drawn from the posterior are best: Thompson sampling.
+
+    Args:
+        prediction: at the candidates.
+        num: rows, each of another draw while there are enough, no row twice.
+        maximize: whether large f is good.
+        output: column of f.
+        seed: of the draws taken.
+
+    Returns:
+        Rows (num,).
+
+    Reference: On the likelihood that one unknown probability exceeds another (Thompson, 1933).
+    """
+    check_count("num", num)
+    f = prediction.f.flatten(0, 1)[..., output].clone() * (1 if maximize else -1)
+    if num > f.shape[1]:
+        raise ValueError(f"'num' is {num}, but there are {f.shape[1]} candidates: ask for fewer")
+    order, rows = torch.randperm(len(f), generator=generator(seed)), list[int]()
+    for index in range(num):
+        rows.append(int(f[order[index % len(f)]].argmax()))
+        f[:, rows[-1]] = -torch.inf
+    return torch.tensor(rows)
+
+
+def expected_improvement(
+    prediction: Prediction, best: float, *, maximize: bool = True, output: int = 0, given: Sequence[int] = ()
+) -> Tensor:
+    r"""How much better than ``best`` the function is expected to be, :math:`E[\max(f(x) - b, 0)]`, over the draws.
+
+    Args:
+        prediction: at the candidates.
+        best: the best value so far, in the units of y.
+        maximize: whether large f is good.
+        output: column of f.
+        given: rows asked for already: of the best of these and each candidate together (a batch).
+
+    Returns:
+        In the units of y, (point,).
+
+    Reference: Efficient global optimization of expensive black-box functions (Jones et al., 1998).
+
+    Example:
+        >>> import pyrobnn as pb
+        >>> f = torch.tensor([[[[0.0], [1.0]], [[0.0], [3.0]]]])
+        >>> pb.acquire.expected_improvement(pb.Prediction(f, pb.likelihoods.HomoskedasticGaussian(0.1), {}), 2.0)
+        tensor([0.0000, 0.5000])
+    """
+    sign = 1 if maximize else -1
+    gain = (sign * (prediction.f.flatten(0, 1)[..., output] - best)).clamp_min(0.0)
+    for row in given:
+        gain = torch.maximum(gain, gain[:, row, None])
+    return gain.mean(0)
+
+
+def bald(prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 256, seed: int = 0) -> Tensor:
+    r"""What a target at each candidate would tell of the parameters: BALD, for any likelihood.
+
+    .. math:: I(y; \theta) = E_{\theta, y}[\log p(y \mid x, \theta) - \log \tfrac1S \sum_s p(y \mid x, \theta_s)]
+
+    Args:
+        prediction: at the candidates.
+        given: rows asked for already: together with these (BatchBALD), so that what they tell is not counted again.
+        num_draws: S, as many evenly spaced draws at most; targets are drawn from each. The score is below log S.
+        seed: of the targets.
+
+    Returns:
+        In nats, (point,).
+
+    Reference: Bayesian Active Learning for Classification and Preference Learning (Houlsby et al., 2011); BatchBALD
+    (Kirsch et al., 2019) https://arxiv.org/abs/1906.08158
+    """
+    if prediction.likelihood.targets.classes and not given:  # exact, over all draws
+        return prediction.epistemic_entropy
+    score = torch.zeros(prediction.f.shape[2], dtype=torch.float64, device=prediction.f.device)
+    few = prediction.thin(num_draws)
+    total = few.f.shape[0] * few.f.shape[1]
+    for index, log_p in enumerate(_log_probs(few, seed)):
+        joint = log_p + log_p[:, list(given)].sum(1, keepdim=True)
+        score += joint[index] - joint.logsumexp(0)
+    score = score / total + torch.tensor(float(total)).log()
+    score[list(given)] = 0.0  # told of already
+    return score
+
+
+def epig(
+    prediction: Prediction,
+    targets: Prediction,
+    *,
+    given: Sequence[int] = (),
+    num_draws: int = 128,
+    seed: int = 0,
+) -> Tensor:
+    r"""What a target at each candidate would tell of those at the points that matter: expected predictive information.
+
+    .. math:: E_{x_*}\, I(y; y_*) = E\left[\log \frac{p(y, y_* \mid x, x_*)}{p(y \mid x)\, p(y_* \mid x_*)}\right]
+
+    Args:
+        prediction: at the candidates.
+        targets: at the points that will be predicted, of the same posterior.
+        given: rows asked for already: with these together.
+        num_draws: as many evenly spaced draws at most.
+        seed: of the simulated targets.
+
+    Returns:
+        In nats, (point,), the mean over target points.
+
+    Reference: Prediction-Oriented Bayesian Active Learning (Bickford Smith et al., 2023)
+    https://arxiv.org/abs/2304.08151
+    """
+    few, there = prediction.thin(num_draws), targets.thin(num_draws)
+    if few.f.shape[:2] != there.f.shape[:2]:
+        raise ValueError("'prediction' and 'targets' have other draws: predict both with the same posterior")
+    score = torch.zeros(few.f.shape[2], dtype=torch.float64, device=few.f.device)
+    for log_p, log_q in zip(_log_probs(few, seed), _log_probs(there, seed + 1), strict=True):
+        log_p = log_p + log_p[:, list(given)].sum(1, keepdim=True)
+        p, q = (each.softmax(0) for each in (log_p, log_q))  # over draws: what the target says of them
+        score += (p.T @ q * len(p)).clamp_min(1e-300).log().mean(1)
+    return score / (few.f.shape[0] * few.f.shape[1])
+
+
+def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
+    """Rows (num,) chosen one after another, each the best by ``score(rows chosen before)`` (point,)."""
+    check_count("num", num)
+    rows = list[int]()
+    for _ in range(num):
+        found = score(rows).clone()
+        found[rows] = -torch.inf
+        rows.append(int(found.argmax()))
+    return torch.tensor(rows)
+
+
+def _log_probs(prediction: Prediction, seed: int) -> Iterator[Tensor]:
+    """Of targets drawn from each posterior draw in turn, log p under every draw: (draw, point)."""
+    simulated = prediction.likelihood.targets.observed(prediction.sample(seed=seed).flatten(0, 1))
+    for y in simulated:
+        yield prediction.log_prob_draws(y).flatten(0, 1)

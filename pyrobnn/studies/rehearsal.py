@@ -1,0 +1,222 @@
+"""A rehearsal: how often a method's intervals hold the truth in worlds like the data, where the truth is known."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.checks import as_tensor, check_count
+from pyrobnn.inference.method import Method
+from pyrobnn.inference.nuts import NUTS
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.datatree import probes
+from pyrobnn.studies.sbc import fit_batch
+
+_REGIONS = {"train": "near data", "between": "gap", "outside": "outside"}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often one kind of interval held the truth.
+
+    Attributes: ``quantity``, ``"function"`` or ``"new rows"``; ``region``; ``level``, what the interval promises;
+        ``share``, what it held, of all worlds, points and outputs; ``error``, its jackknife standard error over worlds;
+        ``verdict``, ``"ok"``, or ``"too narrow"`` or ``"too wide"`` where share and level are three standard errors
+        apart, the larger of ``error`` and that of one interval a world.
+    """
+
+    quantity: str
+    region: str
+    level: float
+    share: float
+    error: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Coverage of a method's intervals over rehearsed worlds, as :func:`rehearse` returns it.
+
+    Attributes: ``method``; ``num_worlds``; ``coverage``, a row for each quantity, region and level; ``fit_seconds`` of
+        the first fit, ``seconds`` of all refits.
+    """
+
+    method: str
+    num_worlds: int
+    coverage: tuple[Coverage, ...]
+    fit_seconds: float
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether no 90 % interval was found too narrow or too wide."""
+        return all(row.verdict == "ok" for row in self.coverage if row.level == 0.9)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON can hold it."""
+        return asdict(self) | {"ok": self.ok}
+
+    def __str__(self) -> str:
+        lines = [f"On data like yours, in {self.num_worlds} worlds, intervals of {self.method} held:"]
+        for row in self.coverage:
+            where = f"{row.quantity}, {row.region}"
+            found = f"{row.share:4.0%} ± {row.error:.0%}"
+            lines.append(f"  {where:<22} {row.level:.0%} interval  {found:<12} {row.verdict}")
+        return "\n".join(lines)
+
+
+def rehearse(
+    method: Method,
+    model: BNN,
+    x: Tensor,
+    y: Tensor,
+    *,
+    num_worlds: int = 100,
+    num_draws: int | None = None,
+    worlds: Posterior | None = None,
+    regions: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> Rehearsal:
+    r"""Whether a method's intervals hold what they promise on data like these: posterior simulation-based calibration.
+
+    .. math:: \theta_w \sim p(\theta \mid y), \quad y_w \sim p(y \mid \theta_w, x), \quad
+        q_w \approx p(\theta \mid y, y_w), \qquad P\big(f_{\theta_w}(x^*) \in I_{90\%}(q_w)\big) = 0.9
+
+    A world's truth is a draw of the posterior. It makes targets of its own at ``x``, the method is fitted to those
+    beside the observed ones, and its central intervals of the function and of new rows are held against the truth. For
+    the exact posterior the equation holds whatever the data, since observed and simulated rows are both conditioned on.
+
+    Args:
+        method: any method; refits reuse compiled code. NUTS with ``num_warmup`` fits all worlds as chains of one
+            machine, with one step size and metric.
+        model: a BNN.
+        x, y: data (N, …), (N, out) or labels (N,), in their own units.
+        num_worlds: refits.
+        num_draws: of each fit; default the method's own.
+        worlds: where truths come from: a better posterior of the same model and data than the method's own.
+        regions: name → points (point, …) where intervals are judged; default ``"near data"``, ``"gap"`` (in one
+            dimension the widest; else between neighbours) and ``"outside"``.
+        seed: of worlds and fits.
+
+    Raises:
+        TypeError, ValueError: as ``method.fit``.
+
+    Caveat: a method that is blind to a part of the posterior draws its own worlds without that part, and may hold
+    there what it promises: pass NUTS's posterior as ``worlds``. Nothing is said of worlds that the model excludes.
+
+    Example:
+        >>> import pyro.distributions as dist, pyrobnn as pb
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
+        ...                pb.likelihoods.HomoskedasticGaussian(0.3))
+        >>> pb.rehearse(pb.MLE(num_steps=50, compile=False), model, x, 2 * x, num_worlds=10).ok  # a point has no width
+        False
+
+    Reference: `Posterior SBC: Simulation-Based Calibration Checking Conditional on Data (Säilynoja et al., 2025)
+    <https://arxiv.org/abs/2502.03279>`_.
+    """
+    check_count("num_worlds", num_worlds, minimum=2)
+    x, y = as_tensor("x", x), model.likelihood.targets.read(y)
+    started = time.perf_counter()
+    first = method.fit(model, x, y, num_draws=num_draws, seed=seed)
+    fit_seconds, source = time.perf_counter() - started, worlds or first
+    places = _regions(x) if regions is None else dict(regions)
+    points = torch.cat([*places.values()])
+    total = source.num_chains * source.num_draws
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    truths = [_one_draw(source, int(chosen[world % total])) for world in range(num_worlds)]
+    started, held = time.perf_counter(), []
+    for index, fitted in enumerate(_refits(method, model, x, y, truths, num_draws, seed + 1)):
+        held.append(_held(truths[index], fitted, points, seed + index))
+    seconds = time.perf_counter() - started
+    names = [name for name, place in places.items() for _ in range(len(place))]
+    rows = [
+        _coverage(quantity, region, level, torch.stack([one[quantity][level][at] for one in held]))
+        for quantity in ("function", "new rows")
+        for region in places
+        for level in (0.5, 0.9)
+        for at in [torch.tensor([name == region for name in names])]
+    ]
+    return Rehearsal(type(method).__name__, num_worlds, tuple(rows), fit_seconds, seconds)
+
+
+def _refits(
+    method: Method,
+    model: BNN,
+    x: Tensor,
+    y: Tensor,
+    truths: list[Posterior],
+    num_draws: int | None,
+    seed: int,
+) -> Iterator[Posterior]:
+    """The posterior of each world, given its rows and those observed."""
+    targets, twice = model.likelihood.targets, torch.cat([x, x])
+    y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
+    ys = []
+    for world, truth in enumerate(truths):
+        drawn = targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0])
+        ys.append(torch.cat([y, drawn.to(y)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first fit has said it
+        if isinstance(method, NUTS) and method.num_warmup:
+            count = method.default_draws if num_draws is None else num_draws
+            yield from fit_batch(method, model, twice, ys, num_draws=count, seed=seed)
+        else:
+            for world, each in enumerate(ys):
+                yield method.fit(model, twice, each, num_draws=num_draws, seed=seed + world)
+
+
+def _held(truth: Posterior, fitted: Posterior, points: Tensor, seed: int) -> dict[str, dict[float, Tensor]]:
+    """Quantity → level → whether the interval held the truth, (point, out)."""
+    true, found = truth.predict(points), fitted.predict(points)
+    f, target = found.f.double().flatten(0, 1), true.f.double()[0, 0]
+    if found.likelihood.targets.kind == "label":  # what logits have in common says nothing
+        f, target = f - f.mean(-1, keepdim=True), target - target.mean(-1, keepdim=True)
+    pit = found.pit(found.likelihood.targets.observed(true.sample(seed=seed)[0, 0]), seed=seed)
+
+    def of_function(level: float) -> Tensor:
+        low, high = f.quantile(torch.tensor([0.5 - level / 2, 0.5 + level / 2]).double(), 0)
+        return (low <= target) & (target <= high)
+
+    new: Callable[[float], Tensor] = lambda level: (pit - 0.5).abs() <= level / 2  # noqa: E731
+    return {
+        name: {level: of(level) for level in (0.5, 0.9)}
+        for name, of in (("function", of_function), ("new rows", new))
+    }
+
+
+def _coverage(quantity: str, region: str, level: float, held: Tensor) -> Coverage:
+    """Of what was held, (world, point, out); points of one world depend on each other."""
+    by_world = held.double().flatten(1).mean(1)
+    share, error = float(by_world.mean()), float(by_world.std()) / len(held) ** 0.5
+    limit = 3 * max(error, (level * (1 - level) / len(held)) ** 0.5)
+    verdict = "too narrow" if share < level - limit else "too wide" if share > level + limit else "ok"
+    return Coverage(quantity, region, level, share, error, verdict)
+
+
+def _one_draw(posterior: Posterior, index: int) -> Posterior:
+    """A posterior of one of the draws."""
+    chain, draw = divmod(index, posterior.num_draws)
+    draws = {name: value[chain, draw][None, None] for name, value in posterior.draws.items()}
+    return Posterior(posterior.model, draws, network=posterior.network, meta=posterior.meta)
+
+
+def _regions(x: Tensor) -> dict[str, Tensor]:
+    """Points near the data, in the gaps between them and outside."""
+    points, kinds = probes(x)
+    found = {
+        word: points[[each == kind for each in kinds]] for kind, word in _REGIONS.items() if kind in kinds
+    }
+    if "gap" in found and x.shape[1] == 1:
+        ordered = x[:, 0].sort().values
+        widest = int((ordered[1:] - ordered[:-1]).argmax())
+        steps = torch.linspace(0, 1, 7, dtype=x.dtype)[1:-1, None]
+        found["gap"] = ordered[widest] + steps * (ordered[widest + 1] - ordered[widest])
+    return found

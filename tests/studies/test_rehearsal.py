@@ -1,0 +1,99 @@
+"""A rehearsal passes the exact posterior and condemns what is too sure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pyro.distributions as dist
+import pytest
+import torch
+from helpers import seeded
+
+import pyrobnn as pb
+from pyrobnn.studies.rehearsal import _coverage
+
+
+def line(slope=2.5, num=15, likelihood=None):
+    """A line whose slope lies in the tail of its prior."""
+    g = torch.Generator().manual_seed(1)
+    x = 2 * torch.rand(num, 1, generator=g) - 1
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
+    with seeded():
+        net = torch.nn.Linear(1, 1)
+    model = pb.BNN(net, prior, likelihood or pb.likelihoods.HomoskedasticGaussian(0.5))
+    return model, x, slope * x + 0.5 * torch.randn(num, 1, generator=g)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrunk(pb.inference.method.Method):
+    """The exact posterior of a line with noise 0.5 and prior scale 1, its spread times ``factor``."""
+
+    factor: float = 1.0
+    kind, claim = "independent", "exact"
+
+    def _fit(self, problem, run):
+        x = torch.cat([torch.ones_like(problem.x), problem.x], 1).double()
+        cov = torch.linalg.inv(x.T @ x / 0.25 + torch.eye(2))
+        mean = cov @ x.T @ problem.y.double()[:, 0] / 0.25
+        z = torch.randn(run.num_draws, 2, generator=torch.Generator().manual_seed(run.seed)).double()
+        w = (mean + self.factor * z @ torch.linalg.cholesky(cov).T).float()
+        draws = {"net.weight": w[None, :, 1, None, None], "net.bias": w[None, :, :1]}
+        return pb.inference.fitting.problem.make_posterior(problem, self, draws, seed=run.seed, timings={})
+
+
+def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
+    model, x, y = line()
+    exact = pb.rehearse(Shrunk(), model, x, y, num_worlds=60, num_draws=300)
+    assert exact.ok, str(exact)
+    narrow = pb.rehearse(
+        Shrunk(0.3), model, x, y, num_worlds=60, num_draws=300, worlds=Shrunk().fit(model, x, y)
+    )
+    assert {row.verdict for row in narrow.coverage if row.quantity == "function" and row.level == 0.9} == {
+        "too narrow"
+    }
+    assert json.loads(json.dumps(narrow.to_dict()))["ok"] is False
+    assert "too narrow" in str(narrow)
+
+
+def test_a_point_has_no_interval_of_the_function():
+    model, x, y = line()
+    found = pb.rehearse(
+        pb.MLE(num_steps=20, compile=False), model, x, y, num_worlds=5, regions={"mine": x[:3]}
+    )
+    assert [row.share for row in found.coverage[:2]] == [0.0, 0.0] and {
+        row.region for row in found.coverage
+    } == {"mine"}
+
+
+def test_labels_are_rehearsed():
+    model, x, y = line(likelihood=pb.likelihoods.Bernoulli())
+    found = pb.rehearse(
+        pb.SVI(num_steps=20, compile=False), model, x, (y > 0).float(), num_worlds=3, num_draws=50
+    )
+    assert len(found.coverage) == 12
+
+
+def test_false_alarms_of_right_intervals_are_rare():
+    g = torch.Generator().manual_seed(0)
+    dependent = (
+        torch.rand(2000, 100, 1, 1, generator=g).expand(-1, -1, 4, 1) < 0.9
+    )  # the points of a world hold alike
+    alarms = sum(_coverage("f", "gap", 0.9, held).verdict != "ok" for held in dependent)
+    assert alarms / 2000 < 0.05 / 6  # six intervals of 90 % in a rehearsal
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mean_field_is_condemned_and_nuts_passed_in_the_gap():
+    data = pb.data.gap(60)
+    prior, likelihood = pb.priors.FanInNormal(2.0), pb.likelihoods.HomoskedasticGaussian(0.4)
+    model = pb.BNN(pb.networks.mlp(1, (5,), seed=0), prior, likelihood)
+    nuts = pb.NUTS(num_chains=2, num_warmup=300)
+    worlds = pb.NUTS(num_warmup=400).fit(model, data.x, data.y, num_draws=300, seed=5)
+    found = pb.rehearse(nuts, model, data.x, data.y, num_worlds=20, num_draws=300, worlds=worlds)
+    assert found.ok, str(found)
+    found = pb.rehearse(
+        pb.SVI(num_steps=3000), model, data.x, data.y, num_worlds=20, num_draws=400, worlds=worlds
+    )
+    assert not found.ok, str(found)
