@@ -24,6 +24,7 @@ OTHERS = {
     "index": ("tests/docs/test_readme.py", "every run"),
     "install": ("tests/docs/test_first_hour.py", "slow"),
     "tutorials": ("tests/docs/test_notebooks.py", "every run"),
+    "architecture": ("tests/docs/test_docs.py::test_the_architecture_names_files_that_exist", "every run"),
     "changes": ("tests/docs/test_packaging.py::test_citation_and_changes_name_the_version", "every run"),
     "howto/command-line": (
         "tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist",

@@ -25,6 +25,7 @@ COMMANDS = {
     "fit": ("runs", "run one method on a table and save it"),
     "predict": ("saved", "predict new rows with a method that was saved"),
     "judge": ("judging_files", "judge predictions that anyone made, in a table beside the outcomes"),
+    "doctor": ("doctor", "versions, compiler, device and a short fit, one line each"),
     "report": ("saved", "judge saved DataTrees, also of NumPyro or PyMC"),
 }
 

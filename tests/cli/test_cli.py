@@ -278,3 +278,21 @@ def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeyp
     monkeypatch.setattr(storage, "read", lambda path: path)
     file = str(tmp_path / "a.nc")
     assert cli.main(["report", file, "--out", str(tmp_path / "r.html"), *words]) == status
+
+
+def test_the_doctor_has_a_line_for_each_thing_and_its_fit_runs(capsys, monkeypatch):
+    monkeypatch.setattr("pyrobnn.compile.private.lacks_compiler", lambda: True)  # and nothing is compiled
+    assert cli.main(["doctor"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert pb.__version__ in lines["packages"] and lines["compiler"].startswith("none: every fit runs")
+    assert lines["fit"].startswith("MAP in ") and float(lines["fit"].split()[-3]) < 0.6
+    assert "could not be compiled" in lines["warning"]
+
+
+def test_the_doctor_reports_a_fit_that_fails(capsys, monkeypatch):
+    def fit(*args, **options):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(pb.MAP, "fit", fit)
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().out.endswith("failed: RuntimeError: no such device\n")

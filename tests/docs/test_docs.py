@@ -32,9 +32,11 @@ SLOW = {
     "conformal",
     "deploy",
     "methods",
+    "moving",
     "million-rows",
     "other-trees",
     "pyro-program",
+    "questions",
     "save-and-resume",
     "scoringbench",
     "skpro",
@@ -97,9 +99,24 @@ def test_commands_and_options_of_a_page_exist():
     commands = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("pyrobnn ")]
     assert len(commands) >= 6
     for line in commands:
-        assert line.split()[1] in ("compare", "fit", "predict", "report")
+        assert line.split()[1] in ("compare", "doctor", "fit", "judge", "predict", "report")
         options = re.findall(r"--([\w.-]+)", line.partition(" #")[0])
         assert [option for option in options if option.rpartition(".")[2] not in known] == [], line
+
+
+def test_the_architecture_names_files_that_exist():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\d\. `([\w/.]+)`", text, re.MULTILINE)
+    assert len(files) == 8 and all((ROOT / "pyrobnn" / file).is_file() for file in files)
+    rooms = re.findall(r"^\| `(tests/\w+)` \|", text, re.MULTILINE)
+    assert len(rooms) > 8 and all((ROOT / room).is_dir() for room in rooms)
+    drawn = " ".join(re.findall(r">([^<]+)</text>", (DOCS / "_static/architecture.svg").read_text()))
+    names = {
+        path.stem
+        for path in (ROOT / "pyrobnn").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert {name for name in names if not name.startswith("__")} - set(re.findall(r"\w+", drawn)) == set()
 
 
 def test_the_list_of_pages_names_the_test_of_every_page(extension):

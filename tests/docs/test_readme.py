@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 import pyrobnn as pb
@@ -16,13 +18,20 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_examples_run(several, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    x = np.linspace(-1, 1, 12)[:, None]
+    names: dict = {"X": x, "y": x[:, 0], "X_new": x}
+    minute, first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    quick = minute.replace("Regressor()", "Regressor('map', hidden=(2,), compile=False)")
+    state = np.random.get_state()  # scikit-learn's random_state=None draws from it
+    exec(compile(minute if several else quick, "README.md", "exec"), names)
+    np.random.set_state(state)
+    assert names["low"].shape == (12,) and (names["low"] < names["high"]).all()
+    assert "draws: " in capsys.readouterr().out
     exec(compile(first, "README.md", "exec"), names)
     assert capsys.readouterr().out.split()[0] == "pass"
     if several:
         exec(compile(second, "README.md", "exec"), names)
-        assert {path.name for path in tmp_path.iterdir()} >= {"nuts.nc", "draws.bin"}
+        assert {path.name for path in tmp_path.iterdir()} >= {"nuts.nc"}
 
 
 def test_it_is_short_and_its_pictures_and_pages_exist():
@@ -41,3 +50,11 @@ def test_every_method_of_the_table_exists_and_every_method_is_in_it():
     facts = ("fit", "kind", "claim")  # an estimator for scikit-learn has a fit too
     methods = {name for name in pb.__all__ if all(hasattr(getattr(pb, name), fact) for fact in facts)}
     assert named == methods
+
+
+@pytest.mark.slow
+def test_the_script_of_the_picture_draws_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile((ROOT / "docs/gallery/first_minute.py").read_text(), "first_minute.py", "exec"), {})
+    plt.close("all")
+    assert Path("first_minute.png").stat().st_size > 10_000
