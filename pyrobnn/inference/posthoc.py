@@ -150,7 +150,7 @@ class _Posthoc:
         elif self.gaussian:
             found["noise"] = self._normal(torch.zeros(1))
         if last is not None:
-            half = max(32, min(256, CHUNK_SCALARS // rows.f.numel())) // 2
+            half = max(16, min(256, CHUNK_SCALARS // 4 // rows.f.numel())) // 2
             noise = torch.randn(half, 1, rows.f.shape[1], generator=generator(self.seed)).to(rows.f)
             noise = torch.cat([noise, -noise])
 

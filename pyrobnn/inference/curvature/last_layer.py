@@ -91,7 +91,7 @@ class LastLayer:
     def grid(self) -> list[float]:
         """Precisions from that of a prior which says nothing to that which leaves the net as it is."""
         top = float(self.a.max() * (self.b / self.unit).max())
-        return [10.0 ** (k / 2) * top for k in range(-16, 5)]
+        return [10.0 ** (0.75 * k) * top for k in range(-9, 3)]
 
     def posterior(
         self,
