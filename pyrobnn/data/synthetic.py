@@ -214,9 +214,10 @@ def _uniform(
     return _observed(name, f, x, noise(x), generator)
 
 
-def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
-    cluster = torch.arange(check_count("num_data", num_data)) * 4 // num_data
-    noise, widths, lefts = (torch.tensor(part, dtype=torch.float64)[cluster, None] for part in _shapes()[0])
+def _clustered(name: str, f: Function, num_data: int, seed: int, shape: _Shape | None = None) -> Dataset:
+    shape = shape or _shapes()[0]
+    cluster = torch.arange(check_count("num_data", num_data)) * len(shape[0]) // num_data
+    noise, widths, lefts = (torch.tensor(part, dtype=torch.float64)[cluster, None] for part in shape)
     generator = torch.Generator().manual_seed(seed)
     x = lefts + widths * torch.rand(num_data, dtype=torch.float64, generator=generator)[:, None]
     return _observed(name, f, x, noise, generator)

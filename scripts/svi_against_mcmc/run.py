@@ -20,9 +20,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 
 import pyrobnn as pb
-from pyrobnn.data import Dataset
+from pyrobnn.data import Dataset, synthetic
 from pyrobnn.diagnostics import Evidence
 from pyrobnn.diagnostics.points import widest_gap
 
@@ -55,11 +56,8 @@ def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.B
 
 def fresh(name: str, seed: int) -> Dataset:
     """Another draw of a study's clusters, 400 points."""
-    make = pb.data.cubic_clusters if "cubic" in name else pb.data.clusters
-    if name.startswith("four"):
-        return make(400, seed=seed)
-    two = {"vertical_stds": (0.2, 0.05), "spreads": (0.3, 1.2), "offsets": (-1.0, 0.5)}
-    return make(400, fractions=(0.5, 0.5), seed=seed, **two)
+    f = synthetic._cubic if "cubic" in name else torch.cos
+    return synthetic._clustered(name, f, 400, seed, synthetic._shapes()["two" in name])
 
 
 def chains(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
