@@ -12,6 +12,7 @@ from . import priors as priors
 from . import references as references
 from . import report as report
 from . import testing as testing
+from .compile.scan import scan as scan
 from .core.checks import Refused as Refused
 from .density.density import Density as Density
 from .diagnostics import Verdict as Verdict

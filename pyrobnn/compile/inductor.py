@@ -183,10 +183,11 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     settings: dict[str, Any] = dict(_INDUCTOR)
     on_cpu, only_writes = _on_cpu(inputs), not graph.graph.output_node().all_input_nodes
-    on_stack = on_cpu and sys.platform == "linux" and only_writes and not library_calls(graph)
+    looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
+    on_stack = on_cpu and sys.platform == "linux" and only_writes and not looped and not library_calls(graph)
     if on_cpu:
-        # calls and allocations in C++ instead of Python
-        settings["cpp_wrapper"] = True
+        # calls and allocations in C++ instead of Python; torch 2.13 crashes where C++ calls an operator in Python
+        settings["cpp_wrapper"] = not looped
         if _largest(graph) < _PARALLEL_FROM:
             settings["cpp.threads"] = 1
     if on_stack:

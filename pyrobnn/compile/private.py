@@ -23,6 +23,7 @@ class Gone(ImportError):
 
 #: what a name that has moved, or has another signature, raises
 MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
+_MODE = "torch.fx.experimental.proxy_tensor.get_proxy_mode"
 Context = contextlib.AbstractContextManager[Any]
 
 
@@ -99,7 +100,7 @@ class Tracer:
     @classmethod
     def active(cls) -> Tracer | None:
         """None where nothing is traced, or this torch does not say so."""
-        mode = find("torch.fx.experimental.proxy_tensor.get_proxy_mode")
+        mode = find(_MODE)
         mode = None if mode is None else mode()
         if mode is None:
             return None
@@ -121,7 +122,9 @@ class Tracer:
         return value
 
     def depends(self, value: Any) -> bool:
-        """Whether the innermost tensor, or one of them, depends on an argument of the trace."""
+        """Whether the innermost tensor, or one of them, depends on an argument of the trace; in another, it may."""
+        if getattr(_required(_MODE)(), "tracer", self._tracer) is not self._tracer:
+            return True
         if isinstance(value, tuple | list):
             return any(map(self.depends, value))
         return isinstance(value, Tensor) and bool(self._has_slot(value, self._tracer))
@@ -131,6 +134,21 @@ class Tracer:
         """Inside, constants are computed and not traced."""
         with self._pause(), self._plain():
             yield
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside, another trace may be made, under no transform of ``torch.func``."""
+        with self._pause(), _required("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")():
+            yield
+
+    def sample(self, value: Tensor) -> Tensor:
+        """The first of the points that the transforms have put into one tensor."""
+        axis = _required("torch._C._functorch.maybe_get_bdim")
+        while self._is_wrapped(value):
+            at = axis(value)
+            value = self._unwrapped(value)
+            value = value if at < 0 else value.select(at, 0)
+        return value.detach()
 
 
 # -- inductor ----------------------------------------------------------------------------------------------------------

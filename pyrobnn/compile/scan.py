@@ -1,0 +1,362 @@
+"""Loops whose compiled code does not grow with their length: the body and its derivative once, whatever the number."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyrobnn.compile import compiled
+from pyrobnn.compile.inductor import tolerable
+from pyrobnn.compile.private import Gone, Tracer, trace
+from pyrobnn.compile.trees import leaves_of, mapped
+
+Tensors = list[Tensor]
+#: (carry, slices, held) → (carry, outputs, terms of sums)
+Body = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
+_OPERATIONS, _STEPS = (
+    64,
+    8,
+)  # steps in one turn of the loop: up to so many of them together, and up to so many
+
+
+def scan(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any = None, *, length: int | None = None
+) -> tuple[Any, Any]:
+    r"""A loop over the leading axis: :math:`(c_{t+1}, y_t) = f(c_t, x_t)`, as of ``jax.lax.scan``.
+
+    Where a method compiles the program that holds it, the body and its derivative are compiled once, whatever the
+    length; elsewhere it is a loop in Python. Values and gradients are those of the loop.
+
+    Args:
+        step: f, a pure function (carry, x) → (carry, y) of tensors, which may use others from around it. Pyro's
+            statements belong before or after the loop.
+        carry: c_0: a tensor, or (nested) dict, list or tuple of tensors; of the shapes and types that f returns.
+        xs: x: a tensor (T, …), or a tree of such; None with ``length``.
+        length: T, where there is no ``xs``.
+
+    Returns:
+        The last carry, and y stacked: (T, …) of each of its tensors; None where f returns no y.
+
+    Raises:
+        ValueError, TypeError: ``xs`` of unequal or no lengths, or f returns another carry than it is given.
+
+    Caveat: a step that draws random numbers, nests another ``scan`` or calls ``torch.func`` is unrolled.
+
+    Example:
+        >>> import torch, pyrobnn as pb
+        >>> last, sums = pb.scan(lambda c, x: (c + x, c + x), torch.tensor(0.0), torch.arange(1.0, 4.0))
+        >>> last.item(), sums.tolist()
+        (6.0, [1.0, 3.0, 6.0])
+    """
+    carry = mapped(torch.as_tensor, carry)
+    slices = [] if xs is None else leaves_of(xs)
+    if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in slices):
+        raise TypeError(f"'xs' must be tensors with a leading axis, got {xs!r}")
+    if len(lengths := {len(leaf) for leaf in slices} | ({length} - {None})) != 1 or lengths == {0}:
+        raise ValueError(f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}")
+    (count,) = lengths
+    if count > 1 and (tracer := Tracer.active()) is not None:
+        try:
+            return _rolled(tracer, step, carry, xs, count)
+        except (_Unrolled, Gone):
+            pass
+    return _unrolled(step, carry, xs, range(count))
+
+
+def _unrolled(step: Callable[..., Any], carry: Any, xs: Any, steps: range) -> tuple[Any, Any]:
+    """The loop in Python."""
+    found = []
+    for t in steps:
+        new, y = step(carry, None if xs is None else mapped(lambda leaf, t=t: leaf[t], xs))
+        if (is_like := _kinds(carry)) != (got := _kinds(new)):
+            raise TypeError(f"'step' must return a carry as it is given, {is_like}, got {got}")
+        carry = mapped(lambda _, leaf: leaf, carry, new)
+        found.append(y)
+    return carry, mapped(lambda *ys: None if ys[0] is None else torch.stack(ys), *found)
+
+
+def _kinds(tree: Any) -> Any:
+    return mapped(lambda v: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else type(v), tree)
+
+
+class _Unrolled(Exception):
+    """A step that cannot be a body of its own."""
+
+
+class _Held(TorchFunctionMode):
+    """Finds the tensors that a step uses and neither makes nor is given, or puts others in their place."""
+
+    def __init__(self, given: Tensors, held: Tensors | None = None, others: Tensors | None = None) -> None:
+        super().__init__()
+        self.held: Tensors = []
+        self._finds = held is None
+        self._others = {id(one): other for one, other in zip(held or [], others or [], strict=True)}
+        self._kept: list[Any] = [*given, *(held or []), *(others or [])]  # an id belongs to what is alive
+        self._known = {id(tensor) for tensor in (*given, *(others or []))}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*mapped(self.other, args), **mapped(self.other, kwargs or {}))
+        self._kept.append(out)
+        self._known.update(id(leaf) for leaf in leaves_of(out) if isinstance(leaf, Tensor))
+        return out
+
+    def other(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or id(value) in self._known:
+            return value
+        if self._finds:
+            self.held.append(value)
+            self._known.add(id(value))
+            return value
+        if id(value) not in self._others:
+            raise _Unrolled
+        return self._others[id(value)]
+
+
+def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count: int) -> tuple[Any, Any]:
+    """The loop as one node of the graph that is being traced."""
+    state, slices = leaves_of(carry), [] if xs is None else leaves_of(xs)
+    first = None if xs is None else mapped(lambda leaf: leaf[0], xs)
+    _, like = _unrolled(step, carry, xs, range(1))  # what is made lazily at first use is there from now on
+    given = [*state, *leaves_of(first)] if slices else state
+    with _Held(given) as mode:
+        step(carry, first)
+    held = mode.held
+
+    def flat(*values: Tensor) -> Tensors:
+        own, others = list(values[: len(given)]), list(values[len(given) :])
+        rest = iter(own)
+        a = mapped(lambda _: next(rest), carry)
+        with _Held(own, held, others) as inside:
+            new, y = step(a, first if xs is None else mapped(lambda _: next(rest), first))
+        out = [*leaves_of(mapped(lambda _, leaf: leaf, carry, new)), *leaves_of(y)]
+        return [inside.other(leaf) for leaf in out if leaf is not None]
+
+    try:
+        with tracer.outside():
+            graph = trace(flat, [tracer.sample(value) for value in (*given, *held)])
+    except Exception as error:  # whatever the step may raise: the loop itself says what is wrong
+        raise _Unrolled from tolerable(error)
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in calls):
+        raise _Unrolled
+    turns = max(1, min(_STEPS, _OPERATIONS // max(1, len(calls)), count))
+
+    def steps(a: Tensors, x: Tensors, h: Tensors, number: int = turns) -> tuple[Tensors, Tensors, Tensors]:
+        found = []
+        for t in range(number):
+            out = graph(*a, *(leaf[t] for leaf in x[: len(slices)]), *h)
+            a = list(out[: len(state)])
+            found.append(out[len(state) :])
+        return a, [torch.stack(ys) for ys in zip(*found, strict=True)], []
+
+    whole = count - count % turns
+    blocks = [leaf[:whole].unflatten(0, (-1, turns)) for leaf in slices]
+    blocks = blocks or [torch.zeros(whole // turns, device=state[0].device)]
+    out = _Scan.apply(_Counted(steps, len(state), len(blocks), 0), *state, *blocks, *held)
+    state, ys = (
+        list(out[: len(state)]),
+        [leaf.flatten(0, 1) for leaf in out[len(state) : len(out) - len(state)]],
+    )
+    if whole < count:
+        state, more, _ = steps(state, [leaf[whole:] for leaf in slices], held, count - whole)
+        ys = [torch.cat(parts) for parts in zip(ys, more, strict=True)]
+    ends, stacked = iter(state), iter(ys)
+    return mapped(lambda _: next(ends), carry), mapped(lambda y: None if y is None else next(stacked), like)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A body, and how many tensors of each kind it takes, and sums."""
+
+    body: Body
+    carried: int
+    slices: int
+    sums: int
+
+    def split(self, flat: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
+        """Carry, slices and held tensors."""
+        end = self.carried + self.slices
+        return list(flat[: self.carried]), list(flat[self.carried : end]), list(flat[end:])
+
+
+class _Turn(NamedTuple):
+    """A body that writes what it finds into tensors that it is given, compiled, and what it makes: (shape, dtype)."""
+
+    call: Callable[..., Any]
+    carried: list[tuple[torch.Size, torch.dtype]]
+    sums: list[tuple[torch.Size, torch.dtype]]
+    outputs: list[tuple[torch.Size, torch.dtype]]
+
+    def places(self, count: int, device: torch.device) -> tuple[Tensors, Tensors, Tensors]:
+        """For all carries, the first included; for sums; for outputs."""
+        return (
+            [torch.empty(count + 1, *shape, dtype=dtype, device=device) for shape, dtype in self.carried],
+            [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self.sums],
+            [torch.empty(count, *shape, dtype=dtype, device=device) for shape, dtype in self.outputs],
+        )
+
+
+_TURNS: dict[str, _Turn] = {}  # by the content of the body: compiled code on disk names it
+
+
+@torch.library.custom_op("pyrobnn::loop", mutates_args=())
+def _run(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> list[Tensor]:
+    """All carries, sums and outputs."""
+    turn, count = _TURNS[key], len(xs[0])
+    states, sums, outputs = turn.places(count, xs[0].device)
+    for state, leaf in zip(states, carry, strict=True):
+        state[0].copy_(leaf)
+    held = [leaf.contiguous() for leaf in held]
+    now, x, y = (
+        [leaf.unbind(0) for leaf in part] for part in (states, [leaf.contiguous() for leaf in xs], outputs)
+    )
+    with torch.no_grad():
+        for t in range(count):
+            turn.call(
+                *(each[t] for each in now),
+                *(each[t] for each in x),
+                *held,
+                *(each[t + 1] for each in now),
+                *sums,
+                *(each[t] for each in y),
+            )
+    return [*states, *sums, *outputs]
+
+
+@_run.register_fake
+def _(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> list[Tensor]:
+    return [leaf for part in _TURNS[key].places(len(xs[0]), xs[0].device) for leaf in part]
+
+
+def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tensor, ...]:
+    """The last carry, outputs, sums, and the carries before each turn; the body is compiled here."""
+    tracer = Tracer.active()
+    with contextlib.nullcontext() if tracer is None else tracer.outside():
+        given = [leaf.detach().contiguous() for leaf in (*carry, *(leaf[0] for leaf in xs), *held)]
+
+        def parts(flat: Sequence[Tensor]) -> Any:
+            end = len(carry) + len(xs)
+            return body(list(flat[: len(carry)]), list(flat[len(carry) : end]), list(flat[end : len(given)]))
+
+        def turn(*flat: Tensor) -> None:
+            new, ys, terms = parts(flat)
+            places = iter(flat[len(given) :])
+            for value in new:
+                next(places).copy_(value)
+            for value in terms:
+                next(places).add_(value)
+            for value in ys:
+                next(places).copy_(value)
+
+        new, ys, terms = parts(given)
+        kinds = [[(value.shape, value.dtype) for value in part] for part in (new, terms, ys)]
+        example = [
+            *given,
+            *(torch.zeros(shape, dtype=dtype, device=xs[0].device) for k in kinds for shape, dtype in k),
+        ]
+        graph = trace(turn, example)
+        constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
+        shapes = [(leaf.shape, leaf.dtype, leaf.device) for leaf in example]
+        content = f"{graph.code}{shapes}{[(each.dtype, each.tolist()) for each in constants]}"
+        key = hashlib.sha256(content.encode()).hexdigest()
+        if key not in _TURNS:
+            _TURNS[key] = _Turn(compiled(graph, *example, name="the body of a loop").unchecked, *kinds)
+    out = _run(key, carry, xs, held)
+    states, sums, outputs = (
+        out[: len(carry)],
+        out[len(carry) : len(carry) + len(terms)],
+        out[len(carry) + len(terms) :],
+    )
+    return *(leaf[-1] for leaf in states), *outputs, *sums, *(leaf[:-1] for leaf in states)
+
+
+class _Scan(torch.autograd.Function):
+    """The last carry, outputs, sums and the carries before each turn; its derivatives are such loops again."""
+
+    @staticmethod
+    def forward(own: _Counted, *flat: Tensor) -> tuple[Tensor, ...]:
+        return tuple(leaf.clone() for leaf in _loop(own.body, *own.split(flat)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.own, *flat = inputs
+        ctx.save_for_backward(*output[len(output) - ctx.own.carried :], *flat[ctx.own.carried :])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        own: _Counted = ctx.own
+        before, xs, held = own.split(ctx.saved_tensors)
+        needs = own.split(ctx.needs_input_grad[1:])
+        floats = [i for i, value in enumerate(before) if value.is_floating_point()]
+        of_x, of_h = (
+            [i for i, value in enumerate(values) if need[i] and value.is_floating_point()]
+            for values, need in ((xs, needs[1]), (held, needs[2]))
+        )
+        to_y, to_sum, to_before = (
+            slopes[own.carried : len(slopes) - own.carried - own.sums],
+            slopes[len(slopes) - own.carried - own.sums : len(slopes) - own.carried],
+            slopes[len(slopes) - own.carried :],
+        )
+        by_turn = [slope for slope in (*to_y, *to_before) if slope is not None]
+
+        def pulled(a: Tensors, x: Tensors, h: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+            c, own_x, own_h = own.split([*x[: own.carried + own.slices], *h[: len(held)]])
+            by_y, by_sum = iter(x[own.carried + own.slices :]), iter(h[len(held) :])
+
+            def outputs(*values: Tensor) -> tuple[Tensor, ...]:
+                rest = iter(values)
+                for values_of, places in ((c, floats), (own_x, of_x), (own_h, of_h)):
+                    for i in places:
+                        values_of[i] = next(rest)
+                new, ys, sums = own.body(c, own_x, own_h)
+                told = [*zip(ys, to_y, strict=True), *zip(sums, to_sum, strict=True)]
+                return *(new[i] for i in floats), *(value for value, slope in told if slope is not None)
+
+            at = [*(c[i] for i in floats), *(own_x[i] for i in of_x), *(own_h[i] for i in of_h)]
+            slope_of = [*a, *(next(by_y) for s in to_y if s is not None), *by_sum]
+            found = list(torch.func.vjp(outputs, *at)[1](tuple(slope_of)))
+            for place, i in enumerate(floats):
+                if to_before[i] is not None:
+                    found[place] = found[place] + next(by_y)
+            return (
+                found[: len(floats)],
+                found[len(floats) : len(floats) + len(of_x)],
+                found[len(floats) + len(of_x) :],
+            )
+
+        start = [torch.zeros_like(before[i][0]) if slopes[i] is None else slopes[i] for i in floats]
+        turns = [leaf.flip(0) for leaf in (*before, *xs, *by_turn)]
+        fixed = [*held, *(slope for slope in to_sum if slope is not None)]
+        out = _Scan.apply(_Counted(pulled, len(start), len(turns), len(of_h)), *start, *turns, *fixed)
+        found: list[Any] = [None] * (1 + own.carried + own.slices + len(held))
+        places = [*floats, *(own.carried + i for i in of_x), *(own.carried + own.slices + i for i in of_h)]
+        for place, slope in zip(places, out, strict=False):  # the carries before each turn are left
+            is_slice = own.carried <= place < own.carried + own.slices
+            found[1 + place] = slope.flip(0) if is_slice else slope
+        return tuple(found)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, own: _Counted, *flat: Tensor) -> Any:
+        dims = own.split(in_dims[1:])
+        carry, xs, held = own.split(flat)
+        carry = [
+            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            for value, dim in zip(carry, dims[0], strict=True)
+        ]
+        xs = [value if dim is None else value.movedim(dim, 1) for value, dim in zip(xs, dims[1], strict=True)]
+        held = [
+            value if dim is None else value.movedim(dim, 0) for value, dim in zip(held, dims[2], strict=True)
+        ]
+        batched = [[0 if dim is not None else None for dim in part] for part in dims]
+        body = torch.func.vmap(own.body, ([0] * own.carried, batched[1], batched[2]), randomness="error")
+        out = _Scan.apply(_Counted(body, own.carried, own.slices, own.sums), *carry, *xs, *held)
+        stacked = len(out) - 2 * own.carried - own.sums
+        return out, (*[0] * own.carried, *[1] * stacked, *[0] * own.sums, *[1] * own.carried)
