@@ -59,7 +59,8 @@ def scan(
     slices = [] if xs is None else leaves_of(xs)
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in slices):
         raise TypeError(f"'xs' must be tensors with a leading axis, got {xs!r}")
-    if len(lengths := {len(leaf) for leaf in slices} | ({length} - {None})) != 1 or lengths == {0}:
+    lengths = {len(leaf) for leaf in slices} | ({length} if length is not None else set())
+    if len(lengths) != 1 or min(lengths) < 1:
         raise ValueError(f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}")
     (count,) = lengths
     if count > 1 and (tracer := Tracer.active()) is not None:
@@ -345,7 +346,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, own: _Counted, *flat: Tensor) -> Any:
-        dims = own.split(in_dims[1:])
+        dims: Any = own.split(in_dims[1:])
         carry, xs, held = own.split(flat)
         carry = [
             value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
