@@ -20,10 +20,8 @@ from pyrobnn.compile.trees import leaves_of, mapped
 Tensors = list[Tensor]
 #: (carry, slices, held) → (carry, outputs, terms of sums)
 Body = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
-_OPERATIONS, _STEPS = (
-    64,
-    8,
-)  # steps in one turn of the loop: up to so many of them together, and up to so many
+# steps in one turn of the loop: up to so many operations, and so many steps
+_OPERATIONS, _STEPS = 32, 4
 
 
 def scan(
