@@ -21,7 +21,7 @@ Tensors = list[Tensor]
 #: (carry, slices, held) → (carry, outputs, terms of sums)
 Body = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
 # steps in one turn of the loop: up to so many operations, and so many steps
-_OPERATIONS, _STEPS = 32, 4
+_OPERATIONS, _STEPS = 64, 4
 
 
 def scan(
