@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import CudaGraph, compiled, first_line
+from pyrobnn.compile.interrupts import TimeSpent, limited
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint, metric
@@ -133,13 +134,14 @@ class Run:
         step_size: the first one; None finds it.
         every: steps between looks.
         chains_per_call: of the compiled step, a divisor of the machine's; None for all of them.
+        compile_within: seconds after which a compile is given up for the uncompiled step.
     """
 
     def __init__(
         self, machine: Machine, *, seed: int, num_warmup: int, most: int | None = None,
         names: Callable[[int], str] | None = None, inspect: Callable[[Tensor, Tensor], str] | None = None,
         mass_matrix: str = "diag", step_size: float | None = None, compile: bool = True, every: int = 16,
-        chains_per_call: int | None = None,
+        chains_per_call: int | None = None, compile_within: float | None = None,
     ) -> None:  # fmt: skip
         self.machine, self.dense, self.every = machine, mass_matrix == "dense", every
         self.chains_per_call = chains_per_call or machine.num_chains
@@ -147,7 +149,7 @@ class Run:
         self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
         self.plan, self.most, self.names, self.inspect = planned(num_warmup), most, names, inspect
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
-        self.first_step, self.compile = step_size, compile
+        self.first_step, self.compile, self.compile_within = step_size, compile, compile_within
         self.buffers = machine.buffers()
         self.phase = self.total_steps = 0
         self.ready = 0  # draws that every chain had at the last look
@@ -283,7 +285,13 @@ class Run:
             self.machine, num_chains=self.chains_per_call, pooled_chains=self.machine.num_chains
         )
         example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
-        step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        begun = time.perf_counter()
+        try:
+            with limited(self.compile_within):
+                step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        except TimeSpent:
+            step = compiled(machine.step, *example, enabled=False, clone=False)
+            step.seconds = time.perf_counter() - begun
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds, self.mode = step.seconds, step.mode
