@@ -180,7 +180,7 @@ def test_what_has_no_path_from_the_prior_is_refused_in_words(monkeypatch):
     monkeypatch.setattr("pyrobnn.inference.smc._MAX_TEMPERATURES", 5)
     config = pb.SMC(num_particles=40, max_moves=1, max_leapfrogs=1, compile=False)
     for program, words in (
-        (improper, "prior of 'where' is improper .*wide proper prior, or use NUTS"),
+        (improper, "prior of 'where' is improper .*use NUTS"),
         (masked, "prior of 'where' is improper"),
         (impossible, "in none of an island's 10 draws"),
         (far, "5 temperatures led to beta = .* too far"),
