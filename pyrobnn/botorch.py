@@ -1,0 +1,67 @@
+"""A fitted posterior as a model of BoTorch; needs ``pip install 'pyrobnn[botorch]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from botorch.models.ensemble import EnsembleModel
+from torch import Size, Tensor
+
+from pyrobnn.density.gradient import at_each
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.prediction import Prediction
+
+
+class BNNModel(EnsembleModel):
+    """The posterior of a :class:`pyrobnn.BNN` as an ensemble of functions, for BoTorch's Monte Carlo acquisition.
+
+    Args:
+        bnn_posterior: any method's; X and values are in the units of the data (give the BNN a standardizer, and no
+            transforms here). Values are the mean of y, or logits, without noise.
+        num_draws: at most as many of each chain, evenly spaced; memory and time grow with them.
+
+    Caveat: functions are those of the draws there are: the better the optimiser of an acquisition function, the more
+    it finds what these happen to have in common.
+    """
+
+    def __init__(self, bnn_posterior: Posterior, *, num_draws: int = 64):
+        super().__init__()
+        self.bnn_posterior, self.num_draws = bnn_posterior, num_draws
+        few = bnn_posterior.thin(num_draws)
+        self._draws = {name: value.flatten(0, 1) for name, value in few.draws.items()}
+        x = next(iter(self._draws.values())).new_zeros(1, *bnn_posterior.meta["input_shape"])
+        self._num_outputs = self.forward(x).shape[-1]
+
+    @property
+    def batch_shape(self) -> Size:
+        """Of BoTorch: none."""
+        return Size()
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Every draw's function at X (*batch, n, d): (*batch, draw, n, out), with gradients with respect to X."""
+        posterior, model = self.bnn_posterior, self.bnn_posterior.bnn
+        network = posterior.network or model.forward
+        x = model.cast_inputs(model.standard_inputs(X.reshape(-1, X.shape[-1])))
+
+        def at(params: Mapping[str, Tensor]) -> Tensor:
+            return network(params, x)
+
+        f = at_each(at, {name: value for name, value in self._draws.items() if name.startswith("net.")})
+        draws = {name: value[None] for name, value in self._draws.items()}
+        y_mean, y_scale = model.units or (0.0, 1.0)
+        values = Prediction(f[None], model.likelihood, draws, y_mean=y_mean, y_scale=y_scale).f[0]
+        return values.reshape(len(f), *X.shape[:-1], -1).movedim(0, -3).to(X)
+
+    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> BNNModel:
+        """The model given further rows (n, d) and (n, out) as well, by ``posterior.update``.
+
+        Raises:
+            ValueError: X with batches.
+            Refused: as :meth:`pyrobnn.Posterior.update`.
+        """
+        if X.dim() != 2:
+            raise ValueError(
+                f"'X' has shape {tuple(X.shape)}: rows (n, d) are needed, one call for each batch"
+            )
+        return BNNModel(self.bnn_posterior.update(X, Y, **kwargs), num_draws=self.num_draws)
