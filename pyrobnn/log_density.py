@@ -142,11 +142,10 @@ def sample(
 
     Example:
         >>> import pyrobnn as pb, torch
-        >>> def banana(values):
-        ...     x, y = values["z"]
-        ...     return -(x**2) / 2 - (y - x**2) ** 2 / 2
+        >>> def normal(values):
+        ...     return -values["z"].square().sum() / 2
         >>> method = pb.NUTS(num_chains=2, num_warmup=50, compile=False)
-        >>> pb.sample(banana, {"z": torch.zeros(2)}, method=method, num_draws=20).draws["z"].shape
+        >>> pb.sample(normal, {"z": torch.zeros(2)}, method=method, num_draws=20).draws["z"].shape
         torch.Size([2, 20, 2])
     """
     if not isinstance(method, (NUTS, SMC, SVI, Laplace, MAP)):

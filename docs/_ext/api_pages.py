@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,8 @@ def public_modules(package: ModuleType = pb) -> list[ModuleType]:
     found = []
     for info in pkgutil.iter_modules(package.__path__):
         if info.name in PRIVATE or info.name.startswith("_"):
+            continue
+        if info.name == "botorch" and find_spec("botorch") is None:  # of an extra
             continue
         module = import_module(f"{package.__name__}.{info.name}")
         if public_names(module):

@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyro.distributions as dist
 import torch
 from torch import Tensor
@@ -23,6 +22,9 @@ from pyrobnn.inference import Posterior
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior import storage
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: most rows of a quick run
 QUICK_ROWS = 500
@@ -223,6 +225,8 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) 
     several outputs. Classes: ``class``, the most probable one, ``p_…`` of each, and ``aleatoric_entropy`` and
     ``epistemic_entropy`` in nats.
     """
+    import pandas as pd
+
     prediction = posterior.predict(x)
     if settings["task"] == "classification":
         names, probs = settings["classes"], prediction.probs.cpu().numpy()

@@ -23,6 +23,8 @@ from pyrobnn.density.gradient import why_not_batched
 from pyrobnn.model import BNN
 from pyrobnn.wording.findings import Finding
 
+#: bytes of the draws of deterministic sites that a fit computes
+_MAX_DERIVED = 2**30
 _FEW = 8  # rows that are enough to see what a net does with them
 
 
@@ -124,7 +126,7 @@ def what_program_says(
     sizes, values, notes = held.derived.deterministic, {}, []
     names = ", ".join(map(repr, sizes))
     size = chains * num * sum(sizes.values()) * held.dtype.itemsize
-    if size > 2**30:
+    if size > _MAX_DERIVED:
         notes.append(Finding("deterministic_too_large", {"names": names, "gib": size / 2**30}))
     else:
         try:
