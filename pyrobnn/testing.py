@@ -15,8 +15,8 @@ def assert_calibrated(
 
     Args:
         predictions, y, x, x_train, y_train: as of :func:`pyrobnn.judge`.
-        strict: whether a warning raises too. Of right predictions about one in a hundred warns, one in a thousand
-            fails: with data of a fixed seed a test is the same every time.
+        strict: whether a warning raises too. Of right predictions one in a hundred warns, of classes one in
+            forty; with data of a fixed seed a test is the same every time.
 
     Returns:
         The verdict.

@@ -111,6 +111,37 @@ def uci() -> str:
     return "\n\n".join([*parts, "\n".join(f"- {claim}" for claim in claims(rows, published()))])
 
 
+def judge() -> str:
+    """What passes by fault and number of rows, beside the best test's misses; and regressors of packages on tables."""
+    rows = records_of("judge")
+    cases, tables = [row for row in rows if "n" in row], [row for row in rows if "table" in row]
+    sizes = sorted({row["n"] for row in cases})
+    lines = [f"| planted | {' | '.join(f'{n:,} rows' for n in sizes)} |", "|---" * (1 + len(sizes)) + "|"]
+    for kind, fault in dict.fromkeys((row["kind"], row["fault"]) for row in cases):
+        own = [
+            [row for row in cases if (row["kind"], row["fault"], row["n"]) == (kind, fault, n)] for n in sizes
+        ]
+        cells = []
+        for each in own:
+            counts = [sum(row["counts"].get(s, 0) for row in each) for s in ("pass", "warn", "fail")]
+            total = sum(counts)
+            missed = 1.0 - sum(row["power"] * sum(row["counts"].values()) for row in each) / total
+            right = f"{counts[1]} of {total} warn, {counts[2]} fail"
+            cells.append(right if fault == "right" else f"{counts[0]} of {total} pass ({missed:.1%})")
+        lines.append(f"| {kind}: {fault} | {' | '.join(cells)} |")
+    names = list(dict.fromkeys(row["table"] for row in tables))
+    lines += ["", f"| regressor | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for regressor in dict.fromkeys(row["regressor"] for row in tables):
+        found = {row["table"]: row for row in tables if row["regressor"] == regressor}
+        cells = [
+            f"**{found[n]['model']}**{': ' if found[n]['seen'] else ''}{', '.join(found[n]['seen'])} "
+            f"({found[n]['ratio']:.2f})"
+            for n in names
+        ]
+        lines.append(f"| {regressor} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def verdict() -> str:
     """Status by kind of case."""
     lines = ["| cases | pass | warn | fail |", "|---|---|---|---|"]
@@ -134,7 +165,8 @@ def verdicts() -> dict[str, Records]:
 
 
 CLAIMS: dict[str, Callable[[], str]] = {
-    each.__name__: each for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, uci, verdict)
+    each.__name__: each
+    for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, uci, verdict, judge)
 }
 
 

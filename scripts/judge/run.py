@@ -1,0 +1,185 @@
+"""How often `pb.judge` fails right predictions and passes planted faults, beside the best test; regressors of packages.
+
+    python scripts/judge/run.py                               # right predictions and faults
+    python scripts/judge/run.py --tables airfoil.csv kin.csv  # five regressors; the last column is the target
+
+A line of records a fault, form and number of rows, or a regressor on a table; what is there is not run again. The best
+test is the likelihood ratio of the fault itself, at the judge's own rate of warnings: it knows what to look for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import mapie.regression
+import numpy as np
+import sklearn.gaussian_process as gp
+import torch
+from scipy import stats
+from scipy.special import log_softmax
+from sklearn import ensemble, linear_model, preprocessing
+from sklearn.datasets import load_diabetes
+
+import pyrobnn as pb
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from records import append_record, read_records  # noqa: E402
+
+SIZES, RATE = (100, 500, 5000), 2e-3
+HEALTHY, SICK = {100: 120, 500: 120, 5000: 18}, {100: 24, 500: 24, 5000: 6}
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: fault → scale of the predicted sd, shift of the mean in sds
+WIDTHS = {"right": (1.0, 0.0), "sd × 0.7": (0.7, 0.0), "sd × 1.4": (1.4, 0.0), "biased by 0.5 sd": (1.0, 0.5)}
+SHAPES = ("noise grows with x, sd constant", "mean 1 sd off in a quarter of x", "skewed errors as normal")
+COPIED = "half of the rows copied from training"
+LINE, PROCESS, BOOSTING = "Bayesian ridge", "Gaussian process", "gradient boosting, quantiles"
+TREES, INTERVALS = "random forest, its trees as draws", "random forest, MAPIE's intervals"
+#: fault of classes → power of the probabilities, log odds of the first class
+CLASSES = {
+    "right": (1.0, 0.0),
+    "temperature 0.9": (1 / 0.9, 0.0),
+    "temperature 0.5": (2.0, 0.0),
+    "temperature 2": (0.5, 0.0),
+    "odds of one class doubled": (1.0, np.log(2.0)),
+}
+
+
+def regression(fault: str, n: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Outcomes and what is said of them, with the log likelihood ratio of truth over prediction as a function of y."""
+    x, x_train = rng.normal(size=(2, n, 3))
+    slow = np.clip(x[:, 0], -2.5, 2.5)
+    sd = np.exp(0.6 * slow) if fault == SHAPES[0] else np.ones(n)
+    f, f_train = (np.sin(each[:, 0]) + each @ [1.0, 0.5, 0.0] for each in (x, x_train))
+    scale, shift = WIDTHS.get(fault, (1.0, 0.0))
+    said_sd = np.full(n, scale * np.sqrt((sd**2).mean()))
+    said = f + shift + (1.0 * (x[:, 1] > 0.674) if fault == SHAPES[1] else 0.0)
+    skewed = stats.gamma(2.0, loc=-np.sqrt(2.0), scale=np.sqrt(0.5))
+    law = skewed if fault == SHAPES[2] else stats.norm
+    y = f + sd * law.rvs(size=n, random_state=rng)
+    y_train = f_train + rng.normal(size=n)
+    if fault == COPIED:
+        half = slice(0, n // 2)
+        x_train[half], y_train[half] = x[half], y[half]
+
+    def ratio(y: np.ndarray) -> np.ndarray:
+        truth = np.maximum(law.logpdf((y - f) / sd), -50.0) - np.log(sd)
+        return (truth - stats.norm.logpdf(y, said, said_sd)).sum(-1)
+
+    null = said + said_sd * rng.normal(size=(100, n))
+    alternative = f + sd * law.rvs(size=(100, n), random_state=rng)
+    forms = {
+        "normal": torch.distributions.Normal(torch.tensor(said), torch.tensor(said_sd)),
+        "quantiles": {level: said + said_sd * stats.norm.ppf(level) for level in LEVELS},
+        "draws": said + said_sd * rng.normal(size=(200, n)),
+    }
+    best = 1.0 if fault == COPIED else power(ratio(null), ratio(alternative))
+    return {"forms": forms, "y": y, "known": {"x": x, "x_train": x_train, "y_train": y_train}, "power": best}
+
+
+def classes(fault: str, n: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Labels of two or of ten classes, and their probabilities."""
+    count = int(rng.choice([2, 10]))
+    x = rng.normal(size=(n, count))
+    logs = log_softmax(2.0 * x, axis=1)
+    sharper, odds = CLASSES[fault]
+    said = log_softmax(sharper * logs + odds * (np.arange(count) == 0), axis=1)
+    drawn = [(of + rng.gumbel(size=(100, n, count))).argmax(-1) for of in (said, logs)]
+    null, alternative = ((logs - said)[np.arange(n), rows].sum(1) for rows in drawn)
+    known = {"x": x[:, :5]}
+    forms = {f"{count} classes": np.exp(said)}
+    return {"forms": forms, "y": drawn[1][0], "known": known, "power": power(null, alternative)}
+
+
+def power(null: np.ndarray, alternative: np.ndarray) -> float:
+    """Power of the likelihood ratio at the rate `RATE`, its distributions taken for normal."""
+    if null.std() == 0.0:
+        return RATE
+    critical = null.mean() + stats.norm.isf(RATE) * null.std()
+    return float(stats.norm.sf((critical - alternative.mean()) / alternative.std()))
+
+
+def study(path: Path) -> None:
+    """Every fault at every size."""
+    done = {(row["kind"], row["fault"], row["n"]) for row in read_records(path) if "n" in row}
+    faults = {"regression": (*WIDTHS, *SHAPES, COPIED), "classes": tuple(CLASSES)}
+    for n, kind in ((n, kind) for n in SIZES for kind in faults):
+        for fault in faults[kind]:
+            if (kind, fault, n) in done:
+                continue
+            rows: dict[str, list[tuple[pb.Verdict, float]]] = {}
+            for seed in range((HEALTHY if fault == "right" else SICK)[n]):
+                rng = np.random.default_rng([n, seed, *fault.encode()])
+                case = (classes if kind == "classes" else regression)(fault, n, rng)
+                form, said = list(case["forms"].items())[seed % len(case["forms"])]
+                rows.setdefault(form, []).append((pb.judge(said, case["y"], **case["known"]), case["power"]))
+            for form, cases in rows.items():
+                found = Counter(c.name for verdict, _ in cases for c in (*verdict.failed, *verdict.warned))
+                row = {"kind": kind, "fault": fault, "n": n, "form": form, "found_by": dict(found)}
+                row |= {"counts": dict(Counter(verdict.model for verdict, _ in cases))}
+                append_record(path, row | {"power": float(np.mean([power for _, power in cases]))})
+                print(row, flush=True)
+
+
+def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
+    """Predictions of a regressor, as its package gives them."""
+    if name == BOOSTING:
+        fits = {
+            q: ensemble.GradientBoostingRegressor(loss="quantile", alpha=q, random_state=0) for q in LEVELS
+        }
+        quantiles = np.sort([fit.fit(x, y).predict(new) for fit in fits.values()], axis=0)
+        return dict(zip(LEVELS, quantiles, strict=True))
+    if name == TREES:
+        forest = ensemble.RandomForestRegressor(200, random_state=0).fit(x, y)
+        return np.stack([tree.predict(new) for tree in forest.estimators_])
+    if name == INTERVALS:
+        forest = ensemble.RandomForestRegressor(100, random_state=0)
+        split = mapie.regression.SplitConformalRegressor(forest, 0.9, prefit=False)
+        half = len(y) * 2 // 3
+        intervals = split.fit(x[:half], y[:half]).conformalize(x[half:], y[half:]).predict_interval(new)[1]
+        return {0.05: intervals[:, 0, 0], 0.95: intervals[:, 1, 0]}
+    kernel = gp.kernels.ConstantKernel(1.0) * gp.kernels.RBF(2.0) + gp.kernels.WhiteKernel(0.1)
+    process = gp.GaussianProcessRegressor(kernel, normalize_y=True)
+    mean, sd = (
+        (linear_model.BayesianRidge() if name == LINE else process).fit(x, y).predict(new, return_std=True)
+    )
+    return stats.norm(mean, sd)
+
+
+def regressors(path: Path, files: list[Path]) -> None:
+    """Every regressor on a third of every table, standardised; of large tables the first 1,200 rows of a shuffle."""
+    done = {(row["table"], row["regressor"]) for row in read_records(path) if "table" in row}
+    tables = {"diabetes": np.column_stack(load_diabetes(return_X_y=True))}
+    for file in files:
+        options: dict[str, Any] = {"delimiter": ",", "skiprows": 1} if file.suffix == ".csv" else {}
+        tables[file.stem if options else file.parent.name] = np.loadtxt(file, **options)
+    for name, regressor in (
+        (name, each) for name in tables for each in (BOOSTING, PROCESS, LINE, TREES, INTERVALS)
+    ):
+        if (name, regressor) in done:
+            continue
+        rows = np.random.default_rng(0).permutation(tables[name])[:1200]
+        x, y, cut = preprocessing.scale(rows[:, :-1]), rows[:, -1], len(rows) * 2 // 3
+        said = predicted(regressor, x[:cut], y[:cut], x[cut:])
+        verdict = pb.judge(said, y[cut:], x=x[cut:], x_train=x[:cut], y_train=y[:cut])
+        against = next(check.value for check in verdict.checks if check.name == "baseline")
+        row = {
+            "table": name,
+            "regressor": regressor,
+            "model": verdict.model,
+            "rows": len(y) - cut,
+            "ratio": against,
+        }
+        append_record(path, row | {"seen": [c.name for c in (*verdict.failed, *verdict.warned)]})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Whether pb.judge is right.")
+    parser.add_argument("--out", type=Path, default=HERE / "records.jsonl")
+    parser.add_argument("--tables", type=Path, nargs="+")
+    asked = parser.parse_args()
+    regressors(asked.out, asked.tables) if asked.tables else study(asked.out)
