@@ -184,14 +184,15 @@ def compile_graph(
     """
     shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
     logger = logging.getLogger("torch._inductor.ir")  # names every operator without a C++ entry
+    if on_stack:  # before the settings, which a first registration would keep for every later compile
+        common = _required("torch._inductor.codegen.common")
+        common.init_backend_registration()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
         stack.enter_context(_required("torch._inductor.config").patch(settings))
         stack.enter_context(_set(logger, "disabled", True))
         stack.enter_context(_all_headers_precompiled())
         if on_stack:
-            common = _required("torch._inductor.codegen.common")
-            common.init_backend_registration()
             calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
             stack.enter_context(_set(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)

@@ -125,4 +125,5 @@ if __name__ == "__main__":
     for s in range(args.seeds):
         for n, (x, y) in sets().items():
             rows.append(compare(n, x, y, s))
-            (HERE / "records.jsonl").write_text("".join(json.dumps(r, sort_keys=True) + "\n" for r in rows))
+            lines = "".join(json.dumps(r, sort_keys=True) + "\n" for r in rows)
+            (HERE / "records.jsonl").write_text(lines, encoding="utf-8")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -187,3 +189,21 @@ def test_other_layouts_are_refused_before_memory_is_read():
     with pytest.raises(ValueError, match="compiled for other tensors"):
         step(torch.ones(3, 4), torch.ones(3))
     assert step(torch.ones(3, 4)).sum() == 24
+
+
+def test_the_first_compile_of_a_process_leaves_no_setting_to_the_others():
+    """Inductor keeps what its settings are at its first registration: later results lay on the stack."""
+    script = """
+import torch
+from pyrobnn.compile import compiled
+
+z, out = torch.ones(3), torch.empty(3)
+def write(z, out):
+    out.copy_(z.exp())
+
+compiled(write, z, out)
+from torch._inductor.codegen import common
+print(common.device_codegens["cpu"].cpp_wrapper_codegen.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "ArrayRef" not in done.stdout

@@ -76,7 +76,7 @@ def imported():
 def test_what_is_imported_is_required_and_what_is_required_is_imported():
     parser = setup_cfg()
     required = {canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])}
-    optional = {"distributed": "cluster"}  # of an extra; the import says how to get it
+    optional = {"distributed": "cluster", "botorch": "botorch"}  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     # asked for where they are: in a notebook, on Windows, in a checkout
     present = {"IPython", "psutil"}

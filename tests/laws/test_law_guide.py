@@ -223,7 +223,7 @@ def test_a_plain_program_reads_its_point_parameters_from_the_store(guide):
     _assert_moments_agree(drawn[:, ::10], ours[:, ::10])
     with pyro.get_param_store().scope():
         pyro.param("noise", torch.tensor(3.0), constraint=dist.constraints.positive)
-        with pytest.raises(ValueError, match=r"store holds 3 as 'noise'.*scope\(\)"):
+        with pytest.raises(ValueError, match=r"store holds 3.0 as 'noise'.*scope\(\)"):
             posterior.guide(x)
 
 

@@ -54,6 +54,7 @@ def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, cas
         assert said
 
 
+@pytest.mark.filterwarnings("ignore:'likelihood.scale'")
 @pytest.mark.parametrize("name", sorted(NO_POINTS))
 def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
     with pytest.raises(pb.Refused, match="'likelihood.scale': a point parameter has no prior .*HalfNormal"):
