@@ -70,7 +70,10 @@ def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
 
 def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
     """The mask (num,) of rows that are named by index or mask."""
-    index = torch.as_tensor(rows).cpu()
+    try:
+        index = torch.as_tensor(rows).cpu()
+    except (RuntimeError, TypeError, ValueError):  # a slice, names
+        index = torch.empty(0)
     if index.dtype == torch.bool and index.shape == (num,):
         return index
     index = index.reshape(-1)

@@ -178,7 +178,7 @@ def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
         )
     with pytest.raises(Refused, match="prior"):
         fitted.remove(range(OLD))
-    for rows in (OLD, -1, [1, 1], [], 0.5, torch.ones(3, dtype=torch.bool)):
+    for rows in (OLD, -1, [1, 1], [], 0.5, slice(0, 3), torch.ones(3, dtype=torch.bool)):
         with pytest.raises(ValueError, match="'rows'"):
             fitted.remove(rows)
     with pytest.raises(ValueError, match="new row has"):
