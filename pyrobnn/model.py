@@ -10,7 +10,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import as_tensor, check_finite
+from pyrobnn.core.checks import as_tensor, check_cast, check_finite
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.density.fused import WrittenOut
@@ -278,7 +278,8 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
 
     Raises:
         TypeError: not numeric.
-        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range.
+        ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, columns of
+            which float32 keeps too little.
     """
     x, y = as_tensor("x", x).to(device), model.likelihood.targets.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
@@ -289,8 +290,11 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
         )
     check_finite("x", x)
     x, y = model.standard_inputs(x), model.standard_targets(y)
-    x = model.cast_inputs(x)
-    return x, model.likelihood.target(y, output_width(model, x), model.dtype)
+    cast = model.cast_inputs(x)
+    check_cast("x", x, cast)
+    if y.is_floating_point() and not model.likelihood.targets.classes:
+        check_cast("y", y, y.to(model.dtype))
+    return cast, model.likelihood.target(y, output_width(model, cast), model.dtype)
 
 
 @torch.no_grad()

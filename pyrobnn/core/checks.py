@@ -120,6 +120,22 @@ def check_finite(name: str, value: Tensor) -> None:
         )
 
 
+def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
+    """ValueError where float32 keeps less than half of a column's distinct values (row, …): 1e8 plus noise, say."""
+    if value.dtype == cast.dtype or cast.dtype != torch.float32:
+        return
+    few = slice(None, None, max(1, len(value) // 1000))
+    before, after = (each[few].reshape(len(each[few]), -1).double().sort(0).values for each in (value, cast))
+    count, kept = ((each.diff(dim=0) != 0).sum(0) + 1 for each in (before, after))
+    if len(lost := (2 * kept < count).nonzero()):
+        column = int(lost[0])
+        raise ValueError(
+            f"column {column} of '{name}' lies around {before[len(before) // 2, column]:.9g}: the net's float32 keeps "
+            f"{kept[column]} of {count[column]} distinct values; give the model a standardizer fitted on these data, "
+            "subtract the median, or use net.double()"
+        )
+
+
 def as_tensor(name: str, value: Any) -> Tensor:
     """Return a tensor over ``value`` (tensor, NumPy array, DataFrame, Series or nested list), without its gradient.
 

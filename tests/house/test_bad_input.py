@@ -50,6 +50,36 @@ def test_bad_data(model, x, y, error, message):
         prepare(model, x, y, points="free")
 
 
+@pytest.mark.parametrize("name", "xy")
+def test_a_cast_that_loses_the_data_is_refused(name):
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(80, 1, generator=generator, dtype=torch.float64)
+    data = {"x": X.double().repeat(2, 1), "y": Y.double().repeat(2, 1)}
+    with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps 1 of 80 .*standardizer"):
+        prepare(toy_model(), **data | {name: 1e8 + noise}, points="free")
+    # an outlier does not hide it, nor does a standardizer that it has blown up
+    outlier = torch.cat([1e9 + noise[1:], torch.zeros(1, 1).double()])
+    with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps"):
+        prepare(toy_model(), **data | {name: outlier}, points="free")
+    whole = pb.data.Dataset(**data | {name: outlier}, name="d", task="regression")
+    model = pb.BNN(
+        toy_net(), normal_prior(), HomoskedasticGaussian(0.1), standardizer=pb.data.Standardizer.fit(whole)
+    )
+    with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps"):
+        prepare(model, whole.x, whole.y, points="free")
+    harmless = (
+        noise,
+        noise.exp() ** 5,
+        1e10 + 0 * noise,
+        (noise > 2) * 0.1,
+        1e3 + noise,
+        torch.rand(80, 1, generator=generator).double() / 3,
+    )
+    for values in harmless:
+        prepare(toy_model(), **data | {name: values}, points="free")
+    prepare(toy_model(), **{key: value[:1] + 1e8 for key, value in data.items()}, points="free")
+
+
 def test_whole_numbers_are_cast_alike_by_fit_and_predict():
     x = torch.arange(40)[:, None]
     posterior = pb.MAP(num_steps=2, compile=False).fit(toy_model(), x, Y)
