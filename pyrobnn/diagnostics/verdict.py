@@ -178,9 +178,9 @@ class Verdict:
         return next((check for check in (*self.failed, *self.warned) if check.question == question), None)
 
     def fault(self, question: Question) -> str:
-        """What was seen by the check that decided the answer, as a part of a sentence; empty where all passed."""
+        """What is wrong, in a few words for whoever has not read the check; empty where all passed."""
         worst = self.worst(question)
-        return "" if worst is None else worst.evidence.rstrip(".")
+        return "" if worst is None else plain(words.fault(worst.code))
 
     def shown_answer(self, question: Question) -> str:
         """The answer to a question, or "not checked"."""
@@ -210,9 +210,11 @@ class Verdict:
         return f"{name}: {'; '.join(parts)}."
 
     def __str__(self) -> str:
-        """The summary, both answers, and what to do."""
+        """The summary, both answers, what was seen by the check that decided each, and what to do."""
+        seen = [worst for each in QUESTIONS if self.checked(each) and (worst := self.worst(each)) is not None]
+        evidence = [f"{each.status} {each.name}: {each.evidence}" for each in seen]
         action = [f"next: {self.action}"] if self.action else []
-        return shown("\n".join([self.summary, self.lines, *action]))
+        return shown("\n".join([self.summary, self.lines, *evidence, *action]))
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""

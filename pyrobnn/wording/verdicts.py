@@ -1,4 +1,4 @@
-"""What the checks of a verdict say, by code: what was seen, and what helps against it.
+"""What the checks of a verdict say, by code: the fault in a few words, what was seen, and what helps against it.
 
 What was seen stands by the code that was found, or else by the name of the check; both show the check's numbers. An
 action stands here only where a record shows that following it helped; of the model none does, so none is given.
@@ -10,6 +10,75 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Template = str | Callable[..., str]
+
+#: code → what is wrong, in a few words
+FAULTS = {
+    "not_checked": "part of it could not be checked",
+    "failed_to_run": "a check could not be made",
+    "unreadable": "it cannot be judged",
+    # the draws as they are
+    "finite": "values are not finite",
+    "no_draws": "there are no draws",
+    "draws_not_finite": "draws are not finite",
+    "interrupted": "the fit was cut short",
+    "unfinished": "the search was stopped before its optimum",
+    "few_steps": "the search was too short",
+    "tempered": "the draws are of a tempered posterior",
+    "fit_warned": "the fit warned",
+    "point_estimate": "it is a point estimate without uncertainty of its own",
+    "no_density": "its draws are not those of this model's posterior",
+    "density_missing": "nothing can compare its draws with the posterior",
+    "one_point": "all of its draws are one point",
+    "chain_stuck": "a chain never moved",
+    "draws_repeat": "draws repeat one another",
+    "moving": "draws repeat one another",
+    # convergence
+    "one_chain": "there is a single chain, so nothing shows what it missed",
+    "chains_short": "the chains are too short to judge",
+    "chains_exchanged": "the chains are too short, or chains and draws are exchanged",
+    "common_start": "all chains began at one point, so their agreement shows little",
+    "nothing_identified": "nothing shows whether the chains converged",
+    "rhat_function": "the chains do not agree with each other",
+    "chains_disagree": "the chains do not agree with each other",
+    "chains_slow": "the chains move too slowly",
+    "ess_function": "there are too few independent draws",
+    "divergences": "the sampler could not enter part of the posterior",
+    "bfmi": "the sampler explores the tails too slowly",
+    # the target
+    "importance": "the approximation misses the posterior",
+    "khat": "the approximation misses the posterior",
+    "khat_infinite": "the approximation misses the posterior",
+    "few_draws": "there are too few draws",
+    "density_not_finite": "some draws lie where the model has no density",
+    "function_moves": "its uncertainty about the function is not the posterior's",
+    "density_moves": "the draws have another shape than the posterior",
+    "virial": "the draws are not spread as the posterior is",
+    "score": "the draws lie beside the posterior",
+    "reference": "its function differs from the reference's",
+    # the model
+    "held_out_rows": "held-out rows are training rows",
+    "rows_repeated": "rows occur more than once in the data",
+    "pattern": "the model misses a pattern in the data",
+    "row_order": "neighbouring rows depend on each other",
+    "coverage_by_region": "error bars are too narrow in one region and too wide in another",
+    "pit": "predictions are not calibrated",
+    "loo_pit": "predictions are not calibrated",
+    "ece": "its probabilities are not calibrated",
+    "too_narrow": "error bars are too narrow",
+    "too_wide": "error bars are too wide",
+    "biased": "predictions are biased",
+    "heavy_tails": "errors have heavier tails than the noise",
+    "overconfident": "its probabilities are overconfident",
+    "underconfident": "its probabilities are underconfident",
+    "class_shares": "classes are not as frequent as predicted",
+    "loo_khat": "single data decide the fit",
+    "temperature": "its probabilities are too sharp or too flat",
+    "baseline": "a linear model predicts better",
+    # on request
+    "copied_chains": "chains are copies of one another",
+    "repeated_draws": "draws occur more than once",
+    "log_likelihood": "the log-likelihood is not that of these data",
+}
 
 _OUTER = "{outer:.0%} of {count} {which} values lie in the outer 10 % of their predictions (p = {p:.2g})."
 _GAP = "Mean confidence minus accuracy is {gap:+.3f} over {count} held-out values (error {value:.3f})."
@@ -54,14 +123,15 @@ SEEN: dict[str, Template] = {
     "khat_undecided": "k-hat over all weights of the net is {khat}: of its function that says nothing.",
     "few_draws": "There are {value:.0f} independent draws.",
     "density_not_finite": "log p or log q is not finite for {count} draws.",
-    "function_moves": "Moved by Hamiltonian Monte Carlo, the function's sd changes to {inverse:.2f} times and its mean "
-    "by {shift:.2f} sd in the median: draws of the posterior would stay.",
-    "density_moves": "Moved by Hamiltonian Monte Carlo, the sd of the log density changes to {inverse:.2f} times and "
-    "its mean by {shift:.2f} sd: draws of the posterior would stay.",
+    "function_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the "
+    "function by {inverse:.2f} and shift its mean by {shift:.2f} sd (medians).",
+    "density_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the log "
+    "density by {inverse:.2f} and shift its mean by {shift:.2f} sd.",
     "moves_undecided": "Moves accepted at a rate of {acceptance:.0%} leave a correlation of {stayed:.2f}: too far.",
     "virial": "The variance of the draws of {where} is {value:.2f} times what the model's density implies.",
     "score": "The mean gradient of the log density is {value:.2f} of its sd from zero, for {where}.",
-    "reference": "From the reference f at the {at} is {distance:.2f} sd off, its sd {ratio:.2f} times as large.",
+    "reference": "At the {at} the mean of f lies {distance:.2f} sd from the reference's, and its sd is {ratio:.2f} times "
+    "the reference's.",
     "reference_undecided": "The reference has not been shown to have converged.",
     "not_comparable": "The reference was evaluated at other points.",
     # the model
@@ -126,6 +196,11 @@ ACTIONS: dict[str, str] = {
     "rows_repeated": "Fit to each row once.",
     "copied_chains": "Give every chain a seed and a start of its own, and fit again.",
 }
+
+
+def fault(code: str) -> str:
+    """What is wrong in a few words; of a code that is not ours, the code."""
+    return FAULTS.get(code, code.replace("_", " "))
 
 
 def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:

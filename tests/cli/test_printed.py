@@ -54,7 +54,7 @@ def test_a_verdict_prints_everywhere(encoding, monkeypatch):
     said = printed(encoding, monkeypatch, verdict)
     size = {"ascii": "gr\\xf6\\xdfe".replace("\\xf6", "o")}.get(encoding, "größe")
     sd = "σ" if encoding == "utf-8" else "sigma"
-    assert f"{sd} of {size} is 1 +/- 2;" in said
+    assert f"fail ess: {sd} of {size} is 1 +/- 2." in said
     assert said.startswith("τ (NUTS): " if encoding == "utf-8" else "tau (NUTS): ")
     assert "next: Draw more." in said and "draws: fail" in said
 

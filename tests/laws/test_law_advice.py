@@ -57,9 +57,14 @@ def test_words_decide_nothing(monkeypatch):
     runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
     before = [decisions(trees) for trees in runs]
     said = str(diagnose(sick))
-    for name, other in (("SEEN", "R-hat is biased."), ("ACTIONS", "Run NUTS.")):
+    for name, other in (("FAULTS", "chains are biased"), ("SEEN", "R-hat is biased."), ("ACTIONS", "Run NUTS.")):
         monkeypatch.setattr(wording, name, dict.fromkeys(getattr(wording, name), other))
     assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
+
+
+def test_whatever_can_be_found_has_words_for_a_first_line():
+    informs = {"khat_undecided", "moves_undecided", "not_comparable", "reference_undecided"}
+    assert {*wording.SEEN, *wording.ACTIONS} - set(wording.FAULTS) == informs
 
 
 def test_the_table_is_short_and_each_row_is_whole():

@@ -273,7 +273,7 @@ def test_the_best_verdict_is_recommended_before_the_best_score(
     rows = compare_rows(trees)
     assert recommended(rows, verdicts) == "good"
     first, second = conclude(rows, verdicts)
-    assert first.startswith("Trust the draws of good") and second == "Do not rely on bad (bad saw fail)."
+    assert first.startswith("Trust the draws of good") and second == "Do not rely on bad (one)."
 
 
 def test_when_everything_fails_nothing_is_recommended(one_dimensional: dict[str, xr.DataTree]) -> None:
