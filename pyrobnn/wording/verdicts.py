@@ -130,8 +130,8 @@ SEEN: dict[str, Template] = {
     "moves_undecided": "Moves accepted at a rate of {acceptance:.0%} leave a correlation of {stayed:.2f}: too far.",
     "virial": "The variance of the draws of {where} is {value:.2f} times what the model's density implies.",
     "score": "The mean gradient of the log density is {value:.2f} of its sd from zero, for {where}.",
-    "reference": "At the {at} the mean of f lies {distance:.2f} sd from the reference's, and its sd is {ratio:.2f} times "
-    "the reference's.",
+    "reference": "At the {at} the mean of f lies {distance:.2f} sd from the reference's, and its sd is {ratio:.2f} "
+    "times the reference's.",
     "reference_undecided": "The reference has not been shown to have converged.",
     "not_comparable": "The reference was evaluated at other points.",
     # the model

@@ -57,7 +57,11 @@ def test_words_decide_nothing(monkeypatch):
     runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
     before = [decisions(trees) for trees in runs]
     said = str(diagnose(sick))
-    for name, other in (("FAULTS", "chains are biased"), ("SEEN", "R-hat is biased."), ("ACTIONS", "Run NUTS.")):
+    for name, other in (
+        ("FAULTS", "chains are biased"),
+        ("SEEN", "R-hat is biased."),
+        ("ACTIONS", "Run NUTS."),
+    ):
         monkeypatch.setattr(wording, name, dict.fromkeys(getattr(wording, name), other))
     assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
 
