@@ -38,6 +38,10 @@ class LogDensity:
         *,
         support: Mapping[str, Constraint | dist.Distribution] | None = None,
     ) -> None:
+        if not isinstance(init, Mapping):
+            raise TypeError(
+                f"'init' must map names to tensors, got {type(init).__name__}: pass {{'z': init}}"
+            )
         support = dict(support or {})
         if not init or FACTOR in init or not {*support} <= {*init}:
             raise ValueError(

@@ -206,7 +206,12 @@ class Verdict:
         """One sentence for a reader who knows none of the checks: whose verdict, and what decided it."""
         same = not self.label or self.label.lower() == self.method.lower()
         name = self.method if same else f"{self.label} ({self.method})"
-        parts = [words.opening(each, self.shown_answer(each), self.fault(each)) for each in QUESTIONS]
+        asked = {check.question for check in self.checks}  # predictions alone have no draws
+        parts = [
+            words.opening(each, self.shown_answer(each), self.fault(each))
+            for each in QUESTIONS
+            if each in asked
+        ]
         return f"{name}: {'; '.join(parts)}."
 
     def __str__(self) -> str:

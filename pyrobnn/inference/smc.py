@@ -298,12 +298,17 @@ def standard_error(islands: Tensor) -> float | None:
     return None if len(islands) < 2 else float(islands.std()) / math.sqrt(len(islands))
 
 
+def student_width(error: float, islands: int, level: float = 0.95) -> float:
+    """Half of the width of an interval, by Student's t with a degree of freedom less than islands."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.5 + level / 2, islands - 1)) * error
+
+
 def student_interval(islands: Tensor, level: float = 0.95) -> list[float] | None:
-    """Where the log evidence is, nats, by Student's t with a degree of freedom less than islands; None of one."""
+    """Where the log evidence is, nats; None of one island."""
     error = standard_error(islands)
     if error is None:
         return None
-    from scipy import stats
-
-    width = float(stats.t.ppf(0.5 + level / 2, len(islands) - 1)) * error
+    width = student_width(error, len(islands), level)
     return [log_mean(islands) - width, log_mean(islands) + width]

@@ -26,7 +26,7 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.smc import log_mean, standard_error
+from pyrobnn.inference.smc import log_mean, standard_error, student_interval, student_width
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
@@ -142,6 +142,7 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     facts = {
         "log_evidence_added": added,
         "log_evidence_added_error": error,
+        "log_evidence_added_interval": student_interval(particles.log_evidence),
         "gradients": particles.num_gradients,
         "ess": [round(rung.ess, 4) for rung in rungs],
         "ancestors": distinct,
@@ -158,9 +159,10 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     total = None if posterior.log_evidence is None else posterior.log_evidence + added
     if total is not None:
         whole = math.hypot(meta.get("log_evidence_error") or 0.0, error or 0.0)
+        width = student_width(whole, islands)
         changed |= {
             "log_evidence_error": whole,
-            "log_evidence_interval": [total - 2 * whole, total + 2 * whole],
+            "log_evidence_interval": [total - width, total + width],
         }
     columns = torch.tensor(rungs, dtype=torch.float64).unbind(1)
     return replace(

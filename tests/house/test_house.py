@@ -13,10 +13,10 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 33_200,
-    "code lines": 19_100,
-    "files": 172,
-    "numbers in module constants": 360,
+    "lines": 32_060,
+    "code lines": 18_440,
+    "files": 171,
+    "numbers in module constants": 286,
     "file names that stand in two rooms": 0,
     "scripts": 19,
     "lines of scripts": 5_530,
