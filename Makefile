@@ -52,7 +52,7 @@ gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 	@$(BIN)/python scripts/gpu/run.py $(ARGS)
 
 clean:
-	rm -rf build dist docs/_build docs/api docs/checks docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*
+	rm -rf build dist docs/_build docs/api docs/checks docs/claims docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:

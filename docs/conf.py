@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -36,12 +37,20 @@ suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets' states beside the t
 templates_path: list[str] = []
 
 # pages that are written at every build; none is under version control
-for folder in ("api", "checks", "tutorials"):
+for folder in ("api", "checks", "claims", "tutorials"):
     shutil.rmtree(HERE / folder, ignore_errors=True)
 api_pages.write(HERE / "api")
 check_pages.write(HERE / "checks")
 (HERE / "api" / "tested.txt").write_text(tested_pages.table(), encoding="utf-8")
 shutil.copytree(ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery"))
+claims = HERE / "claims"
+claims.mkdir()
+for claim in (ROOT / "scripts").glob("*/claim.md"):
+    shutil.copy(claim, claims / f"{claim.parent.name}.md")
+measured = (ROOT / "scripts/results/README.md").read_text(encoding="utf-8")
+(claims / "measured.txt").write_text(
+    re.sub(r"\.\./(\w+)/claim\.md", r"claims/\1.md", measured), encoding="utf-8"
+)
 
 nb_execution_mode = "off"  # the outputs are those that are stored
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline", "deflist"]
