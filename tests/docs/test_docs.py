@@ -38,7 +38,6 @@ SLOW = {
     "pyro-program",
     "questions",
     "save-and-resume",
-    "scoringbench",
     "skpro",
     "trackers",
 }
