@@ -1,4 +1,4 @@
-"""What to do while a method runs: show progress, score held-out rows, draw the predictive, stop.
+"""What to do while a method runs: show progress, score held-out rows, stop.
 
 A callback is any function ``callback(step, metrics) -> bool | None``. ``step`` counts the finished steps from 1,
 ``metrics`` maps names to what the method reports at this step (``"loss"`` for the gradient methods), and True asks
@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,10 +26,7 @@ from tqdm import TqdmWarning
 
 from pyrobnn.core.checks import as_tensor, check_count
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["EarlyStopping", "LivePlot", "ProgressBar", "Validation", "duration", "scalars"]
+__all__ = ["EarlyStopping", "ProgressBar", "Validation", "duration", "scalars"]
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -218,100 +215,7 @@ class EarlyStopping:
         return step - self._best_step >= self.patience
 
 
-class _Evaluation:
-    """Evaluates the posterior so far at the first report after every few steps; a smaller step begins a new run."""
-
-    def __init__(self, x: Tensor, y: Tensor, every: int, num_draws: int) -> None:
-        self.x, self.y = as_tensor("x", x).detach(), as_tensor("y", y).detach()
-        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y) or len(self.x) == 0:
-            raise ValueError(
-                f"x has shape {tuple(self.x.shape)} and y {tuple(self.y.shape)}: they must have as many rows, "
-                "and one at least"
-            )
-        self.every, self.num_draws = check_count("every", every), check_count("num_draws", num_draws)
-        self._last = self._due = sys.maxsize
-
-    def _begins(self, step: int, first: int) -> bool:
-        """Whether a new run begins, whose first evaluation is due at the step ``first``."""
-        begins, self._last = step <= self._last, step
-        self._due = first if begins else self._due
-        return begins
-
-    def _is_due(self, step: int) -> bool:
-        if step < self._due:
-            return False
-        self._due = step - step % self.every + self.every
-        return True
-
-    def _predict(self, x: Tensor, metrics: Mapping[str, Any]) -> Any:
-        snapshot = metrics.get("snapshot")
-        if not callable(snapshot):
-            raise ValueError(
-                f"this method reports no 'snapshot' while it runs, which {type(self).__name__} needs"
-            )
-        with torch.no_grad():
-            return snapshot().predict(x, num_draws=self.num_draws)
-
-
-class LivePlot(_Evaluation):
-    """Redraws the predictive bands of a regression on one input while a method runs.
-
-    The mean ± 1.96 epistemic standard deviations (of the function) and ± 1.96 total ones (with noise), over the data.
-    In a notebook the figure updates in place; elsewhere it is kept in ``figure``.
-
-    Args:
-        x: inputs of the data (N, 1), in the units the model is fitted in.
-        y: targets (N,) or (N, 1), in the same units.
-        every: steps between two drawings, at the least; each costs a prediction at 200 points, which reach a
-            quarter of the data's range beyond it.
-        num_draws: draws of each chain that are used.
-
-    Attributes:
-        figure: the latest drawing, None before the first.
-
-    Raises:
-        ValueError: inputs of more than one dimension, or counts below 1; when called, a method that takes no snapshots.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, *, every: int = 100, num_draws: int = 100) -> None:
-        super().__init__(x, y, every, num_draws)
-        if self.x.ndim != 2 or self.x.shape[1] != 1:
-            raise ValueError(f"a live plot needs inputs (N, 1), got x with shape {tuple(self.x.shape)}")
-        low, high = float(self.x.min()), float(self.x.max())
-        margin = (high - low) / 4
-        self.grid = torch.linspace(low - margin, high + margin, 200).to(self.x)[:, None]
-        self.figure: Figure | None = None
-        self._display: Any = None
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._begins(step, self.every)
-        if not self._is_due(step):
-            return
-        self.figure = self._drawn(self._predict(self.grid, metrics), step)
-        if self._display is not None:
-            self._display.update(self.figure)
-        elif _in_notebook():
-            from IPython.display import display
-
-            self._display = display(self.figure, display_id=True)
-
-    def _drawn(self, prediction: Any, step: int) -> Figure:
-        from pyrobnn.plots.style import INK, MUTED, bands, panels, style
-
-        found = prediction.mean, prediction.epistemic_var.sqrt(), prediction.var.sqrt()
-        grid, mean, *sds = (values[:, 0].cpu().double() for values in (self.grid, *found))
-        with style():
-            figure, axes = panels(1, size=(5.5, 3.5))
-            ax = axes[0, 0]
-            bands(ax, grid, mean, *sds)
-            ax.plot(grid, mean, color=INK, label="mean")
-            ax.plot(self.x[:, 0].cpu(), self.y.reshape(len(self.y), -1)[:, 0].cpu(), ".", color=MUTED, ms=3)
-            ax.set(title=f"step {step}", xlabel="x", ylabel="y")
-            figure.legend(loc="outside lower center", ncols=4)
-        return figure
-
-
-class Validation(_Evaluation):
+class Validation:
     r"""Scores held-out rows by the posterior so far: the curve shows when a fit begins to overfit.
 
     .. math:: \mathrm{val\_loss} = -\frac{1}{M} \sum_{m=1}^M \log p(y_m \mid x_m, \text{the posterior so far})
@@ -344,19 +248,32 @@ class Validation(_Evaluation):
     """
 
     def __init__(self, x: Tensor, y: Tensor, *, every: int = 100, num_draws: int = 50) -> None:
-        super().__init__(x, y, every, num_draws)
+        self.x, self.y = as_tensor("x", x).detach(), as_tensor("y", y).detach()
+        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y) or len(self.x) == 0:
+            raise ValueError(
+                f"x has shape {tuple(self.x.shape)} and y {tuple(self.y.shape)}: they must have as many rows, "
+                "and one at least"
+            )
+        self.every, self.num_draws = check_count("every", every), check_count("num_draws", num_draws)
         self.history: dict[str, list[float]] = {}
+        self._last = self._due = sys.maxsize
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if self._begins(step, 0):
-            self.history = {}
-        if self._is_due(step):
+        if step <= self._last:  # a new run
+            self._due, self.history = 0, {}
+        self._last = step
+        if step >= self._due:
+            self._due = step - step % self.every + self.every
             self._evaluate(step, metrics)
         if isinstance(metrics, MutableMapping):
             metrics.update({name: self.history[name][-1] for name in ("val_loss", "val_error")})
 
     def _evaluate(self, step: int, metrics: Mapping[str, Any]) -> None:
-        prediction = self._predict(self.x, metrics)
+        snapshot = metrics.get("snapshot")
+        if not callable(snapshot):
+            raise ValueError("this method reports no 'snapshot' while it runs, which Validation needs")
+        with torch.no_grad():
+            prediction = snapshot().predict(self.x, num_draws=self.num_draws)
         y = self.y.to(prediction.f.device)
         column = y.reshape(len(y), -1)
         if prediction.task == "gaussian":
@@ -370,10 +287,3 @@ class Validation(_Evaluation):
             found["loss"] = metrics["loss"]
         for name, value in found.items():
             self.history.setdefault(name, []).append(float(value))
-
-
-def _in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this process; IPython is never imported to find out."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

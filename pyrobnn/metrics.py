@@ -1,53 +1,25 @@
 r"""How good are predictions? Scores of point forecasts, densities, draws, intervals and probabilities.
 
-Every function takes tensors on any device, one entry per held-out point; :func:`mean_and_error` averages any per-point
-score. Draws are of the predictive, chains flattened: (draw, point[, output]). Outputs have units of their own: a score
-in the units of y is of one output, or of several each in its ``scale``.
+Every function takes tensors on any device, one entry per held-out point. Draws are of the predictive, chains flattened:
+(draw, point[, output]). Outputs have units of their own: a score in the units of y is of one output, or of several each
+in its ``scale``. Of classes scikit-learn's ``sklearn.metrics`` has more.
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import Tensor
 
 __all__ = [
-    "Reliability",
     "accuracy",
     "brier",
     "crps",
     "ece",
-    "interval_coverage",
     "log_predictive_density",
-    "mean_and_error",
     "nll",
     "pit",
-    "reliability",
     "rmse",
 ]
-
-
-class Reliability(NamedTuple):
-    """A reliability diagram: per bin of confidence, its mean, the share that was right, and the count."""
-
-    confidence: Tensor
-    accuracy: Tensor
-    count: Tensor  # type: ignore[assignment]  # a public field, in the place of tuple.count
-
-
-def mean_and_error(scores: Tensor) -> tuple[float, float]:
-    """The mean of per-point scores (point,) or (point, 1) and its standard error, sd / √N (NaN for a single point).
-
-    Raises:
-        ValueError: no scores, or several columns: outputs have units of their own, and those of a point go together.
-    """
-    _check_nonempty("scores", scores)
-    _check_one_unit(scores, None)
-    error = float(scores.double().std()) / math.sqrt(scores.numel()) if scores.numel() > 1 else math.nan
-    return float(scores.double().mean()), error
 
 
 def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
@@ -71,7 +43,11 @@ def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
         1.4142135...
     """
     _check_same("mean", mean, "y", y)
-    _check_one_unit(y, scale)
+    if scale is None and y.ndim > 1 and y.shape[1] > 1:
+        raise ValueError(
+            f"{y.shape[1]} outputs (shape {tuple(y.shape)}) have units of their own: score one at a time, [:, k], or "
+            "each in its scale, such as train.y.std(0)"
+        )
     each = (y.double() - mean.double()).square().mean(0).sqrt()
     return float((each if scale is None else each / scale).mean())
 
@@ -81,7 +57,8 @@ def log_predictive_density(log_prob: Tensor) -> float:
 
     It is what ``Prediction.log_prob(y)`` gives. The mean over draws of log densities is another, smaller number.
     """
-    return mean_and_error(log_prob)[0]
+    _check_nonempty("log_prob", log_prob)
+    return float(log_prob.double().mean())
 
 
 def crps(draws: Tensor, y: Tensor) -> Tensor:
@@ -99,7 +76,7 @@ def crps(draws: Tensor, y: Tensor) -> Tensor:
         y: observed (point[, output]).
 
     Returns:
-        The score of every entry of y, of its shape: average it with :func:`mean_and_error`.
+        The score of every entry of y, of its shape: average it over points.
 
     Raises:
         ValueError: shapes that do not fit, or no draws.
@@ -143,28 +120,6 @@ def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     return (below + v * (ties + 1)) / (len(draws) + 1)
 
 
-def interval_coverage(draws: Tensor, y: Tensor, levels: tuple[float, ...] = (0.5, 0.9, 0.95)) -> Tensor:
-    """The share of observations inside the central predictive interval of each level.
-
-    A calibrated predictive covers as much as its level says; a share below it is overconfidence.
-
-    Args:
-        draws: of the predictive of y, noise included, (draw, point[, output]).
-        y: observed (point[, output]).
-        levels: probabilities of the intervals, each in (0, 1).
-
-    Returns:
-        Shares (level,).
-
-    Raises:
-        ValueError: shapes that do not fit, or a level outside (0, 1).
-    """
-    _check_draws(draws, y)
-    low, high = central_intervals(draws, levels)
-    inside = (low <= y) & (y <= high)
-    return inside.double().flatten(1).mean(1)
-
-
 def accuracy(probs: Tensor, y: Tensor) -> float:
     """The share of points whose most probable class (point, class) is the label (point,)."""
     _check_probs(probs, y)
@@ -189,77 +144,30 @@ def brier(probs: Tensor, y: Tensor) -> float:
     return float((probs.double() - target).square().sum(-1).mean())
 
 
-def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
-    """Confidence of the predicted class against how often it was right, in bins of equal width on [0, 1].
-
-    Args:
-        probs: (point, class), rows that sum to 1.
-        y: labels (point,), int64.
-        num_bins: number of bins; empty ones are left out.
-
-    Returns:
-        :class:`Reliability`, each field (bin,) for the bins with points.
-
-    Raises:
-        ValueError: shapes that do not fit, or fewer than one bin.
-    """
-    _check_probs(probs, y)
-    if num_bins < 1:
-        raise ValueError(f"'num_bins' must be at least 1, got {num_bins}")
-    confidence, predicted = probs.double().max(-1)
-    # right-closed bins: a confidence of exactly 1 belongs to the last
-    index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
-    count = torch.bincount(index, minlength=num_bins)
-    means = [
-        torch.bincount(index, weights=values, minlength=num_bins)[count > 0] / count[count > 0]
-        for values in (confidence, (predicted == y).double())
-    ]
-    return Reliability(means[0], means[1], count[count > 0])
-
-
 def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
     r"""Expected calibration error, :math:`\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|`.
 
     It is biased upwards when bins hold few points: compare it between methods on the same points only.
 
     Args:
-        probs, y, num_bins: as in :func:`reliability`.
+        probs: (point, class), rows that sum to 1.
+        y: labels (point,), int64.
+        num_bins: bins of equal width on [0, 1] of the confidence in the predicted class.
 
     References:
         On Calibration of Modern Neural Networks (Guo et al., 2017), https://arxiv.org/abs/1706.04599
     """
-    bins = reliability(probs, y, num_bins)
-    return float(((bins.accuracy - bins.confidence).abs() * bins.count).sum() / bins.count.sum())
-
-
-def central_intervals(draws: Tensor, levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends of the central intervals that hold each level of the draws (draw, …), each (level, …).
-
-    Raises:
-        ValueError: a level outside (0, 1).
-    """
-    for level in levels:
-        if not 0 < level < 1:
-            raise ValueError(f"'levels' must lie in (0, 1), got {level}")
-    tails = [(1 - level) / 2 for level in levels]
-    # NumPy, because torch.quantile refuses more than 2**24 numbers
-    values = draws.detach().double().cpu().numpy()
-    edges = np.quantile(values, [*tails, *(1 - tail for tail in tails)], axis=0)
-    low, high = torch.as_tensor(edges).to(draws.device).split(len(levels))
-    return low, high
+    _check_probs(probs, y)
+    confidence, predicted = probs.double().max(-1)
+    # right-closed bins: a confidence of exactly 1 belongs to the last
+    index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    gaps = torch.bincount(index, weights=(predicted == y).double() - confidence, minlength=num_bins)
+    return float(gaps.abs().sum() / len(y))
 
 
 def _check_nonempty(name: str, values: Tensor) -> None:
     if values.numel() == 0:
         raise ValueError(f"{name!r} is empty (shape {tuple(values.shape)}): there is nothing to score")
-
-
-def _check_one_unit(values: Tensor, scale: Tensor | None) -> None:
-    if scale is None and values.ndim > 1 and values.shape[1] > 1:
-        raise ValueError(
-            f"{values.shape[1]} outputs (shape {tuple(values.shape)}) have units of their own: score one at a time, "
-            "[:, k], or each in its scale, such as train.y.std(0)"
-        )
 
 
 def _check_same(name: str, values: Tensor, other: str, reference: Tensor) -> None:

@@ -126,7 +126,8 @@ def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
         return
     few = slice(None, None, max(1, len(value) // 1000))
     before, after = (each[few].reshape(len(each[few]), -1).double().sort(0).values for each in (value, cast))
-    rounding = 1e-11 * before.abs().amax(0)  # sin(2 pi day / 7) and the like: equal in all but float64's last digits
+    # sin(2 pi day / 7) and the like: equal in all but float64's last digits
+    rounding = 1e-11 * before.abs().amax(0)
     count, kept = ((each.diff(dim=0) > rounding).sum(0) + 1 for each in (before, after))
     if len(lost := (2 * kept < count).nonzero()):
         column = int(lost[0])

@@ -11,12 +11,9 @@ from scipy import stats
 from pyrobnn.core.groups import FUNCTION, HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.convergence import RHAT_LIMITS, convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.points import regression_points
-from pyrobnn.diagnostics.scores import units
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
 _MAX_COLUMNS = 512
-_MAX_POINTS = 200
 #: share of the points that the looser limits are held against
 MOST = 0.9
 
@@ -54,36 +51,6 @@ def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) ->
         https://arxiv.org/abs/2104.14421
     """
     return _fidelity(Evidence.of(tree), Evidence.of(reference, "reference"))
-
-
-def predictive_distance(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) -> float | None:
-    r"""Mean 1-Wasserstein distance between two predictive distributions at the held-out points.
-
-    .. math:: W_1 = \tfrac1n \sum_i \int |F_i(y) - F_i^{\mathrm{ref}}(y)| \, dy
-
-    in the outcome's units, over at most 200 points; of several outputs the mean of each one's distance in standard
-    deviations of its training targets. None unless both trees predict the same points. With S draws it has a floor of
-    about sd/√S. (`fidelity` measures f at the probes, in reference sd.)
-    """
-    evidence, reference = Evidence.of(tree), Evidence.of(reference, "reference")
-    mine, others = evidence.values(HELD_OUT, "y"), reference.values(HELD_OUT, "y")
-    if mine is None or others is None or mine.shape != others.shape:
-        return None
-    scale = units(evidence)
-    if not np.array_equal(mine, others) or scale is None:
-        return None
-    distances = []
-    for output, unit in enumerate(scale):
-        points = [regression_points(each, output) for each in (evidence, reference)]
-        samples = [each.sample for each in points if each is not None and each.held_out]
-        found = [sample for sample in samples if sample is not None]
-        if len(found) < 2:
-            return None
-        ours, theirs = found
-        index = np.linspace(0, ours.shape[1] - 1, min(ours.shape[1], _MAX_POINTS)).round().astype(int)
-        each = [stats.wasserstein_distance(ours[:, i], theirs[:, i]) for i in np.unique(index)]
-        distances.append(np.mean(each) / unit)
-    return float(np.mean(distances))
 
 
 def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:

@@ -202,17 +202,20 @@ class Verdict:
         return next((check.action for check in (*self.failed, *self.warned) if check.action), "")
 
     @property
-    def summary(self) -> str:
-        """One sentence for a reader who knows none of the checks: whose verdict, and what decided it."""
-        same = not self.label or self.label.lower() == self.method.lower()
-        name = self.method if same else f"{self.label} ({self.method})"
+    def in_words(self) -> str:
+        """Both answers, and what decided them, for a reader who knows none of the checks."""
         asked = {check.question for check in self.checks}  # predictions alone have no draws
-        parts = [
+        return "; ".join(
             words.opening(each, self.shown_answer(each), self.fault(each))
             for each in QUESTIONS
             if each in asked
-        ]
-        return f"{name}: {'; '.join(parts)}."
+        )
+
+    @property
+    def summary(self) -> str:
+        """One sentence: whose verdict, and :attr:`in_words`."""
+        same = not self.label or self.label.lower() == self.method.lower()
+        return f"{self.method if same else f'{self.label} ({self.method})'}: {self.in_words}."
 
     def __str__(self) -> str:
         """The summary, both answers, what was seen by the check that decided each, and what to do."""

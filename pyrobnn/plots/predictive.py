@@ -1,4 +1,4 @@
-"""Predictions: bands along a single input, outcomes, replicates, residuals along each input."""
+"""Predictions and their uncertainty: bands along a single input, outcomes, calibration, its two kinds."""
 
 from __future__ import annotations
 
@@ -7,32 +7,24 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from arviz_stats.base import array_stats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from scipy.stats import norm
+from scipy import stats
 
-from pyrobnn.core.groups import (
-    CONSTANT_DATA,
-    GRID,
-    HELD_OUT,
-    OBSERVED_DATA,
-)
+from pyrobnn.core.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 from pyrobnn.diagnostics.points import (
     COUNTS,
+    ClassPoints,
     Points,
-    class_names,
+    class_points,
     feature_names,
-    has_classes,
     output_names,
     regression_points,
-    replicates,
     unit,
     widest_gap,
 )
-from pyrobnn.diagnostics.scores import num_outputs
+from pyrobnn.diagnostics.scores import expected_calibration_error, num_outputs
 from pyrobnn.plots.style import (
     ALEATORIC,
     EPISTEMIC,
@@ -44,14 +36,13 @@ from pyrobnn.plots.style import (
     empty_panel,
     evenly,
     fit_line,
+    legend_below,
     one_each,
     panels,
     reference_line,
     style,
 )
 
-#: rows of a density, places of a row of intervals, panels of inputs, values of a figure of shares: what can be seen
-MAX_DATA, MAX_PLACES, MAX_INPUTS, MAX_CLASSES, MAX_COUNTS = 2000, 60, 12, 100, 25
 MAX_POINTS = 400
 
 
@@ -212,137 +203,128 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
     return one_each(trees, read, draw, missing, size=(3.1, 3.1), sharex=True, sharey=True)
 
 
-def posterior_predictive(trees: Trees, *, output: int = 0) -> Figure:
-    """Density of the observed outcomes (dark) beside that of twelve data sets that the posterior makes (blue).
+def calibration(trees: Trees, *, output: int = 0) -> Figure:
+    r"""Share of outcomes inside central predictive intervals against the level that the intervals claim.
 
-    Kernel densities by ArviZ, of at most 2000 evenly spaced data; limits hold 99 % of all replicates. Of classes,
-    and of counts with few values, the share of each value: 50 and 95 % of the data sets that the posterior makes. It
-    uses the data twice, so that only gross misfits show: skew, tails, a second mode, a bound, too few zeros.
+    .. math:: \hat c(\alpha) = \tfrac1n \#\{i : |\mathrm{PIT}_i - \tfrac12| \le \alpha/2\}
+
+    Below the diagonal: overconfident. The grey band is the pointwise 95 % binomial range of a calibrated
+    model with as many points. A curve on the diagonal does not prove calibration everywhere in x: errors of
+    opposite sign in two regions can cancel.
 
     Args:
-        trees: one DataTree or a mapping from label to DataTree, with ``posterior_predictive`` and ``observed_data``.
-        output: which output to draw.
+        trees: one DataTree or a mapping from label to DataTree, with predictive draws of y.
+        output: which output to judge.
+
+    Returns:
+        A figure with one line per tree.
+    """
+    trees = gather(trees)
+    levels = np.linspace(0.0, 1.0, 41)
+    with style():
+        figure, axes = panels(1, size=(4.2, 3.6))
+        ax = axes[0, 0]
+        counts = []
+        for index, (label, evidence) in enumerate(trees.items()):
+            points = regression_points(evidence, output)
+            if points is not None and points.pit is not None:
+                covered = (np.abs(points.pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
+                ax.plot(levels, covered, label=label, **fit_line(index))
+                counts.append(len(points.pit))
+        if not counts:
+            empty_panel(ax, "no predictive draws with known outcomes")
+            return figure
+        fewest = min(counts)
+        low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
+        grey: dict[str, Any] = {"color": MUTED, "alpha": 0.15, "lw": 0, "zorder": 0}
+        ax.fill_between(levels, low, high, label="calibrated, 95 % range", **grey)
+        reference_line(ax)
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
+        look: dict[str, Any] = {"ha": "right", "color": MUTED, "fontsize": 8}
+        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, **look)
+        legend_below(figure, ax)
+        return figure
+
+
+def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
+    """Noise that stays (aleatoric) and uncertainty of the function (epistemic), of each method.
+
+    One row per method and kind: the dot is the median over the held-out points, the thick line their middle
+    half, the thin line their middle 90 %. Regression shows standard deviations in the outcome's units;
+    classification shows entropies in nats (expected entropy, and mutual information of label and weights).
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree.
+        output: which output to show in a regression.
+
+    Returns:
+        A figure with one axes.
+    """
+    trees = gather(trees)
+    rows = {label: decomposed(evidence, output) for label, evidence in trees.items()}
+    rows = {label: pair for label, pair in rows.items() if any(each is not None for each in pair)}
+    classes = any(class_points(trees[label]) is not None for label in rows)
+    with style():
+        figure, axes = panels(1, size=(4.2, 1.0 + 0.5 * max(2, len(rows))))
+        ax = axes[0, 0]
+        if not rows:
+            empty_panel(ax, "no decomposed uncertainty in these trees")
+            return figure
+        for row, pair in enumerate(rows.values()):
+            for shift, values, colour in zip((-0.14, 0.14), pair, (ALEATORIC, EPISTEMIC), strict=True):
+                values = np.empty(0) if values is None else values[np.isfinite(values)]
+                if values.size:
+                    p5, p25, p50, p75, p95 = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
+                    ax.hlines(row + shift, p5, p95, color=colour, lw=1.0)
+                    ax.hlines(row + shift, p25, p75, color=colour, lw=3.2)
+                    ax.plot(p50, row + shift, "o", color=colour, ms=4.5, mec="white", mew=0.8)
+        ax.plot([], [], color=ALEATORIC, lw=3, label="aleatoric")
+        ax.plot([], [], color=EPISTEMIC, lw=3, label="epistemic")
+        of = outcome_label(next(iter(trees.values())), output)
+        ax.set_xlabel("entropy (nats)" if classes else f"sd of {of} at the held-out points")
+        ax.set_yticks(range(len(rows)), list(rows))
+        ax.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
+        ax.grid(axis="y", visible=False)
+        figure.legend(loc="outside upper right", ncols=2)
+        return figure
+
+
+def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Aleatoric and epistemic uncertainty (point,): entropies in nats of classes, else sds in the outcome's units."""
+    labelled, points = class_points(evidence), regression_points(evidence, output)
+    if labelled is not None:
+        return labelled.aleatoric, labelled.epistemic
+    return (None, None) if points is None else (points.aleatoric_sd, points.epistemic_sd)
+
+
+def reliability(trees: Trees) -> Figure:
+    r"""Accuracy against confidence in ten bins of equal count, with ±2 binomial standard errors, and the ECE.
+
+    .. math:: \mathrm{ECE} = \sum_b \tfrac{n_b}{n} \, |\mathrm{acc}_b - \mathrm{conf}_b|
+
+    Below the diagonal: overconfident. Grey bars show how the confidences are spread. ECE is biased upwards in
+    small samples and depends on the binning; compare methods on the same data only.
+    Guo et al., On Calibration of Modern Neural Networks (2017), https://arxiv.org/abs/1706.04599
+
+    Args:
+        trees: one DataTree or a mapping from label to DataTree, with ``predictions.probs`` and labels.
 
     Returns:
         A figure with one panel per tree.
     """
 
-    def draw(ax: Axes, evidence: Evidence, found: tuple[np.ndarray, np.ndarray]) -> None:
-        draws, y = (each[..., output] for each in found)
-        ax.set_xlabel(output_names(evidence, found[1].shape[1])[output])
-        if _frequencies(ax, draws, y, evidence):
-            return
-        keep = evenly(len(y), MAX_DATA)
-        for replicate in draws[np.ix_(evenly(len(draws), 12), keep)]:
-            _density(ax, replicate, color=EPISTEMIC, lw=0.6, alpha=0.45)
-        _density(ax, y[keep], color=INK, lw=1.6)
-        low, high = np.quantile(draws[:, keep], (0.005, 0.995))
-        margin = 0.1 * (high - low)
-        ax.set(xlim=(min(low, y.min()) - margin, max(high, y.max()) + margin), yticks=[])
-        ax.set_ylim(bottom=0)
+    def draw(ax: Axes, evidence: Evidence, points: ClassPoints) -> None:
+        confidence = points.probs.max(1)
+        ece, table = expected_calibration_error(confidence, points.correct)
+        claimed, accuracy, count = table.T
+        # the standard error of a calibrated bin, so that a bin without errors does not claim certainty
+        error = 2 * np.sqrt(claimed * (1 - claimed) / count)
+        shares = np.full(len(confidence), 1 / len(confidence))
+        ax.hist(confidence, bins=np.linspace(0, 1, 21).tolist(), weights=shares, color=MUTED, alpha=0.25)
+        reference_line(ax)
+        ax.errorbar(claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2)
+        ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
+        ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
 
-    missing, read = "no replicates of the training data", partial(replicates, whole=True)
-    return one_each(trees, read, draw, missing, size=(3.0, 2.2), sharex=True)
-
-
-def _frequencies(ax: Axes, draws: np.ndarray, y: np.ndarray, evidence: Evidence) -> bool:
-    """Draw the share of each value in (draw, obs) beside that in (obs,); not where they are not few whole numbers."""
-    if not (np.isfinite(draws).all() and np.isfinite(y).all() and (draws == np.rint(draws)).all()):
-        return False
-    labels = has_classes(evidence)
-    largest = int(max(y.max(), draws.max() if labels else np.quantile(draws, 0.995)))
-    if min(y.min(), draws.min()) < 0 or largest >= (MAX_CLASSES if labels else MAX_COUNTS):
-        return False
-    values = np.arange(largest + 1)
-    made = np.stack([(draws == value).mean(1) for value in values])
-    for levels, width in (((0.025, 0.975), 0.9), ((0.25, 0.75), 2.6)):
-        ax.vlines(values, *np.quantile(made, levels, axis=1), color=EPISTEMIC, lw=width)
-    ax.plot(values, [(y == value).mean() for value in values], "_", color=INK, ms=9, mew=1.6)
-    ax.set(ylim=(0, None), ylabel="share", xlim=(-0.6, largest + 0.6))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if labels:
-        shown = values[:: -(-len(values) // 12)]
-        names = class_names(evidence, len(values))
-        ax.set_xticks(shown, [names[value][: max(3, 40 // len(shown))] for value in shown])
-    return True
-
-
-def _density(ax: Axes, values: np.ndarray, **line: Any) -> None:
-    finite = values[np.isfinite(values)]
-    if len(finite) > 2 and np.ptp(finite) > 0:
-        grid, density, _ = array_stats.kde(finite)
-        ax.plot(grid[::8], density[::8], **line)
-
-
-def residuals(trees: Trees, *, output: int = 0) -> Figure:
-    """Standardised residuals against each input: mean in bins of equal count or of each value, one line per method.
-
-    The residual of a point is (y − mean) / sd of its predictive, or where that is not near normal (counts, heavy tails,
-    censored rows) the normal quantile of its randomised transform; grey points are the first method's. Where the
-    predictive is right, bin means stay in the grey range (±2 standard errors); a line that leaves it shows a mean
-    function that misses how y depends on that input. Held-out points, or the training data of trees without any; at
-    most twelve inputs, those whose bins differ most.
-
-    Args:
-        trees: one DataTree or a mapping from label to DataTree, with predictions at points with known outcomes.
-        output: which output to judge.
-
-    Returns:
-        A figure with one panel per input, one axes where there is nothing to draw.
-    """
-    trees = gather(trees)
-    found = {
-        label: pair
-        for label, each in trees.items()
-        if (pair := standardised_residuals(each, output)) is not None
-    }
-    with style():
-        if not found:
-            figure, axes = panels(1)
-            empty_panel(axes[0, 0], "no residuals with their inputs")
-            return figure
-        x, first = next(iter(found.values()))
-        same = {label: z for label, (inputs, z) in found.items() if np.array_equal(inputs, x)}
-        names = feature_names(trees[next(iter(found))], x.shape[1])
-        count = min(8, max(2, len(first) // 8))
-        bins = [_bins(column, count) for column in x.T]
-        spread = [max(np.ptp([z[b].mean() for b in parts]) for z in same.values()) for parts in bins]
-        chosen = sorted(np.argsort(spread)[::-1][:MAX_INPUTS])
-        figure, axes = panels(len(chosen), size=(3.0, 2.2), sharey=True)
-        for feature, (ax,) in zip(chosen, axes, strict=True):
-            parts = bins[feature]
-            at = [x[b, feature].mean() for b in parts]
-            half = 2 / np.sqrt([len(b) for b in parts])
-            ax.fill_between(at, -half, half, color=MUTED, alpha=0.15, lw=0)
-            reference_line(ax, 0.0)
-            keep = evenly(len(first), 300)
-            ax.plot(x[keep, feature], first[keep], ".", color=MUTED, markersize=3, alpha=0.4)
-            for label, z in same.items():
-                means, look = [z[b].mean() for b in parts], fit_line(list(trees).index(label))
-                ax.plot(at, means, marker="o", markersize=2.5, label=label, **look)
-            ax.set_title(names[feature])
-            ax.set(xlabel=names[feature], ylabel="residual / sd")
-        axes[0, 0].set_ylim(-3, 3)
-        return figure
-
-
-def _bins(column: np.ndarray, count: int) -> list[np.ndarray]:
-    """Rows in bins of equal count; of few values, those of each value."""
-    values, of = np.unique(column, return_inverse=True)
-    if len(values) <= count:
-        return [np.flatnonzero(of == number) for number in range(len(values))]
-    return np.array_split(np.argsort(column, kind="stable"), count)
-
-
-def standardised_residuals(evidence: Evidence, output: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Inputs (point, feature) and standardised residuals (point,)."""
-    points = regression_points(evidence, output)
-    if points is None:
-        return None
-    x = evidence.values(HELD_OUT if points.held_out else CONSTANT_DATA, "x")
-    if x is None or x.ndim != 2 or len(x) != len(points.y) or len(x) < 8 or not (points.total_sd > 0).all():
-        return None
-    z = (points.y - points.mean) / points.total_sd
-    if evidence.likelihood not in ("", "gaussian") and points.pit is not None:
-        z = norm.ppf(points.pit)  # of counts, bounds, heavy tails and censored rows
-    return (x.astype(np.float64), z) if np.isfinite(z).all() and np.isfinite(x).all() else None
+    missing = "no class probabilities with known labels"
+    return one_each(trees, class_points, draw, missing, size=(3.0, 3.0), sharex=True, sharey=True)

@@ -199,13 +199,3 @@ def reference_line(axes: Axes, level: float | None = None) -> None:
         axes.axline((0, 0), slope=1, **look)
     else:
         axes.axhline(level, **look)
-
-
-def interval_row(axes: Axes, at: float, values: np.ndarray, colour: str) -> None:
-    """A row of a figure of intervals: median, middle half and middle 90 % of the finite values."""
-    values = values[np.isfinite(values)]
-    if values.size:
-        p5, p25, p50, p75, p95 = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
-        axes.hlines(at, p5, p95, color=colour, lw=1.0)
-        axes.hlines(at, p25, p75, color=colour, lw=3.2)
-        axes.plot(p50, at, "o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.8)

@@ -12,20 +12,17 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
 from pyrobnn import plots
 from pyrobnn.core.groups import GRID
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import class_points, output_names, regression_points, replicates
+from pyrobnn.diagnostics.points import class_points, output_names, regression_points
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.predictive import standardised_residuals
+from pyrobnn.plots.predictive import decomposed
 from pyrobnn.plots.sampling import histories
-from pyrobnn.plots.style import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, RULE
-from pyrobnn.plots.uncertainty import decomposed
+from pyrobnn.plots.style import INK, MUTED, PALETTE, RULE
 
 Trees = Mapping[str, Evidence]
 SECTIONS = {
@@ -33,27 +30,16 @@ SECTIONS = {
     "calibration": "Is the uncertainty honest?",
     "draws": "How the draws were made",
 }
-#: legend entries: CSS variable, kind of mark, words
-Key = tuple[tuple[str, str, str], ...]
-_BLUE, _SAND = f"--fig-{PALETTE.index(EPISTEMIC)}", f"--fig-{PALETTE.index(ALEATORIC)}"
-BAND_KEY: Key = (
-    (_BLUE, "line", "mean and single functions"),
-    (_BLUE, "band", "95 % of the function (epistemic)"),
-    (_SAND, "band", "95 % with noise (aleatoric added)"),
-    ("--fig-ink", "dot", "data"),
-    ("--fig-ink", "dash", "true function, where known"),
-    ("--fig-muted", "band", "widest gap in the data"),
-)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Inline SVG elements under a heading: how to read them, legend entries, and what could not be drawn, and why."""
+    """A figure, as inline SVG, under a heading: how to read it, how many panels wide; or why it was not drawn."""
 
     title: str
     how: str
-    svgs: tuple[str, ...]
-    key: Key = ()
+    svg: str = ""
+    columns: int = 1
     note: str = ""
 
 
@@ -64,8 +50,6 @@ class Spec:
     Args:
         section: key of `SECTIONS`. title: heading. how: one sentence on how to read it, also its text alternative.
         draw: the figure of some trees; of one output where ``outputs``. has: whether a tree can be drawn.
-        stack: one SVG per panel, of so many axes each; 0 for the whole figure as one.
-        key: legend entries of these trees.
     """
 
     section: str
@@ -73,9 +57,7 @@ class Spec:
     how: str
     draw: Callable[..., Figure]
     has: Callable[[Evidence], Any]
-    stack: int = 1
     outputs: bool = False
-    key: Callable[[Trees], Key] = lambda trees: ()
 
     def blocks(self, trees: Trees) -> list[Block]:
         """A block, or one per output, of the trees that it can be drawn of; why not, where it cannot."""
@@ -86,35 +68,20 @@ class Spec:
         except Exception as error:
             if len(trees) > 1:  # those that can be drawn are, each beside the others' reasons
                 return [block for label, tree in trees.items() for block in self.blocks({label: tree})]
-            return [Block(f"{', '.join(trees)}: {self.title}", "", (), note=f"Not drawn: {said(error)}.")]
+            return [Block(f"{', '.join(trees)}: {self.title}", "", note=f"Not drawn: {said(error)}.")]
 
     def _block(self, trees: Trees, output: int, name: str) -> Block:
-        of = f": {name}" if name else ""
+        title = f"{self.title}: {name}" if name else self.title
         figure = self.draw(trees, output=output) if self.outputs else self.draw(trees)
-        prefix = "".join(
-            c if c.isalnum() else "-" for c in f"{self.title}-{'-'.join(trees)}-{output}".lower()
-        )
-        alt = f"{self.title}{of}. {self.how}"
-        if self.stack:
-            titles = [ax.get_title(loc="left") for ax in figure.axes[:: self.stack]]
-            svgs = inline_panels(figure, alts=[f"{each}: {alt}" for each in titles], prefix=prefix)
-        else:
-            svgs = [inline_svg(figure, alt=alt, prefix=prefix)]
-        return Block(self.title + of, self.how, tuple(svgs), self.key(trees))
+        prefix = re.sub(r"\W", "-", f"{self.title}-{'-'.join(trees)}-{output}".lower())
+        svg = inline_svg(figure, alt=f"{title}. {self.how}", prefix=prefix)
+        return Block(title, self.how, svg, max(1, round(figure.get_figwidth() / 3.6)))
 
 
 def output_labels(trees: Trees) -> list[str]:
     """Names of the outputs that all trees have where there are several; one empty name for a single one."""
     count = min(num_outputs(each) for each in trees.values())
     return output_names(next(iter(trees.values())), count) if count > 1 else [""]
-
-
-def line_key(trees: Trees) -> Key:
-    """Legend of a figure of `trees` with one line per method."""
-    return tuple(
-        (f"--fig-{PALETTE.index(FITS[index % len(FITS)])}", "line" if index < len(FITS) else "dash", label)
-        for index, label in enumerate(trees)
-    )
 
 
 def build_sections(trees: Trees) -> dict[str, list[Block]]:
@@ -143,12 +110,10 @@ SPECS = (
         "predictions",
         "Predictive bands",
         "One panel per method, same axes. Between and beyond the data the blue band should open: there the function is "
-        "unknown. Below each, the two sds against the input.",
+        "unknown. Below each, the two sds against the input; grey is the widest gap in the data.",
         plots.predictive_bands,
         lambda tree: tree.variable(GRID, "mean") is not None,
-        stack=2,
         outputs=True,
-        key=lambda trees: BAND_KEY,
     ),
     Spec(
         "predictions",
@@ -160,33 +125,11 @@ SPECS = (
         outputs=True,
     ),
     Spec(
-        "predictions",
-        "Posterior predictive check",
-        "Blue: data sets that the posterior makes; dark: the observed data. They should look alike: skew, tails, "
-        "bounds, number of modes. Of classes and small counts, the share of each value, with 50 and 95 % of the data "
-        "sets.",
-        plots.posterior_predictive,
-        lambda tree: replicates(tree, whole=True) is not None,
-        outputs=True,
-    ),
-    Spec(
-        "predictions",
-        "Residuals against each input",
-        "Mean of (observed − predicted) / predicted sd in bins, one line per method; it should stay in the grey "
-        "range. A slope or a bend is missing from the mean function. Of many inputs, the twelve with the largest "
-        "differences.",
-        plots.residuals,
-        lambda tree: standardised_residuals(tree, 0) is not None,
-        outputs=True,
-        key=line_key,
-    ),
-    Spec(
         "calibration",
         "Coverage",
         "A calibrated method stays in the grey range; below the diagonal it is overconfident.",
         plots.calibration,
         _has_draws,
-        stack=0,
         outputs=True,
     ),
     Spec(
@@ -204,7 +147,6 @@ SPECS = (
         "over held-out points; thick line: middle half; thin line: middle 90 %.",
         plots.uncertainty_decomposition,
         lambda tree: decomposed(tree)[1] is not None,
-        stack=0,
         outputs=True,
     ),
     Spec(
@@ -221,7 +163,6 @@ SPECS = (
         "A loss that still falls at the end has not converged. The first tenth may lie above the frame.",
         _loss,
         lambda tree: any(not name.startswith("warmup_") for name in histories(tree)),
-        stack=0,
     ),
 )
 
@@ -237,68 +178,19 @@ VARIABLES = {
 
 
 def inline_svg(figure: Figure, *, alt: str, prefix: str) -> str:
-    """The whole figure as one ``<svg>`` element with a text alternative; `prefix` is unique within the page."""
-    body, (width, height) = _drawn(figure)
-    return _element(_themed(body, prefix), (0.0, 0.0, width, height), alt)
-
-
-def inline_panels(figure: Figure, *, alts: list[str], prefix: str) -> list[str]:
-    """Each panel of a figure as an ``<svg>`` of its own, all of one size, so that a phone can stack them.
-
-    The page has the legends of the figure, which is of no use afterwards. Its axes come panel by panel, the same
-    number in each; `alts` has a text alternative per panel, and `prefix` is unique within the page.
-    """
-    axes = list(figure.axes)
-    for legend in list(figure.legends):
-        legend.remove()
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    stack = len(axes) // len(alts)
-    panels = [axes[stack * i : stack * (i + 1)] for i in range(len(alts))]
-    for index, ax in enumerate(axes):
-        ax.set_gid(f"panel{index}")
-    frames = np.array([_frame(panel, tight=False) for panel in panels])
-    outer = np.array([_frame(panel, tight=True) for panel in panels])
-    # the same margins for every panel: equal sizes, aligned axes
-    margins = np.concatenate([(outer - frames)[:, :2].min(0), (outer - frames)[:, 2:].max(0)])
-    # in points of a 72nd of an inch, with three around
-    boxes = 72 * (frames + margins) / figure.dpi + 3 * np.array([-1, -1, 1, 1])
-    # drawn once, then cut: markers and clip paths that panels share stay with the first, which the page always holds
-    body, (_, height) = _drawn(figure)
-    groups = dict(
-        re.findall(r'^  (<g id="(?:panel\d+)">)$(.*?)^  </g>$', body, flags=re.DOTALL | re.MULTILINE)
-    )
-    cut = [f"{head}{rest}</g>" for head, rest in groups.items()]
-    clips = body[body.rindex("<defs>") :]
-    found = []
-    for index, ((left, bottom, right, top), alt) in enumerate(zip(boxes, alts, strict=True)):
-        inside = "".join(cut[stack * index : stack * (index + 1)]) + (clips if index == 0 else "")
-        view = (left, height - top, right - left, top - bottom)
-        found.append(_element(_themed(inside, prefix), view, alt))
-    return found
-
-
-def _frame(panel: list[Axes], *, tight: bool) -> np.ndarray:
-    """Union of the axes' boxes, left bottom right top in pixels, with labels (tight) or without."""
-    boxes = [ax.get_tightbbox() if tight else ax.get_window_extent() for ax in panel]
-    return np.array(Bbox.union([box for box in boxes if box is not None]).extents)
-
-
-def _drawn(figure: Figure) -> tuple[str, tuple[float, float]]:
-    """The inside of matplotlib's ``<svg>``, and its width and height in points."""
-    buffer = io.StringIO()
+    """The figure as one ``<svg>`` element with a text alternative; `prefix` is unique within the page."""
+    buffer, words = io.StringIO(), escape(alt, quote=True)
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
-        figure.savefig(
-            buffer,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    body = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
-    _, _, width, height = map(float, svg.partition('viewBox="')[2].partition('"')[0].split())
-    return body, (width, height)
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    head, _, body = buffer.getvalue().partition("<svg")[2].partition(">")
+    box = head.partition('viewBox="')[2].partition('"')[0]
+    body = _themed(body[: body.rindex("</svg>")], prefix)
+    width = f"{float(box.split()[2]):.0f}pt"
+    return (
+        f'<svg role="img" aria-label="{words}" viewBox="{box}" style="width: {width}">'
+        f"<title>{words}</title>{body}</svg>"
+    )
 
 
 def _themed(body: str, prefix: str) -> str:
@@ -314,15 +206,6 @@ def _themed(body: str, prefix: str) -> str:
     # a tenth of a point is finer than any screen, and halves the size of the page
     body = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_rounded(found[2])}"', body)
     return re.sub(r"\n\s*", "\n", body).strip()
-
-
-def _element(body: str, view: tuple[float, float, float, float], alt: str) -> str:
-    box = " ".join(f"{number:.1f}" for number in view)
-    words = escape(alt, quote=True)
-    return (
-        f'<svg role="img" aria-label="{words}" viewBox="{box}" style="max-width: {view[2]:.0f}pt">'
-        f"<title>{words}</title>{body}</svg>"
-    )
 
 
 def _rounded(path: str) -> str:

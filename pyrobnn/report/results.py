@@ -14,11 +14,11 @@ from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
-from pyrobnn.diagnostics.fidelity import predictive_distance
+from pyrobnn.diagnostics.fidelity import fidelity
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
 from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
-from pyrobnn.diagnostics.scores import LEVELS, num_outputs, score, units
+from pyrobnn.diagnostics.scores import LEVELS, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.report.baselines import baselines
 
@@ -58,8 +58,7 @@ COLUMNS = (
     Column("rhat", "R-hat", "of f, worst", "lower"),
     Column("ess", "ESS", "of f, worst", "higher"),
     Column("khat", "k-hat", "of p/q", "lower"),
-    Column("predictive_distance", "distance", "from the reference", "lower"),
-    Column("predictive_distance_standardized", "distance / sd", "from the reference", "lower"),
+    Column("distance", "distance", "of f, reference sd", "lower"),
     Column("compile_seconds", "compile", "s"),
     Column("fit_seconds", "fit", "s"),
     Column("predict_seconds", "predict", "s"),
@@ -116,8 +115,8 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
         return {each.name: each.value for each in found}
 
     def distance() -> dict[str, float | None]:
-        name = "predictive_distance" + ("" if num_outputs(evidence) == 1 else "_standardized")
-        return {name: None if reference is None else predictive_distance(evidence, reference)}
+        found = None if reference is None else fidelity(evidence, reference).per_point
+        return {"distance": None if found is None else float(found["wasserstein"].median())}
 
     sources: dict[str, Callable[[], Mapping[str, float | None]]] = {
         "scores": scores,

@@ -14,7 +14,6 @@ from pyrobnn.diagnostics.points import (
     CLASSES,
     class_names,
     feature_names,
-    is_censored,
     is_classification,
     outcome,
     output_names,
@@ -25,21 +24,6 @@ from pyrobnn.diagnostics.verdict import Question
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
 _MOST_NAMES = 12
-#: question → answer → words, of the recommended run
-ANSWERS: dict[Question, dict[str, str]] = {
-    "draws": {
-        "pass": "The draws are those of the posterior",
-        "warn": "The draws can be used with care",
-        "fail": "The draws are not those of the posterior",
-        "not checked": "Nothing has compared the draws with the posterior",
-    },
-    "model": {
-        "pass": "the model fits the data",
-        "warn": "the model fits the data with reservations",
-        "fail": "the model does not fit the data",
-        "not checked": "nothing has compared the model with data",
-    },
-}
 #: the better answer first: unexamined draws come before bad ones, an unexamined model after a bad one
 RANKS: dict[Question, tuple[str, ...]] = {
     "draws": ("pass", "warn", "not checked", "fail"),
@@ -93,12 +77,7 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
 
 def headline(label: str, evidence: Evidence, verdict: Verdict, rows: Sequence[Row]) -> str:
     """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
-    parts = []
-    asked = {check.question for check in verdict.checks}  # predictions alone have no draws
-    for question, words in ((each, said) for each, said in ANSWERS.items() if each in asked):
-        fault = verdict.fault(question) if verdict.shown_answer(question) in ("warn", "fail") else ""
-        parts.append(": ".join(filter(None, (words[verdict.shown_answer(question)], fault))))
-    text = f"{'; '.join(parts)}. {_skill(label, evidence, rows)}".rstrip()
+    text = f"{verdict.in_words}. {_skill(label, evidence, rows)}".rstrip()
     return text[:1].upper() + text[1:]
 
 
@@ -108,61 +87,46 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     if best is None:
         each = ", ".join(f"{row.label} ({verdicts[row.label].lines})" for row in rows)
         return f"These runs used different data and are not ranked. Their verdicts: {each}.", ""
-    verdict = verdicts[best]
-    others = [row.label for row in rows if row.label != best]
     if not any(check.question == "draws" for each in verdicts.values() for check in each.checks):
         return " ".join(each.summary for each in verdicts.values()), ""
-    draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
-    action = verdict.action.strip().rstrip(".")
+    verdict, others = verdicts[best], [row.label for row in rows if row.label != best]
+    draws, action = verdict.shown_answer("draws"), verdict.action.strip().rstrip(".")
     todo = f"Next: {action}." if action else "See the checks below for what to do next."
     if draws == "fail":
         first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
         return f"{first}{verdict.fault('draws')}.", todo
-    if draws == "not checked":
-        opening = f"Use {best}, with care: nothing has compared its draws with the posterior"
-    elif draws == "warn":
-        opening = f"Use {best}, with care: {verdict.fault('draws')}"
-    else:
-        opening = f"Trust the draws of {best}"
-    if model in ("warn", "fail"):
-        opening += f"; {ANSWERS['model'][model]}"
-    return f"{opening}.", _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
+    first = (
+        f"Trust the draws of {best}."
+        if draws == "pass"
+        else f"Use {best}, with care: {verdict.fault('draws')}."
+    )
+    return first, _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
 
 
 def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:
+    """The worst of the others, with their faults."""
     for status, opening in (("fail", "Do not rely on"), ("warn", "Take care with")):
-        if found := [label for label in others if verdicts[label].shown_answer("draws") == status]:
-            named = [f"{label} ({verdicts[label].fault('draws')})" for label in found]
-            return f"{opening} {_listed(named)}."
-    unseen = [label for label in others if verdicts[label].shown_answer("draws") == "not checked"]
-    if unseen:
-        return f"The draws of {_listed(unseen)} were not examined as those of a posterior."
-    return f"The draws of {_listed(others)} passed too."
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+        found = {label: verdicts[label].fault("draws") for label in others if verdicts[label].draws == status}
+        if named := ", ".join(f"{label} ({fault})" for label, fault in found.items()):
+            return f"{opening} {named}."
+    return ""
 
 
 def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     """Its share of held-out variance, beside a linear model; else that it was judged on training data."""
     own = next((row for row in rows if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
-    if own is not None and y is not None and is_censored(evidence) and "coverage_90" in own.values:
-        covered = f"the 90 % intervals of {label} hold {own.values['coverage_90']:.0%}"
-        return f"On {len(y):,} held-out points, some of them censored, {covered}."
-    if own is not None and OBSERVED_DATA not in evidence.tree.children and "crps" in own.values:
-        return ""
-    if own is None or y is None or y.ndim == 0 or not {"r2", "accuracy"} & own.values.keys():
+    if own is None or y is None or y.ndim == 0:
         return "No data were held out: this judgement rests on the data that it was fitted to."
     count = num_outputs(evidence)
     target = " and ".join(output_names(evidence, count)) if count < 3 else f"the {count} outputs"
-    if "r2" not in own.values:
+    if "accuracy" in own.values:
         words = f"classifies {own.values['accuracy']:.0%} correctly"
-    elif own.values["r2"] <= 0:
-        words = f"explains nothing of the variance of {target}"
-    else:
-        words = f"explains {own.values['r2']:.0%} of the variance of {target}"
+    elif "r2" in own.values:
+        share = f"{own.values['r2']:.0%}" if own.values["r2"] > 0 else "nothing"
+        words = f"explains {share} of the variance of {target}"
+    else:  # of censored rows, and predictions without training data
+        return ""
     return f"On {len(y):,} held-out points {label} {words}{_against_linear(own, rows)}."
 
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pyrobnn.callbacks import EarlyStopping, LivePlot, ProgressBar, Validation
+from pyrobnn.callbacks import EarlyStopping, ProgressBar, Validation
 
 
 class TestProgressBar:
@@ -78,73 +77,6 @@ class TestEarlyStopping:
             EarlyStopping()(1, {"elbo": 2.0, "snapshot": print})
 
 
-class FakePosterior:
-    def predict(self, x, num_draws=None):
-        one = torch.ones_like(x)
-        return SimpleNamespace(mean=x, aleatoric_var=3 * one, epistemic_var=one, var=4 * one)
-
-
-class TestLivePlot:
-    x = torch.linspace(-1, 1, 9).unsqueeze(-1)
-
-    def test_draws_every_so_many_steps_and_keeps_the_figure(self, tmp_path):
-        plot = LivePlot(self.x, self.x.squeeze(-1), every=2)
-        taken = []
-        metrics = {"snapshot": lambda: taken.append(1) or FakePosterior()}
-        for step in (1, 2, 3, 4):
-            assert plot(step, metrics) is None
-        assert len(taken) == 2
-        axes = plot.figure.axes[0]
-        assert axes.get_title(loc="left") == "step 4" or axes.get_title() == "step 4"
-        above, below, inner = (band.get_paths()[0].vertices[:, 1] for band in axes.collections)
-        assert above.max() == pytest.approx(1.5 + 2 * 1.96, rel=1e-5)  # the grid ends at 1 + 2/4
-        assert below.min() == pytest.approx(-1.5 - 2 * 1.96, rel=1e-5)
-        assert inner.max() == pytest.approx(1.5 + 1.96, rel=1e-5)
-        assert above.min() == pytest.approx(-1.5 + 1.96, rel=1e-5)  # no band lies over another
-        plot.figure.savefig(tmp_path / "live.png")
-        assert (tmp_path / "live.png").stat().st_size > 1000
-
-    def test_a_notebook_updates_one_display(self, monkeypatch):
-        shown = []
-        handle = SimpleNamespace(update=lambda figure: shown.append(("update", figure)))
-
-        def display(figure, display_id):
-            shown.append(("display", figure))
-            return handle
-
-        shell = type("ZMQInteractiveShell", (), {})()
-        fake = SimpleNamespace(get_ipython=lambda: shell)
-        monkeypatch.setitem(sys.modules, "IPython", fake)
-        monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-        plot = LivePlot(self.x, self.x, every=1)
-        for step in (1, 2):
-            plot(step, {"snapshot": FakePosterior})
-        assert [kind for kind, _ in shown] == ["display", "update"]
-        assert shown[1][1] is plot.figure
-
-    def test_bad_input_is_named(self):
-        with pytest.raises(ValueError, match=r"inputs \(N, 1\)"):
-            LivePlot(torch.zeros(3, 2), torch.zeros(3))
-        with pytest.raises(ValueError, match="as many rows"):
-            LivePlot(self.x, torch.zeros(3))
-        with pytest.raises(ValueError, match="no 'snapshot'"):
-            LivePlot(self.x, self.x, every=1)(1, {"loss": 1.0})
-
-    def test_a_method_that_looks_up_now_and_then_is_drawn_at_the_looks(self):
-        plot, drawn = LivePlot(self.x, self.x, every=100), []
-        for step in (48, 96, 144, 192, 240):  # no multiple of 100 among them
-            plot(step, {"snapshot": lambda step=step: drawn.append(step) or FakePosterior()})
-        assert drawn == [144, 240]
-
-    def test_a_method_of_another_kind_than_svi_is_drawn(self):
-        from test_contract import METHODS, gaussian, toy
-
-        x, y = toy()
-        plot = LivePlot(x, y, every=10)
-        METHODS["SWAG"].fit(gaussian(), x, y, num_draws=6, seed=0, callbacks=[plot])
-        assert plot.figure is not None
-
-
 class TestValidation:
     x = torch.linspace(-1, 1, 9).unsqueeze(-1)
 
@@ -158,6 +90,12 @@ class TestValidation:
         assert held_out.history["step"] == [50, 100, 200] and held_out.history["loss"] == [1.0] * 3
         assert seen == [0.5] * 4 and held_out.history["val_error"] == [1.0] * 3
         assert stops(EarlyStopping(patience=2, window=1, metric="loss"), seen) == 3
+
+    def test_a_method_that_looks_up_now_and_then_is_scored_at_the_looks(self):
+        held_out = Validation(self.x, self.x, every=100)
+        for step in (48, 96, 144, 192, 240):  # no multiple of 100 among them
+            held_out(step, {"snapshot": ScoredPosterior})
+        assert held_out.history["step"] == [48, 144, 240]
 
     def test_a_fit_stops_where_held_out_rows_get_worse(self):
         from test_contract import METHODS, gaussian, toy

@@ -477,7 +477,7 @@ def test_runs_of_different_data_are_not_ranked(tmp_path):
     content = json.loads(write_summary(trees, verdicts, tmp_path / "summary.json").read_text())
     assert content["recommended"] is None and "different data" in content["conclusion"]
     rows = compare_rows(trees)
-    assert not any("predictive_distance" in row.values for row in rows)
+    assert not any("distance" in row.values for row in rows)
     assert not best_labels(rows, next(column for column in COLUMNS if column.key == "log_prob"))
     write_report(trees, tmp_path / "report.html", verdicts=verdicts)
     # a run of other data is no reference either

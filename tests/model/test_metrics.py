@@ -24,20 +24,11 @@ def test_outputs_are_scored_in_units_of_their_own():
     assert metrics.rmse(mean[:, 1], y[:, 1]) == pytest.approx(287)
     scale = torch.tensor([0.6, 574.0])
     assert metrics.rmse(mean, y, scale=scale) == pytest.approx(0.5)
-    draws = torch.linspace(0, 1, 101)[:, None, None] * scale + y
-    for pooled in (
-        lambda: metrics.rmse(mean, y),
-        lambda: metrics.mean_and_error(metrics.crps(draws, y)),
-    ):
-        with pytest.raises(ValueError, match="2 outputs .*units of their own: score one at a time"):
-            pooled()
+    with pytest.raises(ValueError, match="2 outputs .*units of their own: score one at a time"):
+        metrics.rmse(mean, y)
 
 
-def test_mean_and_error():
-    mean, error = metrics.mean_and_error(torch.tensor([1.0, 2.0, 3.0, 6.0]))
-    assert mean == 3.0
-    assert error == pytest.approx(stats.sem([1, 2, 3, 6]))
-    assert math.isnan(metrics.mean_and_error(torch.tensor([1.0]))[1])
+def test_log_predictive_density_is_a_mean():
     assert metrics.log_predictive_density(torch.tensor([-1.0, -2.0])) == -1.5
 
 
@@ -74,18 +65,6 @@ def test_pit_of_draws_that_all_tie_is_uniform_too():
     assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-6
 
 
-def test_coverage_of_known_quantiles():
-    draws = torch.linspace(0, 1, 1001, dtype=torch.float64).unsqueeze(-1).expand(1001, 5)
-    y = torch.tensor([0.5, 0.26, 0.1, 0.04, 0.0], dtype=torch.float64)
-    coverage = metrics.interval_coverage(draws, y, levels=(0.5, 0.9, 0.95))
-    assert coverage.tolist() == pytest.approx([0.4, 0.6, 0.8])
-
-
-def test_intervals_take_more_numbers_than_torch_quantile_does():
-    draws = torch.zeros(1025, 16500, dtype=torch.float32)
-    assert metrics.interval_coverage(draws, torch.zeros(16500), levels=(0.9,)).tolist() == [1.0]
-
-
 def test_scores_of_probabilities():
     assert metrics.accuracy(PROBS, LABELS) == pytest.approx(2 / 3)
     assert metrics.nll(PROBS, LABELS) == pytest.approx(-np.log([0.7, 0.1, 0.4]).mean())
@@ -95,11 +74,7 @@ def test_scores_of_probabilities():
     assert metrics.brier(PROBS, LABELS) == pytest.approx((first + second + third) / 3)
 
 
-def test_reliability_and_ece_by_hand():
-    bins = metrics.reliability(PROBS, LABELS, num_bins=2)
-    assert bins.count.tolist() == [1, 2]
-    assert bins.confidence.tolist() == pytest.approx([0.4, 0.75])
-    assert bins.accuracy.tolist() == [1.0, 0.5]
+def test_ece_by_hand():
     assert metrics.ece(PROBS, LABELS, num_bins=2) == pytest.approx((0.6 + 2 * 0.25) / 3)
 
 
@@ -114,11 +89,9 @@ def test_ece_of_certain_and_right_is_zero():
         (lambda: metrics.rmse(torch.zeros(3, 1), torch.zeros(3)), r"\(3, 1\).*\(3,\)"),
         (lambda: metrics.rmse(torch.zeros(0), torch.zeros(0)), "is empty"),
         (lambda: metrics.crps(torch.zeros(2, 10, 3), torch.zeros(3)), "flatten chains"),
-        (lambda: metrics.interval_coverage(torch.zeros(2, 3), torch.zeros(3), (90.0,)), r"\(0, 1\)"),
         (lambda: metrics.nll(PROBS, torch.tensor([0, 1, 3])), "0 … 2, got 0 … 3"),
         (lambda: metrics.nll(PROBS.log(), LABELS), "not logits"),
         (lambda: metrics.accuracy(PROBS, LABELS.float()), "use y.long"),
-        (lambda: metrics.reliability(PROBS, LABELS, num_bins=0), "at least 1"),
     ],
 )
 def test_bad_input_is_named(call, message):

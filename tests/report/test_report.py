@@ -19,7 +19,6 @@ import pyrobnn as pb
 from pyrobnn import plots
 from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
-from pyrobnn.diagnostics.fidelity import predictive_distance
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.points import output_names
 from pyrobnn.report import write_report, write_summary
@@ -98,7 +97,7 @@ def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     page = Page(html)
     figures = [a for a in page.named("svg") if a.get("aria-hidden") != "true"]
-    assert len(page.named("figure")) == len(figures) >= 10
+    assert len(page.named("figure")) == len(figures) >= 4
     assert all(a.get("role") == "img" and len(a.get("aria-label") or "") > 15 for a in figures)
 
 
@@ -130,7 +129,7 @@ def test_a_table_that_is_cut_on_a_phone_says_so(html: str) -> None:
 
 def test_figures_fold_on_a_phone_but_for_the_first(html: str) -> None:
     cards = [a for a in Page(html).named("details") if "figures" in (a.get("class") or "")]
-    assert len(cards) >= 6 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
+    assert len(cards) >= 4 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
 
 
 def test_light_dark_and_print(html: str) -> None:
@@ -144,7 +143,7 @@ def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: di
     for label in ("nuts", "svi"):
         assert f"× {rows[label].values['gap_ratio']:.1f}" in html
     assert "gap_ratio" not in rows["map"].values
-    assert rows["svi"].values["predictive_distance"] > 0 and "predictive_distance" not in rows["nuts"].values
+    assert rows["svi"].values["distance"] > 0 and "distance" not in rows["nuts"].values
 
 
 def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
@@ -280,16 +279,6 @@ def test_when_everything_fails_nothing_is_recommended(one_dimensional: dict[str,
     verdicts = {label: judged(label, "fail") for label in one_dimensional}
     first, second = conclude(compare_rows(one_dimensional), verdicts)
     assert first.startswith("No method can be trusted yet") and second == "Next: Do more."
-
-
-def test_distance_is_zero_to_itself_and_the_shift_otherwise() -> None:
-    tree, moved = factory.regression_1d(), factory.regression_1d()
-    moved["predictions"]["y"] = moved["predictions"]["y"] + 0.75
-    assert predictive_distance(tree, tree) == 0.0
-    assert predictive_distance(moved, tree) == pytest.approx(0.75)
-    other = factory.regression_1d()
-    other["predictions_constant_data"]["y"] = other["predictions_constant_data"]["y"] + np.float64(1)
-    assert predictive_distance(other, tree) is None
 
 
 def test_a_point_estimate_is_recommended_last(one_dimensional: dict[str, xr.DataTree]) -> None:
@@ -433,38 +422,11 @@ def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: P
     assert "depth, mean" in page.text and "speed, mean" in page.text
 
 
-def test_classes_have_figures_of_replicates(tmp_path: Path) -> None:
-    tree, rng = factory.classification(), np.random.default_rng(3)
-    y = rng.integers(0, 3, 300)
-    tree["observed_data"] = xr.Dataset({"y": ("obs", y)})
-    made = rng.permuted(np.tile(y, (2, 50, 1)), axis=-1)
-    tree["posterior_predictive"] = xr.Dataset({"y": (("chain", "draw", "obs"), np.where(made == 2, 1, made))})
-    axes = plots.posterior_predictive(tree).axes[0]
-    observed = axes.lines[0].get_ydata()
-    assert observed == pytest.approx(np.bincount(y) / 300)
-    low, high = np.array([segment[:, 1] for segment in axes.collections[0].get_segments()]).T
-    assert list((low <= observed) & (observed <= high)) == [True, False, False]  # a class that it never makes
-    page = write_report({"nuts": tree}, tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "share of each value" in page
-
-
-def test_few_counts_are_compared_value_by_value_and_many_by_their_density() -> None:
-    rng = np.random.default_rng(0)
-    for mean, label in ((2.0, "share"), (500.0, "")):
-        y = xr.Dataset({"y": ("obs", rng.poisson(mean, 200))})
-        made = xr.Dataset({"y": (("chain", "draw", "obs"), rng.poisson(mean, (2, 50, 200)))})
-        tree = xr.DataTree.from_dict({"observed_data": y, "posterior_predictive": made})
-        axes = plots.posterior_predictive(tree).axes[0]
-        assert axes.get_ylabel() == label and len(axes.lines) == (1 if label else 13)
-
-
-def test_the_names_of_features_and_classes_reach_figures_and_checks() -> None:
+def test_the_names_of_features_reach_the_checks() -> None:
     tree = linear_tree(0.2)
     named = {"feature": ["age", "dose", "sex"]}
     for group in ("constant_data", "predictions_constant_data"):
         tree[group] = tree[group].to_dataset().assign_coords(named)
-    figure = plots.residuals({"it": tree})
-    assert [ax.get_xlabel() for ax in figure.axes] == ["age", "dose", "sex"]
     pattern = next(check for check in judge_all({"it": tree})["it"].checks if check.name == "pattern")
     assert pattern.status == "fail" and pattern.numbers["where"] == "age"
 
@@ -477,14 +439,14 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     narrow = Check("pit", "fail", "model", 0.5, code="too_narrow", numbers=numbers)
     said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
     assert said.startswith(
-        "Nothing has compared the draws with the posterior; the model does not fit the data: "
+        "Whether the draws are the posterior was not checked; the model does not fit the data: "
     )
     assert "On 100 held-out points it explains " in said
     assert "of the variance of y, and predicts worse than a linear model." in said
     fine = Verdict.from_checks("SVI", "it", [Check("virial", "pass")])
     only = gather({"it": factory.numpyro_like()})["it"]
     said = headline("it", only, fine, [])
-    assert said.startswith("The draws are those of the posterior; nothing has compared the model with data.")
+    assert said.startswith("The draws can be relied on; whether the model fits the data was not checked.")
     assert said.endswith("rests on the data that it was fitted to.")
     only.tree["observed_data"] = only.tree["observed_data"].to_dataset().rename(y="effect")
     assert output_names(only, 1) == ["effect"] and "effect, mean" in facts({"it": only})["target"]
@@ -533,4 +495,3 @@ def test_few_draws_of_classes_have_replicates_enough_for_a_check():
         x, y
     )
     assert tree["posterior_predictive"]["y_sample"].shape == (200, 30)
-    assert plots.posterior_predictive(tree).axes[0].get_ylabel() == "share"
