@@ -13,18 +13,18 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 32_060,
-    "code lines": 18_440,
-    "files": 171,
-    "numbers in module constants": 286,
+    "lines": 31_503,
+    "code lines": 18_090,
+    "files": 170,
+    "numbers in module constants": 275,
     "file names that stand in two rooms": 0,
     "scripts": 19,
-    "lines of scripts": 5_530,
+    "lines of scripts": 5_521,
     "bytes of the results page": 8_192,
-    "rows of the table of checks": 25,
-    "warn and note calls": 17,
-    "members of a likelihood": 17,
-    "fields of the methods": 101,
+    "rows of the table of checks": 23,
+    "warn and note calls": 11,
+    "members of a likelihood": 16,
+    "fields of the methods": 97,
 }
 
 
