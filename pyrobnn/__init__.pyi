@@ -37,7 +37,6 @@ from .inference import SWAG as SWAG
 from .inference import DeepEnsemble as DeepEnsemble
 from .inference import Guide as Guide
 from .inference import Laplace as Laplace
-from .inference import LaplaceMixture as LaplaceMixture
 from .inference import MCDropout as MCDropout
 from .inference import Optimizer as Optimizer
 from .inference import Posterior as Posterior

@@ -35,14 +35,13 @@ METHODS = {
     "Laplace-last-layer": pb.Laplace(subset="last_layer", num_steps=50, compile=False),
     "Laplace-kron": pb.Laplace(structure="kron", num_steps=50, compile=False),
     "Laplace-draws": pb.Laplace(predictive="draws", num_steps=50, compile=False),
-    "LaplaceMixture": pb.LaplaceMixture(num_modes=2, num_steps=20, compile=False),
     "SWA": pb.SWA(num_steps=20, compile=False),
     "SWAG": pb.SWAG(rank=3, num_steps=20, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
     "SMC": pb.SMC(num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),
 }
 #: which infer all there is: a value without a prior is refused
-NO_POINTS = {"SMC", "LaplaceMixture"}
+NO_POINTS = {"SMC"}
 ONE_DRAW = {name for name, method in METHODS.items() if method.kind == "point"}
 WITH_Q = {name for name, method in METHODS.items() if method.has_density}
 X, Y = toy()

@@ -10,7 +10,6 @@ NUTS            ``nuts``                                         ``hmc``
 SMC             ``smc``                                          ``tempering``, ``hmc``
 SGLD, SGHMC     ``sgmcmc``                                       ``langevin``
 Laplace         ``laplace``                                      ``curvature``, ``optim``
-LaplaceMixture  ``laplace_mixture``                              ``curvature``, ``optim``
 SWA, SWAG       ``swag``                                         ``batch_norm``, ``optim``
 MCDropout       ``mc_dropout``                                   ``batch_norm``, ``optim``
 =============== ================================================ =========================
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 from pyrobnn.inference import distributed
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.laplace_mixture import LaplaceMixture
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.optim.training import Optimizer
@@ -48,7 +46,6 @@ __all__ = [
     "DeepEnsemble",
     "Guide",
     "Laplace",
-    "LaplaceMixture",
     "MCDropout",
     "Optimizer",
     "distributed",

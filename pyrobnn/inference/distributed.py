@@ -1,7 +1,6 @@
 """Fits on several processes that end as one Posterior: ranks of ``torchrun``, or workers of a cluster.
 
-Chains and members are shared out and gathered at the end; one guide, mode or chain is fitted by all ranks together,
-each on its part of the rows of every batch.
+Chains and members are shared out and gathered at the end.
 """
 
 from __future__ import annotations
@@ -10,24 +9,20 @@ import contextlib
 import dataclasses
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyrobnn.core.checks import as_tensor, check_choice, check_count
-from pyrobnn.inference.fitting.ranks import ranks, sharing_rows
-from pyrobnn.inference.method import METHODS, check_call
+from pyrobnn.core.checks import check_count
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding, as_json
 
 
 @contextlib.contextmanager
@@ -88,33 +83,25 @@ def fit_on_ranks(
     init: Any = None,
     device: str | torch.device | None = None,
     checkpoint: str | Path | None = None,
-    share: Literal["chains", "rows"] | None = None,
 ) -> Posterior:
-    """Run chains, or the members of an ensemble, on every rank and gather them all; or one fit by all ranks together.
+    """Run chains, or the members of an ensemble, on every rank and gather them all.
 
-    Shared by chains, each rank runs ``method.num_chains`` of them with its own seed and adapts by itself: its draws
-    depend on its number alone. Shared by rows, the fit is that of one process with the same seed, up to rounding (with
-    local reparameterization or flipout the noise of a row is another): every rank holds all the data, takes its part of
-    the rows of each batch, and steps along the mean gradient; every step waits for the slowest rank.
+    Each rank runs ``method.num_chains`` of them with its own seed and adapts by itself: its draws depend on its number
+    alone.
 
     Args:
-        method: by chains :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``; by rows ``MLE``, ``MAP``,
-            ``SVI``, ``SWA``, ``SWAG``, ``SGLD`` or ``SGHMC``.
-        model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member, a mode has one draw.
-        seed: of the whole run; where chains are shared out every rank derives its own.
+        method: :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``.
+        model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member.
+        seed: of the whole run, from which every rank derives its own.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
         checkpoint: of NUTS: a file to whose name every rank adds its number. Ranks that ``torchrun --max-restarts``
             starts again go on from there, to the same draws; several machines need a disk that all of them see.
-        share: what the ranks share out; default chains or members where the method has them, else rows.
 
     Returns:
-        On every rank the same posterior: (ranks · num_chains, num_draws, …), (1, ranks · num_members, …), or by rows
-        that of ``method.fit``.
+        On every rank the same posterior: (ranks · num_chains, num_draws, …) or (1, ranks · num_members, …).
 
     Raises:
-        TypeError: a method whose work cannot be shared out in that way.
-        Refused: rows of a plain Pyro program, of a DataLoader, or of a net in which a row's output depends on others.
-        ValueError: a batch of fewer rows than there are ranks; ranks that share a fit and have different data.
+        TypeError: a method without chains or members.
 
     Example:
         Under ``torchrun --nproc_per_node 2 fit.py``::
@@ -126,14 +113,8 @@ def fit_on_ranks(
     """
     active = dist.is_available() and dist.is_initialized()
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if active else (0, 1)
-    if share is not None:
-        check_choice("share", share, ("chains", "rows"))
     if device is None and active and dist.get_backend() == "nccl":
         device = _own_gpu()
-    shares_rows = getattr(method, "shares_rows", False)
-    if share == "rows" or (share is None and shares_rows and not hasattr(method, "num_chains")):
-        options = {"seed": seed, "init": init, "device": device, "checkpoint": checkpoint}
-        return _fit_by_rows(method, model, x, y, num_draws=num_draws, **options)
     job = _job(method, (model, x, y), num_draws, seed, init, checkpoint)
     posterior = job(num_ranks, rank, device=device)
     if num_ranks == 1:
@@ -141,46 +122,6 @@ def fit_on_ranks(
     parts: list[Any] = [None] * num_ranks
     dist.all_gather_object(parts, _shown(posterior))
     return _joined(method, posterior, parts, seed)
-
-
-def _fit_by_rows(
-    method: Any, model: Any, x: Any, y: Any, *, num_draws: int, checkpoint: Any, **options: Any
-) -> Posterior:
-    """The fit of all ranks together, and whether they ended with the same draws."""
-    if not getattr(method, "shares_rows", False):
-        able = [each.cls.__name__ for each in METHODS.values() if getattr(each.cls, "shares_rows", False)]
-        raise TypeError(f"{type(method).__name__} cannot share the rows of a batch: use {', '.join(able)}")
-    check_call(method, None, options["seed"], init=options["init"], checkpoint=checkpoint)
-    if method.kind != "point":
-        options["num_draws"] = num_draws
-    with sharing_rows():
-        shared = ranks()
-        if shared is None:
-            return method.fit(model, x, y, **options)
-        arrays = [as_tensor("data", value) for value in (x, y) if hasattr(value, "__array__")]
-        data = [(value.shape, float(value.double().sum())) for value in arrays]
-        # a function's address is another in every process
-        fields = [repr(v) for v in vars(method).values() if not callable(v)]
-        if not _alike((type(method).__name__, fields, options["seed"], data), shared.count):
-            raise ValueError(
-                "the ranks that share a fit have different data, seeds or options: hand all rows and the same method "
-                "to every rank, which takes its part of each batch by itself"
-            )
-        posterior = method.fit(model, x, y, **options)
-    meta = posterior.meta | {"num_ranks": shared.count, "shared": "rows"}
-    if not _alike([float(value.double().sum()) for value in posterior.draws.values()], shared.count):
-        differ = Finding("ranks_differ", {"count": shared.count})
-        warnings.warn(str(differ), UserWarning, stacklevel=3)
-        meta["warnings"] = [*meta["warnings"], str(differ)]
-        meta["findings"] = [*meta["findings"], *as_json([differ])]
-    return dataclasses.replace(posterior, meta=meta)
-
-
-def _alike(value: Any, num_ranks: int) -> bool:
-    """Whether all ranks have the same."""
-    found: list[Any] = [None] * num_ranks
-    dist.all_gather_object(found, value)
-    return all(each == found[0] for each in found)
 
 
 def fit_on_workers(

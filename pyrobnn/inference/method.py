@@ -63,7 +63,6 @@ class Method(abc.ABC):
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
-        shares_rows: whether ranks can share the rows of its batches: all that it does with them is a mean of gradients.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
             options do that already, without it.
@@ -74,7 +73,6 @@ class Method(abc.ABC):
     has_density: ClassVar[bool] = False
     points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
-    shares_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."

@@ -16,7 +16,6 @@ from pyrobnn.inference.fitting.batches import padded_density
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched
-from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -48,9 +47,8 @@ class _Trained(Method):
         A program that subsamples draws a subsample at every call, for every member another. A step that is compiled and
         sees all data is the same graph for the next number of rows.
         """
-        in_parts = self.batch_size is not None or ranks() is not None
         density = problem.density
-        if self.compile and not in_parts:
+        if self.compile and self.batch_size is None:
             density = padded_density(problem, start.reshape(-1, density.dim))
         density = density.subsampled()
         # a constant of one element would be a literal of the compiled code
@@ -67,7 +65,9 @@ class _Trained(Method):
         return minimize(
             loss if start.dim() == 1 else losses,
             start,
-            problem.batches(self.batch_size) if in_parts or problem.loader is not None else None,
+            problem.batches(self.batch_size)
+            if self.batch_size is not None or problem.loader is not None
+            else None,
             Training.of(self, "cosine"),
             callbacks=run.callbacks,
             snapshot=lambda theta: self._posterior(problem, theta, run.seed),
@@ -130,7 +130,6 @@ class MLE(_Trained):
     """
 
     kind: ClassVar[Kind] = "point"
-    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 1
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
@@ -179,7 +178,6 @@ class MAP(_Trained):
     polish_steps: int = 200
 
     kind: ClassVar[Kind] = "point"
-    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

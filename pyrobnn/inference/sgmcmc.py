@@ -42,7 +42,6 @@ class _StochasticGradientMCMC(Method):
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "approximate"
-    shares_rows: ClassVar[bool] = True
     default_draws: ClassVar[int] = 500
     points: ClassVar[Literal["free", "held"]] = "held"
     has_momentum: ClassVar[bool]

@@ -156,7 +156,7 @@ class SMC(Method):
             },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=log_mean(islands),
-            history=course.history(),
+            history=rung_history(course.rungs),
             meta={
                 "log_evidence_kind": "smc",
                 "log_evidence_error": standard_error(islands),
@@ -270,11 +270,6 @@ class _Course:
         found = (torch.cat(each, 1) for each in zip(*self._rounds, strict=True))
         return [each[:, picked.to(each.device)] for each in found]
 
-    def history(self) -> dict[str, Tensor]:
-        """What happened at each temperature, (temperature,)."""
-        columns = torch.tensor(self.rungs, dtype=torch.float64).unbind(1)
-        return dict(zip(Rung._fields, columns, strict=True))
-
     def findings(self) -> list[Finding]:
         """What the user has to know."""
         islands, found = self.particles.log_evidence, []
@@ -286,6 +281,11 @@ class _Course:
         if (low := lag(self.rungs)) > 0.5 + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": low}))
         return found
+
+
+def rung_history(rungs: list[Rung]) -> dict[str, Tensor]:
+    """What happened at each temperature, (temperature,)."""
+    return dict(zip(Rung._fields, torch.tensor(rungs, dtype=torch.float64).unbind(1), strict=True))
 
 
 def log_mean(islands: Tensor) -> float:

@@ -125,7 +125,6 @@ class SVI(Method):
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
-    shares_rows: ClassVar[bool] = True
     has_density: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."

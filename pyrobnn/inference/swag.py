@@ -19,7 +19,6 @@ from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, w
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
-from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -43,7 +42,6 @@ class _Averaged(Method):
     compile: bool = True
 
     claim: ClassVar[Claim] = "none"
-    shares_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
@@ -62,7 +60,7 @@ class _Averaged(Method):
         """The problem of a net whose batch-norm layers may use the statistics of a batch.
 
         Raises:
-            TypeError, Refused: no BNN; random layers in training mode; such layers where ranks share the rows.
+            TypeError, Refused: no BNN; random layers in training mode.
         """
         model, x, y = run.given
         if not isinstance(model, BNN):
@@ -71,11 +69,6 @@ class _Averaged(Method):
                 "use SVI, NUTS or Laplace(curvature='hessian')"
             )
         norms = training_norms(model)
-        if norms and ranks() is not None:
-            raise Refused(
-                f"the layers {', '.join(norms)} use the statistics of a batch, and ranks see a part of it each: fit in "
-                "one process, or call .eval() on them"
-            )
         if others := set(model.stochastic_layers()) - set(norms):
             raise Refused(
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "

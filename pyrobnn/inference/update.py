@@ -26,7 +26,13 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.smc import log_mean, standard_error, student_interval, student_width
+from pyrobnn.inference.smc import (
+    log_mean,
+    rung_history,
+    standard_error,
+    student_interval,
+    student_width,
+)
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
@@ -34,26 +40,25 @@ from pyrobnn.posterior.rows import Rows
 from pyrobnn.wording.findings import Finding, as_json, warn
 
 _PARTICLES, _FEWEST = 1000, 40
-_ESS = 0.5  # share of the particles that a step's weights are worth
-_LEAPFROGS, _MOVES, _MOVED = 64, 10, 0.5
 _STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
 
 def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
     """What :meth:`pyrobnn.Posterior.update` says."""
-    held, model = _held(posterior), posterior.model
-    new = Rows.of(model, x, y)
+    held = _held(posterior)
+    new = Rows.of(posterior.model, x, y)
     if new is None or not len(new) or (new.x is None) != (held.x is None):
         raise TypeError("'x' and 'y' must be tensors with the same number of rows, as those of the fit were")
-    shapes = [(None if a is None else a.shape[1:]) for a in (held.x, new.x, held.y)]
-    if shapes[0] != shapes[1] or new.y[0].numel() != held.y[0].numel():
+    (x_new, y_new), (x_old, y_old) = (
+        [None if part is None else tuple(part.shape[1:]) for part in (rows.x, rows.y)] for rows in (new, held)
+    )
+    if x_new != x_old or new.y[0].numel() != held.y[0].numel():
         raise ValueError(
-            f"a new row has 'x' of shape {_shape(new.x)} and 'y' of {_shape(new.y)}, those of the fit had "
-            f"{_shape(held.x)} and {_shape(held.y)}"
+            f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, those of the fit had {x_old} and {y_old}"
         )
     new = replace(new, y=new.y.reshape(len(new), *held.y.shape[1:]))
-    _in_units(model, new, _device(posterior))  # checked by themselves: the error names their rows
+    _in_units(posterior, new)  # checked by themselves: the error names their rows
     together = held.joined(new)
     change = (torch.arange(len(together)) >= len(held)).double()
     return _led(posterior, together, change, together, seed)
@@ -117,25 +122,33 @@ def _held(posterior: Posterior) -> Rows:
 def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:
     """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
     check_count("seed", seed, minimum=0)
-    started, meta, device = time.perf_counter(), posterior.meta, _device(posterior)
+    started, meta, model = time.perf_counter(), posterior.meta, posterior.model
     # draws of one call after the other must not move by the same random numbers
     mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
-    with full_float32(device), torch.no_grad():
-        density = _density(posterior.model, rows, fixed, device)
+    density = _density(posterior, rows, fixed)
+    with full_float32(density.device), torch.no_grad():
         islands, z = _particles(posterior, density)
         step = _step(rows, density, z, change, bool(meta.get("settings", {}).get("compile", True)))
-        dense = form_of("auto", isinstance(posterior.model, BNN), density.dim) == "dense"
-        particles, rungs = _travel(step, z, islands, mixed, _first_step(posterior), dense, _price(meta))
+        dense = form_of("auto", isinstance(model, BNN), density.dim) == "dense"
+        try:
+            particles = Population(
+                step, z, islands, mixed, max_leapfrogs=64, max_moves=10, step_size=_first_step(posterior),
+                moved_below=0.5, dense=dense,
+            )  # fmt: skip
+        except RuntimeError as unbatched:
+            why = why_not_batched(unbatched)
+            raise Refused(f"an update runs the program for many draws at once, and {why}") from unbatched
+        rungs = _travel(particles)
         draws = density.constrain(particles.z.unflatten(0, (islands, -1)))
-    each = particles.num_each
-    draws |= {name: value.expand(islands, each, *value.shape) for name, value in fixed.items()}
-    ancestors = particles.ancestor.unflatten(0, (islands, each))
+    shape = islands, particles.num_each
+    draws |= {name: value.expand(*shape, *value.shape) for name, value in fixed.items()}
+    ancestors = particles.ancestor.unflatten(0, shape)
     distinct = sum(len(island.unique()) for island in ancestors)
-    notes = _notes(meta, rungs, distinct, particles) + _outside(rows.x, change > 0)
+    notes = _notes(rungs, distinct, particles) + _outside(rows.x, change > 0)
     told: dict[str, Any] = {}
-    if not isinstance(posterior.model, BNN):
-        values, told, more = what_program_says(_density(posterior.model, after, fixed, device), draws, fixed)
+    if not isinstance(model, BNN):
+        values, told, more = what_program_says(_density(posterior, after, fixed), draws, fixed)
         draws, notes = draws | values, notes + more
     warn(notes, stacklevel=4)
     added, error = log_mean(particles.log_evidence), standard_error(particles.log_evidence)
@@ -147,7 +160,7 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         "ess": [round(rung.ess, 4) for rung in rungs],
         "ancestors": distinct,
     }
-    changed = {
+    told |= facts | {
         "num_data": len(after),
         "seed": seed,
         "updates": [*meta.get("updates", ()), {"rows": int(change.sum()), **facts}],
@@ -156,36 +169,25 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         "warnings": [*meta.get("warnings", ()), *map(str, notes)],
         "timings": meta.get("timings", {}) | {"update": round(time.perf_counter() - started, 6)},
     }
-    total = None if posterior.log_evidence is None else posterior.log_evidence + added
-    if total is not None:
+    total = None
+    if posterior.log_evidence is not None:
+        total = posterior.log_evidence + added
         whole = math.hypot(meta.get("log_evidence_error") or 0.0, error or 0.0)
         width = student_width(whole, islands)
-        changed |= {
-            "log_evidence_error": whole,
-            "log_evidence_interval": [total - width, total + width],
-        }
-    columns = torch.tensor(rungs, dtype=torch.float64).unbind(1)
+        told |= {"log_evidence_error": whole, "log_evidence_interval": [total - width, total + width]}
     return replace(
         posterior,
         draws=draws,
-        sample_stats={"lp": particles.log_joint().unflatten(0, (islands, each)), "ancestor": ancestors},
+        sample_stats={"lp": particles.log_joint().unflatten(0, shape), "ancestor": ancestors},
         log_evidence=total,
-        history=dict(zip(Rung._fields, columns, strict=True)),
-        meta={k: v for k, v in meta.items() if k != "log_evidence_by_island"} | told | facts | changed,
+        history=rung_history(rungs),
+        meta={name: value for name, value in meta.items() if name != "log_evidence_by_island"} | told,
         rows=after,
     )
 
 
-def _travel(
-    step: Evaluate, z: Tensor, islands: int, seed: int, step_size: float | None, dense: bool, price: str
-) -> tuple[Population, list[Rung]]:
-    """The particles at the end of the way, and what happened at its steps."""
-    try:
-        particles = Population(step, z, islands, seed, _LEAPFROGS, _MOVES, step_size, _MOVED, dense)
-    except RuntimeError as error:
-        raise Refused(
-            f"an update runs the program for many draws at once, and {why_not_batched(error)}"
-        ) from error
+def _travel(particles: Population) -> list[Rung]:
+    """Lead the particles to the end of the way; what happened at its steps."""
     if not particles.possible():
         raise Refused("the new rows are impossible at every draw of a chain: check their values")
     rungs: list[Rung] = []
@@ -193,16 +195,25 @@ def _travel(
         if len(rungs) == _STEPS:
             raise Refused(
                 f"{_STEPS} steps led to beta = {particles.beta:.3g} only, of 1: these rows are too far from what the "
-                f"draws know. Fit again{price}"
+                "draws know. Fit again"
             )
-        rungs.append(particles.climb(_ESS))
-    return particles, rungs
+        rungs.append(particles.climb(0.5))
+    return rungs
 
 
-def _density(model: Any, rows: Rows, fixed: dict[str, Tensor], device: torch.device) -> Density:
+def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
+    """The data as the program takes them."""
+    device = next(iter(posterior.draws.values())).device
+    if isinstance(posterior.model, BNN):
+        return check_data(posterior.model, rows.x, rows.y, device)
+    return None if rows.x is None else rows.x.to(device), rows.y.to(device)
+
+
+def _density(posterior: Posterior, rows: Rows, fixed: dict[str, Tensor]) -> Density:
     """The density of these rows, their likelihood unscaled."""
+    model = posterior.model
     program = model.pyro_model if isinstance(model, BNN) else model
-    return Density(program, _in_units(model, rows, device), points="held", values=fixed)
+    return Density(program, _in_units(posterior, rows), points="held", values=fixed)
 
 
 def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
@@ -223,10 +234,9 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
 
 def _first_step(posterior: Posterior) -> float | None:
     """The step size of the last update or of NUTS's chains, in units of the posterior's spread."""
-    if (last := posterior.meta.get("step_size")) is not None:
-        return float(last)
-    known = posterior.sample_stats.get("step_size") if posterior.meta.get("method") == "NUTS" else None
-    return None if known is None else float(known.double().mean())
+    if posterior.meta.get("method") == "NUTS" and "step_size" in posterior.sample_stats:
+        return float(posterior.sample_stats["step_size"].double().mean())
+    return posterior.meta.get("step_size")
 
 
 def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:
@@ -308,34 +318,12 @@ class _Step:
         return self._step(z, beta, keep, added, *data)
 
 
-def _in_units(model: Any, rows: Rows, device: torch.device) -> tuple[Tensor | None, Tensor]:
-    """The data as the program takes them."""
-    if isinstance(model, BNN):
-        return check_data(model, rows.x, rows.y, device)
-    return None if rows.x is None else rows.x.to(device), rows.y.to(device)
-
-
-def _device(posterior: Posterior) -> torch.device:
-    return next(iter(posterior.draws.values())).device
-
-
-def _shape(part: Tensor | None) -> Any:
-    return None if part is None else tuple(part.shape[1:])
-
-
-def _price(meta: dict[str, Any]) -> str:
-    """What the fit took, in words."""
-    known = meta.get("num_gradients")
-    return "" if known is None else f" (the fit took {known} gradients)"
-
-
-def _notes(meta: Any, rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
+def _notes(rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
     """What the user has to know of the way."""
-    found, count, gradients = [], len(particles.z), particles.num_gradients
-    dear = len(rungs) > 2 and gradients > (meta.get("num_gradients") or math.inf)
-    if dear or len(rungs) > _FAR or ancestors < 0.05 * count:
-        values = {"steps": len(rungs), "ancestors": ancestors, "draws": count, "gradients": gradients}
-        found.append(Finding("far_update", values | {"refit": _price(meta)}))
+    found, count = [], len(particles.z)
+    if len(rungs) > _FAR or ancestors < 0.05 * count:
+        values = {"steps": len(rungs), "ancestors": ancestors, "draws": count}
+        found.append(Finding("far_update", values | {"gradients": particles.num_gradients}))
     if (low := lag(rungs)) > 0.5 + 2.0 * (standard_error(particles.log_evidence) or 0.0):
         found.append(Finding("particles_lag", {"lag": low}))
     return found

@@ -210,11 +210,7 @@ DRAWS: Sentences = {
     ),
     "far_update": (
         "the update led far: {steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} "
-        "of the old ones. Fit again on all rows where it matters{refit}"
-    ),
-    "ranks_differ": (
-        "the {count} ranks shared one fit and ended with different draws, as where their processors round differently: "
-        "each has its own; keep that of rank 0"
+        "of the old ones. Fit again on all rows where it matters"
     ),
     "worse_mean": (
         "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "

@@ -13,18 +13,18 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 31_503,
-    "code lines": 18_090,
-    "files": 170,
-    "numbers in module constants": 275,
+    "lines": 30_868,
+    "code lines": 17_712,
+    "files": 167,
+    "numbers in module constants": 269,
     "file names that stand in two rooms": 0,
     "scripts": 19,
     "lines of scripts": 5_521,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 23,
-    "warn and note calls": 11,
+    "warn and note calls": 10,
     "members of a likelihood": 16,
-    "fields of the methods": 97,
+    "fields of the methods": 93,
 }
 
 

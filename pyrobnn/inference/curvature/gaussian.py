@@ -249,19 +249,15 @@ class BlockGaussian:
     @classmethod
     def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockGaussian:
         """Rebuild what :meth:`state` described."""
-        return cls(layout, state["loc"], blocks_of_state(state), state.get("centre"))
+        fields: dict[tuple[int, str], dict[str, Tensor]] = {}
+        for key, value in state.items():
+            if key not in ("loc", "centre"):
+                number, kind, name = key.split(".")
+                fields.setdefault((int(number), kind), {})[name] = value
+        blocks = [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
+        return cls(layout, state["loc"], blocks, state.get("centre"))
 
     def _filled(self, part: Tensor) -> Tensor:
         z = self.loc.expand(*part.shape[:-1], -1).clone()
         z[..., self.index] = part.to(z)
         return z.to(self.layout.dtype)
-
-
-def blocks_of_state(state: Mapping[str, Tensor]) -> list[Block]:
-    """The blocks that ``<i>.<kind>.<field>`` tell of, in their order."""
-    fields: dict[tuple[int, str], dict[str, Tensor]] = {}
-    for key, value in state.items():
-        if key not in ("loc", "centre"):
-            number, kind, name = key.split(".")
-            fields.setdefault((int(number), kind), {})[name] = value
-    return [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]

@@ -28,7 +28,6 @@ from pyrobnn.inference.fitting.program import (
     rows_together,
     what_program_says,
 )
-from pyrobnn.inference.fitting.ranks import check_shareable
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, check_data
@@ -122,7 +121,6 @@ def prepare(
     """
     where = check_device(device)
     loader = x if isinstance(x, DataLoader) else None
-    check_shareable(isinstance(model, BNN), loader is not None)
     if not isinstance(model, BNN):
         if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
             raise TypeError(
@@ -162,8 +160,7 @@ def prepare(
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
-    check_shareable(together=(together := rows_together(model, x)))
-    for text in (*(() if epoch is None else epoch.notes), *together):
+    for text in (*(() if epoch is None else epoch.notes), *rows_together(model, x)):
         problem.note(text)
     return _checked(problem, points, values, num_draws)
 

@@ -15,7 +15,6 @@ from pyrobnn.compile import compiled
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Problem, snapshot
-from pyrobnn.inference.fitting.ranks import Ranks, ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.langevin.step import State, StepSize, chooser_for
 from pyrobnn.posterior import Posterior
@@ -38,40 +37,18 @@ class ChainStep:
         self.config, self.problem, self.control = config, problem, control
         self.seconds = 0.0
         self.kernels: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
-        self.ranks = ranks()
 
     def __call__(self, batch: Batch, *state: Tensor) -> tuple[Tensor, ...]:
         slope = gradient_of(self.problem, batch.per_chain)
-        if self.ranks is not None:
-            mean = self._mean(self.ranks, slope, batch)
-            return transition(self.config, self.problem, mean)(*state, self.control)
         step = transition(self.config, self.problem, slope)
-        return self._run(step, batch.tensors, *state, self.control, batch.rows)
-
-    def _mean(self, shared: Ranks, slope: Slope, batch: Batch) -> Slope:
-        """The mean of the ranks' gradients, each on its part of the rows."""
-        rows, data = batch.rows, batch.tensors
-        whole = rows.shape[1] if batch.per_chain else len(data[0])
-        if batch.per_chain:
-            rows = shared.part(rows, 1)
-        else:
-            data = tuple(map(shared.part, data))
-        own = rows.shape[1] if batch.per_chain else len(data[0])
-
-        def mean(z: Tensor) -> tuple[Tensor, Tensor]:
-            grad, lp = shared.mean(self._run(slope, data, z, rows), own, whole)
-            return grad, lp
-
-        return mean
-
-    def _run(self, fn: Callable[..., Any], data: tuple[Tensor, ...], *args: Tensor) -> tuple[Tensor, ...]:
-        key = tuple(value.shape for value in data)
+        args = (*state, self.control, batch.rows, *batch.tensors)
+        key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:
             begun = time.perf_counter()
             name = f"the {type(self.config).__name__} step"
-            self.kernels[key] = compiled(fn, *args, *data, enabled=self.config.compile, name=name)
+            self.kernels[key] = compiled(step, *args, enabled=self.config.compile, name=name)
             self.seconds += time.perf_counter() - begun
-        return self.kernels[key](*args, *data)
+        return self.kernels[key](*args)
 
 
 class Run:

@@ -6,7 +6,6 @@ averaging and the record of the losses are one graph (see :mod:`pyrobnn.compile`
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,6 @@ from torch.nn.functional import pad
 
 from pyrobnn.compile import Compiled, compiled
 from pyrobnn.inference.fitting.problem import Callback, interruption
-from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
@@ -95,8 +93,7 @@ def minimize(
             losses (members,)``, with gradients, clipping and moments per member; with ``tracked`` it returns
             ``(loss, tensor (len(tracked), …))``. Random draws come from torch's state.
         start: initial parameters (P,) or (members, P); left as they are.
-        batches: endless iterator of tensor tuples; None for no arguments. Where ranks share the rows
-            (:mod:`pyrobnn.inference.fitting.ranks`) the last two tensors are x and y.
+        batches: endless iterator of tensor tuples; None for no arguments.
         training: steps, rate and optimiser.
         tracked: names of the further scalars that the objective returns.
         callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
@@ -116,11 +113,8 @@ def minimize(
         [3.0, 3.0]
     """
     num_steps = training.num_steps
-    adam = training.optimizer.kind == "adam" and ranks() is None
-    # the norm that counts is that of the mean of all ranks
-    clip_norm = training.optimizer.clip_norm if ranks() is None else None
-    kind: type[_Step] = _AdamStep if adam else _TorchStep
-    stepper = kind(_gradient(objective, clip_norm), start, len(tracked), training, name)
+    kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
+    stepper = kind(_gradient(objective, training.optimizer.clip_norm), start, len(tracked), training, name)
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stepper.rows[begin:end].cpu()
@@ -182,18 +176,12 @@ def _gradient(objective: Objective, clip_norm: float | None) -> Gradient:
 
     def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
-        slope, norm = _clipped(slope, clip_norm)
-        return slope, rows, norm
+        norm = slope.square().sum(-1, keepdim=True).sqrt()
+        if clip_norm is not None:
+            slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
+        return slope, rows, norm.squeeze(-1)
 
     return gradient
-
-
-def _clipped(slope: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor]:
-    """Gradients (…, P) of at most ``clip_norm``, and the norms (…) that they had."""
-    norm = slope.square().sum(-1, keepdim=True).sqrt()
-    if clip_norm is not None:
-        slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
-    return slope, norm.squeeze(-1)
 
 
 def _check_finite(losses: Tensor, before: int, training: Training, name: str) -> None:
@@ -328,9 +316,7 @@ class _TorchStep(_Step):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        kind = self.training.optimizer.kind
-        factory = functools.partial(torch.optim.Adam, lr=self.training.lr) if isinstance(kind, str) else kind
-        self.optimizer = factory([self.theta])
+        self.optimizer = self.training.optimizer.kind([self.theta])
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
@@ -342,20 +328,10 @@ class _TorchStep(_Step):
         """The learning rate of the optimiser's first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def _slope(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient, losses and norm on a batch; where ranks share its rows (its last two tensors), of all of them."""
-        shared = ranks()
-        if shared is None:
-            return self.kernel(self.gradient, (self.theta,), batch)(self.theta, *batch)
-        own = (*batch[:-2], *map(shared.part, batch[-2:]))
-        found = self.kernel(self.gradient, (self.theta,), own)(self.theta, *own)[:2]
-        slope, rows = shared.mean(found, len(own[-1]), len(batch[-1]))
-        slope, norm = _clipped(slope, self.training.optimizer.clip_norm)
-        return slope, rows, norm
-
     def __call__(self, batch: Sequence[Tensor]) -> None:
         done = int(self.step)
-        self.theta.grad, self.rows[done], norm = self._slope(batch)
+        gradient = self.kernel(self.gradient, (self.theta,), batch)
+        self.theta.grad, self.rows[done], norm = gradient(self.theta, *batch)
         self.grad_norm.copy_(norm)
         self.optimizer.step()
         self.scheduler.step()

@@ -19,7 +19,6 @@ from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together
-from pyrobnn.inference.fitting.ranks import ranks
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -60,8 +59,7 @@ def build_elbo(
     else:
         family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
-    whole = _num_batches(problem, config.batch_size) == 1 and ranks() is None
-    if config.compile and whole:
+    if config.compile and _num_batches(problem, config.batch_size) == 1:
         density = padded_density(problem, start[None])
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
@@ -153,9 +151,6 @@ class GuideFit:
         """KL weight, key of the random numbers and data of every step."""
         problem, size = self.problem, self.config.batch_size
         keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
-        shared = ranks()
-        if shared is not None and self.elbo.estimator is not None:  # whose noise is every row's own
-            keys += shared.rank
         steps = zip(self.kl_weights.unbind(), keys.unbind(), strict=True)
         if problem.loader is not None:
             yield from ((*step, *batch) for step, batch in zip(steps, problem.batches(), strict=False))
@@ -165,9 +160,7 @@ class GuideFit:
             yield from ((*step, *self.elbo.density.args) for step in steps)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            for step, rows in zip(steps, walk, strict=False):
-                whole = rows, problem.x, problem.y
-                yield *step, *(whole if shared is None else (problem.x[rows], problem.y[rows]))
+            yield from ((*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False))
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
