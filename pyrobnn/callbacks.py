@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, MutableMapping
@@ -26,7 +25,7 @@ from tqdm import TqdmWarning
 
 from pyrobnn.core.checks import as_tensor, check_count
 
-__all__ = ["EarlyStopping", "ProgressBar", "Validation", "duration", "scalars"]
+__all__ = ["EarlyStopping", "ProgressBar", "Validation", "scalars"]
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -36,8 +35,6 @@ _ENDINGS = {
     "interrupt": "interrupted",
     "error": "ended by an error",
 }
-#: tqdm's own layout without its estimate, which counts the seconds of the compiler as if every step took them
-_LAYOUT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
@@ -55,22 +52,8 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
     }
 
 
-def duration(seconds: float) -> str:
-    """A time in words.
-
-    Example:
-        >>> duration(0.2), duration(47), duration(100), duration(1600), duration(10_000)
-        ('1 s', '47 s', '100 s', '27 min', '2.8 h')
-    """
-    if seconds < 120:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 class ProgressBar:
     """A progress bar in the terminal or the notebook, with the latest value of every scalar metric.
-
-    The remaining time is estimated from the second report on: compiling, before the first, is not counted.
 
     Args:
         total: number of steps, or None when unknown (a counter without an end).
@@ -94,14 +77,13 @@ class ProgressBar:
         self.total = None if total is None else check_count("total", total)
         self.description, self.metrics, self.step = description, metrics, 0
         self._bar: Any = None
-        self._reports: deque[tuple[float, int]] = deque(maxlen=50)
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._bar is None or step <= self.step:
             self._open()
         shown = {name: f"{value:.4g}" for name, value in scalars(metrics, self.metrics).items()}
         self._bar.set_postfix(shown, refresh=False)
-        self._describe(*([] if step == self.total else [str(metrics.get("phase", "")), self._left(step)]))
+        self._describe("" if step == self.total else str(metrics.get("phase", "")))
         self._bar.update(step - self.step)
         self.step = step
         if step == self.total:
@@ -144,22 +126,11 @@ class ProgressBar:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets: tqdm writes text
             from tqdm.auto import tqdm
-        layout = {} if self.total is None else {"bar_format": _LAYOUT}
-        self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True, **layout)
+        self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True)
         self.step = 0
-        self._reports.clear()
 
-    def _describe(self, *words: str) -> None:
-        parts = self.description, ", ".join(filter(None, words))
-        self._bar.set_description(": ".join(filter(None, parts)), refresh=False)
-
-    def _left(self, step: int) -> str:
-        """Remaining time, at the rate of the latest reports."""
-        self._reports.append((time.monotonic(), step))
-        (began, first), (now, _) = self._reports[0], self._reports[-1]
-        if self.total is None or not first < step < self.total:
-            return ""
-        return f"about {duration((now - began) / (step - first) * (self.total - step))} left"
+    def _describe(self, words: str = "") -> None:
+        self._bar.set_description(": ".join(filter(None, (self.description, words))), refresh=False)
 
 
 class EarlyStopping:

@@ -23,7 +23,6 @@ class Gone(ImportError):
 
 #: what a name that has moved, or has another signature, raises
 MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
-_MODE = "torch.fx.experimental.proxy_tensor.get_proxy_mode"
 Context = contextlib.AbstractContextManager[Any]
 
 
@@ -91,49 +90,23 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class Tracer:
-    """The trace that is under way: what of it is a constant, and how to compute with constants beside it."""
+    """The trace that is under way, and another beside it."""
 
-    def __init__(self, mode: Any, found: list[Any]) -> None:
-        self._tracer = mode.tracer
-        self._pause, self._has_slot, self._plain, self._is_wrapped, self._unwrapped = found
+    def __init__(self, found: list[Any]) -> None:
+        self._pause, self._is_wrapped, self._unwrapped = found
 
     @classmethod
     def active(cls) -> Tracer | None:
         """None where nothing is traced, or this torch does not say so."""
-        mode = find(_MODE)
-        mode = None if mode is None else mode()
-        if mode is None:
+        mode = find("torch.fx.experimental.proxy_tensor.get_proxy_mode")
+        if mode is None or mode() is None:
             return None
         found = [
             find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing"),
-            find("torch.fx.experimental.proxy_tensor.has_proxy_slot"),
-            find("torch._C._DisableFuncTorch"),
             find("torch._C._functorch.is_functorch_wrapped_tensor"),
             find("torch._C._functorch.get_unwrapped"),
         ]
-        return None if None in found else cls(mode, found)
-
-    def innermost(self, value: Any) -> Any:
-        """The tensor, or those of a list or tuple, that the transforms of ``torch.func`` have wrapped."""
-        if type(value) in (tuple, list):
-            return type(value)(map(self.innermost, value))
-        while isinstance(value, Tensor) and self._is_wrapped(value):
-            value = self._unwrapped(value)
-        return value
-
-    def depends(self, value: Any) -> bool:
-        """Whether the innermost tensor, or one of them, depends on an argument of the trace; in another, it may."""
-        if getattr(_required(_MODE)(), "tracer", self._tracer) is not self._tracer:
-            return True
-        if isinstance(value, tuple | list):
-            return any(map(self.depends, value))
-        return isinstance(value, Tensor) and bool(self._has_slot(value, self._tracer))
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside, constants are computed and not traced."""
-        with self._pause(), self._plain():
-            yield
+        return None if None in found else cls(found)
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:

@@ -3,6 +3,10 @@ from .bundled import diabetes as diabetes
 from .bundled import digits as digits
 from .bundled import load as load
 from .bundled import names as names
+from .bundled import uci as uci
+from .bundled import uci_all as uci_all
+from .bundled import uci_num_hidden as uci_num_hidden
+from .bundled import uci_splits as uci_splits
 from .dataset import Dataset as Dataset
 from .dataset import Standardizer as Standardizer
 from .dataset import train_test_split as train_test_split
@@ -16,7 +20,3 @@ from .synthetic import sinx3 as sinx3
 from .synthetic import study as study
 from .table import from_csv as from_csv
 from .table import from_frame as from_frame
-from .uci_sets import uci as uci
-from .uci_sets import uci_all as uci_all
-from .uci_sets import uci_num_hidden as uci_num_hidden
-from .uci_sets import uci_splits as uci_splits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
 import warnings
@@ -34,9 +35,8 @@ SEPARATORS = (",", ";", "\t", "|")
 GAPS = ("?", "-", "–")
 #: suffixes of what is no text
 BINARY = (".parquet", ".pq", ".xlsx", ".xlsm")
-#: a number with a decimal comma, points between thousands; and one whose comma may as well part thousands
+#: a number with a decimal comma, points between thousands
 _COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?"
-_AMBIGUOUS = r"[+-]?\d{1,3}(,\d{3})*"
 
 
 def from_csv(
@@ -50,20 +50,20 @@ def from_csv(
 ) -> Dataset:
     """A file with a header as a data set: CSV, TSV, Parquet (``.parquet``) or Excel (``.xlsx``, its first sheet).
 
-    Of text the separator is a comma, semicolon, tab or bar, whichever the header has most of; decimal commas are
-    recognised where the separator is another, and commas or points between thousands. Empty cells, ``NA``, ``?`` and
-    ``-`` are gaps. Text is in UTF-8, UTF-16 or Windows-1252 (Latin-1), and may be compressed (``.csv.gz``, ``.zip``).
+    Of text the separator is a comma, semicolon, tab or bar, whichever the header has most of; where it is a semicolon
+    numbers may have decimal commas, and points between thousands. Empty cells, ``NA``, ``?`` and ``-`` are gaps. Text
+    is in UTF-8, UTF-16 or Windows-1252 (Latin-1), and may be compressed (``.csv.gz``, ``.zip``).
 
     Args:
         path: of the file.
         target, task, features, drop, missing: as of :func:`from_frame`.
 
     Returns:
-        :class:`Dataset` named after the file. A first column without a name, as pandas writes its index, is left out.
+        :class:`Dataset` named after the file. Columns without a name, as pandas writes its index, are left out.
 
     Raises:
-        ValueError: no such file, a header with repeated or missing names, rows longer than the header, no rows, and
-            what :func:`from_frame` refuses. Parquet and Excel need ``pip install 'pyrobnn[tables]'``.
+        ValueError: no such file, a header with repeated names, rows longer than the header, no rows, and what
+            :func:`from_frame` refuses. Parquet and Excel need ``pip install 'pyrobnn[tables]'``.
 
     Warns:
         UserWarning: of what is left out, of decimal commas, and as :func:`from_frame`.
@@ -114,7 +114,7 @@ def from_frame(
 
     Warns:
         UserWarning: of rows and columns that are left out, and of what is probably a mistake: a column that equals the
-            target, counts the rows or is constant.
+            target or is constant.
 
     Example:
         >>> table = pd.DataFrame({"size": [1.0, 2.0, 4.0], "kind": ["a", "b", "a"], "price": [2.5, 3.5, 8.0]})
@@ -154,8 +154,11 @@ def from_frame(
     if not class_names and len(values) == 1:
         rows = "one row" if len(y) == 1 else f"{len(y)} rows of one value, {values[0]:g}"
         raise ValueError(f"{name}: target {target!r} has {rows}: there is nothing to learn")
-    for finding in _doubts(dataset):
+    for finding in constant_features(x, columns.inputs):
         report(name, finding)
+    for feature, cells in zip(columns.inputs, dataset.x.T):
+        if len(cells.unique()) > 2 and not class_names and torch.equal(cells, y[:, 0]):
+            report(name, Finding("equals_target", {"feature": feature, "target": target}))
     # so few whole numbers, each about ten times, may be labels
     few = len(values) <= min(10, len(y) / 10) and bool((values % 1 == 0).all())
     if task is None and not class_names and few:
@@ -236,20 +239,6 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
     return torch.tensor(found, dtype=torch.int64), tuple(map(str, classes))
 
 
-def _doubts(dataset: Dataset) -> list[Finding]:
-    """Columns that are legal and probably not meant."""
-    x, y = dataset.x.numpy(), dataset.y.numpy().reshape(-1)
-    found = constant_features(x, dataset.feature_names)
-    for name, cells in zip(dataset.feature_names, x.T):
-        values = np.unique(cells)
-        if len(values) > 2 and np.array_equal(cells, y):
-            found.append(Finding("equals_target", {"feature": name, "target": dataset.target_name}))
-        elif len(values) == len(cells) >= 10 and values[0] % 1 == 0 and (np.diff(values) == 1).all():
-            ends = {"first": float(values[0]), "last": float(values[-1])}
-            found.append(Finding("row_counter", {"feature": name, **ends}))
-    return found
-
-
 def constant_features(x: np.ndarray, names: Sequence[str]) -> list[Finding]:
     """The columns of ``x`` (n, feature) that have one value in all of several rows, in one finding."""
     constant = [str(name) for name, values in zip(names, x.T) if len(x) > 1 and np.ptp(values) == 0]
@@ -286,8 +275,10 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     if frame.empty:
         sheet = ", on its first sheet" if excel else ""
         raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
-    frame = _named(path.name, frame)
-    return frame if separator == "," else _decimal_commas(path.name, frame, separator)
+    if bare := names.count(""):
+        report(path.name, Finding("unnamed_columns", {"count": bare, "total": len(names)}))
+        frame = frame.loc[:, [name != "" for name in names]]
+    return _decimal_commas(path.name, frame) if separator == ";" else frame
 
 
 def _text(path: Path) -> tuple[pd.DataFrame, str]:
@@ -301,56 +292,34 @@ def _text(path: Path) -> tuple[pd.DataFrame, str]:
 
 
 def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
-    headers = {}
-    for separator in SEPARATORS:
-        line = pd.read_csv(
-            path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False, **options
-        )
-        headers[separator] = line.iloc[0].str.strip().tolist()
-    separator = max(headers, key=lambda each: len(headers[each]))
+    plain: dict[str, Any] = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
+    # a separator that no text has: the line of names is one cell
+    header = str(pd.read_csv(path, sep="\x1f", quoting=csv.QUOTE_NONE, **plain, **options).iloc[0, 0])
+    separator = max(SEPARATORS, key=header.count)
+    line = pd.read_csv(path, sep=separator, **plain, **options).iloc[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
         # without index_col such cells would shift all names by one
         frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options)
-    frame.columns = pd.Index(headers[separator])
+    frame.columns = pd.Index(line.str.strip())
     return frame, separator
 
 
-def _decimal_commas(file: str, frame: pd.DataFrame, separator: str) -> pd.DataFrame:
+def _decimal_commas(file: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Columns of numbers such as 1.234,56 as numbers."""
-    plain, commas = {}, []
+    plain = {}
     for name in frame.columns[[dtype.kind not in "biufM" for dtype in frame.dtypes]]:
         cells = frame[name].dropna().astype(str).str.strip()
         if len(cells) and cells.str.fullmatch(_COMMA_NUMBER).all():
             digits = cells.str.replace(".", "").str.replace(",", ".")
             plain[name] = pd.to_numeric(digits).reindex(frame.index)
-            if separator == ";" or not cells.str.fullmatch(_AMBIGUOUS).all():
-                commas.append(name)
-    if not commas:
+    if not plain:
         return frame
-    fractions = [name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()]
-    if fractions:
+    points = [name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()]
+    if points:
         raise ValueError(
-            f"{file}: column {commas[0]!r} has decimal commas and column {fractions[0]!r} has points: write all "
+            f"{file}: column {next(iter(plain))!r} has decimal commas and column {points[0]!r} has points: write all "
             "numbers one way"
         )
     report(file, Finding("decimal_commas"))
     return frame.assign(**plain)
-
-
-def _named(file: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns that have a name."""
-    bare = np.array([not name for name in frame.columns]) & frame.isna().all().to_numpy()
-    if bare.any():
-        report(file, Finding("empty_columns", {"count": int(bare.sum()), "total": len(bare)}))
-        frame = frame.loc[:, ~bare]
-    names, index = list(frame.columns), 0
-    while index < len(names) and not names[index] and frame.iloc[:, index].is_unique and len(frame) > 1:
-        index += 1
-    if "" in names[index:]:
-        place = names.index("", index) + 1
-        raise ValueError(f"{file}: column {place} of {len(names)} has no name: name it or drop it")
-    if index:
-        first, last = frame.iloc[0, 0], frame.iloc[-1, 0]
-        report(file, Finding("index_column", {"first": str(first), "last": str(last)}))
-    return frame.iloc[:, index:]

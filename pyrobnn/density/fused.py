@@ -11,16 +11,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
-Weights = tuple[
-    Tensor, Tensor | None, Tensor | None
-]  # on h: the matrix, the bias, and of an LSTM the projection
+#: on h: the matrix, the bias, and of an LSTM the projection
+Weights = tuple[Tensor, Tensor | None, Tensor | None]
 Step = Callable[[Tensor, State, Weights], State]
 
 
 class WrittenOut(TorchFunctionMode):
     """The handler under which recurrent layers are loops over time and attention is two products and a softmax.
 
-    The kernels of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, their cells, attention and ``weight_norm`` have no batching rule
+    The kernels of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, attention and ``weight_norm`` have no batching rule
     (``vmap`` refuses them or runs them point by point) and no forward or second derivatives, which linearised
     predictions and Hessians need. A packed sequence is left to torch.
     """
@@ -32,8 +31,6 @@ class WrittenOut(TorchFunctionMode):
 
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
-        if func in _CELLS and not kwargs:
-            return _cell(_CELLS[func], *args)
         # a packed sequence has its weights here
         if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
             return _sequence(_SEQUENCES[func], *args)
@@ -67,17 +64,11 @@ def _simple(activation: Callable[[Tensor], Tensor]) -> Step:
     return step
 
 
-_CELLS: dict[Any, Step] = {
-    torch.lstm_cell: _lstm,
-    torch.gru_cell: _gru,
-    torch.rnn_tanh_cell: _simple(torch.tanh),
-    torch.rnn_relu_cell: _simple(torch.relu),
-}
 _SEQUENCES: dict[Any, Step] = {
     torch.lstm: _lstm,
     torch.gru: _gru,
-    torch.rnn_tanh: _CELLS[torch.rnn_tanh_cell],
-    torch.rnn_relu: _CELLS[torch.rnn_relu_cell],
+    torch.rnn_tanh: _simple(torch.tanh),
+    torch.rnn_relu: _simple(torch.relu),
 }
 _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 
@@ -86,20 +77,6 @@ def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
     """``weight_norm``: every slice along ``dim`` of its own length, or all of it where ``dim`` is -1."""
     others = [axis for axis in range(direction.dim()) if axis != dim]
     return direction * (length / torch.linalg.vector_norm(direction, dim=others, keepdim=dim >= 0))
-
-
-def _cell(
-    step: Step,
-    x: Tensor,
-    state: Tensor | Sequence[Tensor],
-    w_x: Tensor,
-    w_h: Tensor,
-    b_x: Tensor | None = None,
-    b_h: Tensor | None = None,
-) -> Tensor | State:
-    before = (state,) if isinstance(state, Tensor) else tuple(state)
-    new = step(functional.linear(x, w_x, b_x), before, (w_h, b_h, None))
-    return new[0] if isinstance(state, Tensor) else new
 
 
 def _sequence(

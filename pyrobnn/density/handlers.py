@@ -1,7 +1,7 @@
 """Handlers under which a program runs: where values and point parameters come from, which rows it sees, many points.
 
-A program is written for one point. Run or traced for many, it needs Cholesky factors that do not raise, layers that
-are not fused (:mod:`pyrobnn.density.fused`), and questions to its data answered.
+A program is written for one point. Run or traced for many, it needs Cholesky factors that do not raise and layers
+that are not fused (:mod:`pyrobnn.density.fused`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,13 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.compile.private import Tracer, offered
+from pyrobnn.compile.private import offered
 from pyrobnn.density.fused import WrittenOut
 from pyrobnn.density.nodes import is_improper
 
 RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
 
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
-#: functions whose result a program's Python may look at, or that have a shape which depends on values
-_QUESTIONS = {
-    *("isnan", "isfinite", "isinf", "eq", "ne", "lt", "le", "gt", "ge", "any", "all", "max", "min", "sum"),
-    *("logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and", "bitwise_or"),
-    *("__invert__", "__and__", "__or__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
-    *("count_nonzero", "unique", "nonzero", "bincount", "__getitem__", "long", "int", "bool"),
-    *("item", "tolist", "__int__", "__index__", "__bool__", "__float__"),
-}
 
 
 def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
@@ -54,12 +46,11 @@ def given(name: str) -> Tensor | None:
     message: dict[str, Any] = {
         "type": "sample",
         "name": name,
-        "fn": None,
-        "value": None,
-        "is_observed": False,
         "infer": {},
+        "is_observed": False,
         "stop": False,
     }
+    message |= {"fn": None, "value": None}
     found: Tensor | None = offered(message, (ConditionMessenger, ReplayMessenger, BlockMessenger))
     return found
 
@@ -139,8 +130,7 @@ def all_rows(found: dict[str, int]) -> Iterator[None]:
 @contextlib.contextmanager
 def at_many_points() -> Iterator[None]:
     """The handler under which a program that is written for one point is run, or traced, for many."""
-    tracer = Tracer.active()
-    with _Factors(), contextlib.nullcontext() if tracer is None else _Answered(tracer), WrittenOut():
+    with _Factors(), WrittenOut():
         yield
 
 
@@ -157,25 +147,3 @@ class _Factors(TorchFunctionMode):
             return func(*args, **kwargs)
         factor, info = torch.linalg.cholesky_ex(*args, **kwargs)
         return torch.where((info == 0)[..., None, None], factor, torch.nan)
-
-
-class _Answered(TorchFunctionMode):
-    """What a program asks of its data while it is traced (how many are missing, and where) is answered, not traced.
-
-    ``x[~torch.isnan(x)]`` has as many elements as the data say, which a trace of tensors without values cannot know.
-    What neither a point nor an argument of the trace has touched is a constant of it, and so is what it comes to.
-    """
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self._tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.__name__ in _QUESTIONS:
-            plain = self._tracer.innermost(args)
-            named = {name: self._tracer.innermost(value) for name, value in kwargs.items()}
-            if not self._tracer.depends([*plain, *named.values()]):
-                with self._tracer.paused():
-                    return func(*plain, **named)
-        return func(*args, **kwargs)

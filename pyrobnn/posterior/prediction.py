@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,6 @@ from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
-from pyrobnn.posterior.mixture_quantiles import cdf_quantile, mixture_quantile
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24
@@ -144,24 +145,46 @@ class Prediction:
         levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
-        if self.likelihood.targets.normal:
-            loc, scale = (v.flatten(0, 1).flatten(1).T.contiguous() for v in (self.loc, self.scale))
-            quantile = partial(mixture_quantile, loc=loc, scale=scale)
-        else:
-            start = _mean(self._mean_variance[0].double()).flatten()
-            num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.targets.kind == "count"
-            quantile = partial(cdf_quantile, below=self._below, start=start, num=num, discrete=whole)
-        found = torch.stack([quantile(level) for level in levels.reshape(-1).tolist()])
-        found = found.reshape(levels.shape + self.loc.shape[2:])
-        return (found if self.likelihood.targets.normal else self._in_y(found)).to(self.f.dtype)
+        found = torch.stack([self._quantile(level) for level in levels.reshape(-1).tolist()])
+        return self._in_y(found.reshape(levels.shape + self.loc.shape[2:])).to(self.f.dtype)
 
-    def _below(self, y: Tensor, rows: Tensor, every: int) -> Tensor:
+    def _quantile(self, level: float) -> Tensor:
+        """One quantile of every (point, out), in the units of the program: where F is q to a billionth of its tail.
+
+        Some 128 draws say where to look; a bracket around there grows until it holds the quantile.
+        """
+        from scipy.optimize import elementwise  # imported late: a fit needs none of it
+
+        y = _mean(self._mean_variance[0].double()).nan_to_num(0.0, 0.0, 0.0).flatten().cpu().numpy()
+        num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.targets.kind == "count"
+        reach, rows = 1.0, np.arange(len(y))
+        for every in (num // 128, 1) if num >= 256 else (1,):
+
+            def gap(at: np.ndarray, rows: np.ndarray, every: int = every) -> np.ndarray:
+                return self._below(np.floor(at) if whole else at, rows, every) - level
+
+            bracket = elementwise.bracket_root(gap, y - reach, y + reach, args=(rows,)).bracket
+            tolerance = (1e-9 if every == 1 else 1e-3) * min(level, 1 - level)
+            # steps of a count are told apart, and stepped over where F is q exactly
+            within: dict[str, Any] = {"xatol": 0.1} if whole else {"fatol": tolerance}
+            y = np.asarray(elementwise.find_root(gap, bracket, args=(rows,), tolerances=within).x)
+            reach = 1.0 if whole else 0.1
+        if whole:
+            y = np.maximum(np.round(y), 0.0)
+            y = np.where(gap(y - 1, rows) >= 0, y - 1, np.where(gap(y, rows) < 0, y + 1, y))
+        return torch.from_numpy(y).to(self.f.device)
+
+    def _below(self, y: np.ndarray, rows: np.ndarray, every: int) -> np.ndarray:
         """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
-        out = self.loc.shape[-1]
-        f = self.standard_f.flatten(0, 1)[::every, rows // out]
+        draws, out = self.standard_f.flatten(0, 1)[::every], self.loc.shape[-1]
         params = {name: value.flatten(0, 1)[::every] for name, value in self.params.items()}
-        reached = self.likelihood.cdf(f, y[:, None].expand(-1, out), params)[1].mean(0)
-        return reached.gather(1, (rows % out)[:, None])[:, 0]
+        found, at_once = [], max(1, 2**17 // len(draws))  # scalars that fit in the cache of a core
+        for at in range(0, len(y), at_once):
+            here, which = (torch.from_numpy(v[at : at + at_once]).to(draws.device) for v in (y, rows))
+            f, here = draws[:, which // out], here[:, None].expand(-1, out)
+            reached = self.likelihood.cdf(f, here, params)[1].mean(0)
+            found.append(reached.gather(1, (which % out)[:, None])[:, 0])
+        return torch.cat(found).cpu().numpy()
 
     @property
     def probs(self) -> Tensor:

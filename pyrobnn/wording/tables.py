@@ -26,8 +26,6 @@ TABLES: dict[str, str | Callable[..., str]] = {
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
     "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
     "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
-    "row_counter": "the feature {feature!r} numbers the rows ({first:g} … {last:g}): drop it if it is a counter or a "
-    "label, which new data do not continue",
     "rows_dropped": "{count} of {rows} rows have a missing value and are left out",
     "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
     "taken for a label of its rows and left out",
@@ -37,7 +35,5 @@ TABLES: dict[str, str | Callable[..., str]] = {
     "new_gaps": "the column {column!r} has missing values, in {rows} rows, and had none in the training data: the "
     "median there, {fill:g}, stands for them",
     "decimal_commas": "numbers have decimal commas and are read so",
-    "empty_columns": "{count} of {total} columns have neither a name nor a value and are left out",
-    "index_column": "the first column has no name and no value twice ({first} … {last}): taken for the index of its "
-    "rows and left out",
+    "unnamed_columns": "{count} of {total} columns have no name and are left out: name what is to be used",
 }

@@ -16,7 +16,7 @@ from uci.scores import LinearFloor, mixture_scores
 
 from pyrobnn import MAP, NUTS, SGHMC, SVI, SWAG, DeepEnsemble, Laplace, MCDropout
 from pyrobnn.data import Dataset, Standardizer, train_test_split
-from pyrobnn.data.uci_sets import NUM_HIDDEN
+from pyrobnn.data.bundled import NUM_HIDDEN
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
 from pyrobnn.networks import mlp

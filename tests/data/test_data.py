@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from pyrobnn import data
-from pyrobnn.data import Dataset, Standardizer, uci_sets
+from pyrobnn.data import Dataset, Standardizer, bundled
 
 GENERATORS = {
     "gap": (data.gap, 240, (-3, 3), lambda x: np.sin(1.2 * x), lambda x: 0.4 + 0 * x),
@@ -180,7 +180,7 @@ class TestUci:
         with pytest.raises(ValueError, match="numbers of 0 … 2"):
             data.uci("tiny", 0, uci_root)
 
-    @pytest.mark.parametrize("name", uci_sets.UCI)
+    @pytest.mark.parametrize("name", bundled.UCI)
     def test_the_published_sets_split_without_overlap(self, name):
         try:
             full = data.uci_all(name)
@@ -193,8 +193,8 @@ class TestUci:
 
 
 class TestLoad:
-    def test_every_name_but_the_uci_sets_loads(self):
-        for name in set(data.names()) - set(uci_sets.UCI):
+    def test_every_name_but_the_bundled_loads(self):
+        for name in set(data.names()) - set(bundled.UCI):
             assert data.load(name).num_data > 0
 
     def test_a_seed_reaches_the_synthetic_sets(self):

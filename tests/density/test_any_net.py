@@ -36,20 +36,6 @@ class Recurrent(nn.Module):
         return self.head(out[:, -1] if first else out[-1]) + 0.01 * states[:, None]
 
 
-class Cells(nn.Module):
-    """A cell, called once for every time."""
-
-    def __init__(self, kind, **options):
-        super().__init__()
-        self.cell, self.head = kind(2, 6, **options), nn.Linear(6, 1)
-
-    def forward(self, x):
-        state = None
-        for each in x.unbind(1):
-            state = self.cell(each, state)
-        return self.head(state[0] if isinstance(state, tuple) else state)
-
-
 class Attention(nn.Module):
     """Causal or plain attention over (B, time, 2), by torch's module, its encoder layer, or its function."""
 
@@ -80,9 +66,6 @@ NETS = {
     "gru-both-ways": lambda: Recurrent(nn.GRU, bidirectional=True, bias=False),
     "rnn": lambda: Recurrent(nn.RNN),
     "rnn-relu": lambda: Recurrent(nn.RNN, nonlinearity="relu", batch_first=True),
-    "lstm-cell": lambda: Cells(nn.LSTMCell),
-    "gru-cell": lambda: Cells(nn.GRUCell, bias=False),
-    "rnn-cell": lambda: Cells(nn.RNNCell, nonlinearity="relu"),
     "weight-norm": lambda: nn.Sequential(
         nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 1))
     ),

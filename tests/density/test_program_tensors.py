@@ -49,26 +49,6 @@ def test_a_recursion_in_place_is_refused_with_the_remedy(method):
         method.fit(program, None, torch.ones(5))
 
 
-def test_a_program_that_counts_its_missing_data_is_traced():
-    """It ran uncompiled: a trace has no values, so that it cannot know how many rows a mask leaves."""
-
-    def program(x, y):
-        missing = torch.isnan(x)
-        with pyro.plate("missing", int(missing.sum())):
-            guess = pyro.sample("guess", dist.Normal(0.0, 1.0))
-        whole = x.index_put((missing.nonzero()[:, 0],), guess)
-        with pyro.plate("seen", len(x[~missing])):
-            pyro.sample("x", dist.Normal(0.5, 1.0), obs=x[~missing])
-        with pyro.plate("data", len(y)):
-            pyro.sample("y", dist.Normal(whole, 0.5), obs=y)
-
-    density = Density(program, (torch.tensor([0.1, torch.nan, -1.0, torch.nan]), torch.ones(4)))
-    slope = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
-    z, other = density.sample_box(3, seed=0), density.sample_box(3, seed=1)
-    for found, expected in zip(make_fx(slope)(z)(other), slope(other), strict=True):
-        torch.testing.assert_close(found, expected)
-
-
 def test_data_that_are_arguments_of_a_trace_are_no_constants_of_it():
     def program(x, y):
         slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
