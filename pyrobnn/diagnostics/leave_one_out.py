@@ -13,11 +13,13 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pyrobnn.core.chains import ess
-from pyrobnn.core.groups import SAMPLE_STATS
+from pyrobnn.core.groups import LEFT_OUT, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
 from pyrobnn.diagnostics.verdict import Found, Status
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
 
 #: data whose PIT is computed
 MAX_DATA = 2000
@@ -165,7 +167,8 @@ def loo(evidence: Evidence) -> ELPDData | None:
     """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
 
     The weights are smoothed by ArviZ, for approximations with their log_p and log_q. Of more than 50 000 data the sum
-    is over 2000 of them, evenly spread.
+    is over 2000 of them, evenly spread. Rows that ``to_datatree(exact_loo=…)`` removed have their exact value, and
+    k-hat 0.
 
     Args:
         tree: A DataTree with a ``log_likelihood`` group.
@@ -189,19 +192,51 @@ def loo(evidence: Evidence) -> ELPDData | None:
     ):
         return None
     num_data, num_draws = len(found.points), pointwise[:, :, 0].size
-    coords = {"obs": found.points}
+    coords, elpd, k = {"obs": found.points}, found.elpd.copy(), found.k.copy()
+    exact = evidence.variable(LEFT_OUT, "elpd")
+    if exact is not None:
+        at = np.searchsorted(found.points, exact["row"])
+        elpd[at], k[at] = exact, 0.0  # as ArviZ's reloo says of a refit
     return elpd_data(
-        elpd=float(found.elpd.sum()),
-        se=float(np.sqrt(num_data * found.elpd.var())),
-        p=float((found.lppd - found.elpd).sum()),
+        elpd=float(elpd.sum()),
+        se=float(np.sqrt(num_data * elpd.var())),
+        p=float((found.lppd - elpd).sum()),
         n_samples=num_draws,
         n_data_points=num_data,
         scale="log",
-        warning=bool((found.k > good_k(num_draws)).any()),
+        warning=bool((k > good_k(num_draws)).any()),
         good_k=good_k(num_draws),
-        elpd_i=xr.DataArray(found.elpd, dims="obs", coords=coords),
-        pareto_k=xr.DataArray(found.k, dims="obs", coords=coords),
+        elpd_i=xr.DataArray(elpd, dims="obs", coords=coords),
+        pareto_k=xr.DataArray(k, dims="obs", coords=coords),
         approx_posterior=densities(evidence) is not None,
+    )
+
+
+def add_exact(tree: xr.DataTree, posterior: Posterior, budget: int, seed: int) -> None:
+    """Remove the rows whose k-hat is too large, ``budget`` at most, and add their exact log densities to ``tree``.
+
+    .. math:: \\log p(y_i \\mid y_{-i}) = \\log p(y) - \\log p(y_{-i})
+
+    Raises:
+        ValueError: the data of the tree are not the rows of the fit. Refused: as ``posterior.remove``.
+    """
+    found = loo(tree)
+    rows = [] if found is None else refit_points(found)[:budget]
+    if not rows:
+        return
+    held, pointwise = posterior.rows, Evidence(tree).log_likelihood
+    if held is not None and pointwise is not None and pointwise.shape[2] != len(held):
+        raise ValueError(f"'exact_loo' removes rows of the fit, which had {len(held)}: pass its own x and y")
+    less = [posterior.remove(row, seed=seed).meta for row in rows]
+    elpd = -np.array([each["log_evidence_added"] for each in less])
+    if held is not None and isinstance(posterior.model, BNN) and posterior.model.units is not None:
+        targets = posterior.model.likelihood.targets
+        elpd -= (
+            targets.log_volume(held.y[rows].reshape(len(rows), -1), posterior.model.units[1]).cpu().numpy()
+        )
+    errors = np.array([each["log_evidence_added_error"] or np.nan for each in less])
+    tree[LEFT_OUT] = xr.DataTree(
+        xr.Dataset({"elpd": ("row", elpd), "error": ("row", errors)}, coords={"row": rows})
     )
 
 
@@ -235,6 +270,8 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     error = (1.0 + elpd.good_k) / np.sqrt(tail)
     certain = not own and bool((k > elpd.good_k + stats.norm.isf(limits[0] / k.size) * error).any())
     finite = k[np.isfinite(k)]
-    numbers = {"count": len(points), "total": k.size, "rows": points[:8]}
+    removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
+    numbers = {"count": len(points), "total": k.size, "rows": points[:8], "removed": removed}
     status: Status = "warn" if certain else "info" if points else "pass"
-    return Found(status, float(finite.max()), "", numbers, elpd.good_k)
+    code = "loo_exact" if removed and not points else ""
+    return Found(status, float(finite.max()), code, numbers, elpd.good_k)

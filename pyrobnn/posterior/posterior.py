@@ -217,6 +217,7 @@ class Posterior:
         grid: Tensor | None = None,
         true_function: Callable[[Tensor], Tensor] | None = None,
         num_prior_draws: int = 200,
+        exact_loo: int = 0,
         label: str | None = None,
         seed: int = 0,
     ) -> DataTree:
@@ -232,6 +233,8 @@ class Posterior:
             grid: inputs (grid_point, 1) for bands; default 200 points over 1-D data and half its range around it.
             true_function: x → the true mean, evaluated on the grid, where the data are synthetic.
             num_prior_draws: draws for the groups prior and prior_predictive; 0 leaves them out.
+            exact_loo: rows, at most, whose k-hat is too large and that are therefore removed one by one
+                (:meth:`remove`), the worst first: ``diagnostics.loo`` and ``diagnose`` take their exact log density.
             label: name in reports; default the method's.
             seed: of the predictive draws.
 
@@ -240,7 +243,7 @@ class Posterior:
             dimensions of a program's sites are its plates (``pyro.plate("school", 8)``), else ``<site>_dim_0``.
 
         Raises:
-            TypeError, ValueError: as :meth:`predict`.
+            TypeError, ValueError: as :meth:`predict`. Refused: as :meth:`remove`, of ``exact_loo``.
         """
         from pyrobnn.posterior import datatree, invariance
 
@@ -257,7 +260,12 @@ class Posterior:
             groups[STEIN] = found
         if is_bnn and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
-        return datatree.whole_tree(self, groups, label)
+        tree = datatree.whole_tree(self, groups, label)
+        if exact_loo:
+            importlib.import_module("pyrobnn.diagnostics.leave_one_out").add_exact(
+                tree, self, exact_loo, seed
+            )
+        return tree
 
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
         r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.

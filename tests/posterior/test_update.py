@@ -12,6 +12,7 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
+from pyrobnn.diagnostics import loo, refit_points
 
 DIM, NOISE, OLD = 3, 0.5, 40
 X = torch.randn(OLD + 60, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -203,3 +204,53 @@ def test_a_far_update_and_rows_far_outside_are_noted(fitted):
     assert "rows_outside" in codes and len(caught) == len(posterior.meta["warnings"])
     mean = exact(torch.cat([X[:OLD], x]), torch.cat([Y[:OLD], x[:, 0] * 2.5]))[0]
     assert (posterior.draws["w"].flatten(0, 1).mean(0) - mean).abs().max() < 0.1
+
+
+def outlier():
+    """Rows of which the eighth decides the fit."""
+    x, y = X[:OLD].clone(), Y[:OLD].clone()
+    x[7], y[7] = 4 * x[7], 4 * y[7] + 1.5
+    return x, y
+
+
+def test_leave_one_out_is_exact_where_importance_fails():
+    x, y = outlier()
+    posterior = exact_draws(x=x, y=y)
+    truth = exact(x, y)[2] - exact(*(torch.cat([part[:7], part[8:]]) for part in (x, y)))[2]
+    weighed, tree = posterior.to_datatree(x, y), posterior.to_datatree(x, y, exact_loo=3)
+    assert refit_points(loo(weighed))[0] == 7
+    assert next(c for c in pb.diagnose(weighed).checks if c.name == "loo_khat").status != "pass"
+    found, error = loo(tree), float(tree["left_out"]["error"][0])
+    # over eight sets of draws the removal is off by 0.22 nats (sd), without bias
+    assert error < 0.2 and abs(float(found.elpd_i[7]) - truth) < 0.7 < float(loo(weighed).elpd_i[7]) - truth
+    assert float(found.pareto_k[7]) == 0.0 and 7 not in refit_points(found)
+    check = next(check for check in pb.diagnose(tree).checks if check.name == "loo_khat")
+    assert check.status == "pass" and check.code == "loo_exact" and check.numbers["removed"] >= 1
+    assert "by removal at" in check.evidence
+    with pytest.raises(ValueError, match="rows of the fit"):
+        posterior.to_datatree(torch.cat([x, X[OLD:50]]), torch.cat([y, Y[OLD:50]]), exact_loo=3)
+
+
+def test_exact_leave_one_out_is_in_the_units_of_the_data():
+    x, y = X[:OLD, :1].float(), (X[:OLD, :1] + 0.2 * X[:OLD, 1:2]).float()
+    x[7], y[7] = 4 * x[7], 4 * x[7] + 5.0
+    y = 100 + 20 * y
+    units = pb.data.Standardizer.fit(pb.data.Dataset(x, y, "line", "regression"))
+    with torch.random.fork_rng():
+        net = torch.nn.Linear(1, 1)
+    prior, noise = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.5)
+    model = pb.BNN(net, prior, noise, standardizer=units)
+    tree = pb.SMC(num_particles=600, compile=False).fit(model, x, y).to_datatree(x, y, exact_loo=1)
+    assert tree["left_out"]["row"].values.tolist() == [7]
+    inputs, targets = units.transform_x(x).double(), units.transform_y(y).double()[:, 0]
+    inputs = torch.cat([inputs, torch.ones_like(inputs)], 1)
+    marginal = inputs @ inputs.T + 0.25 * torch.eye(OLD).double()
+    rest = torch.arange(OLD) != 7
+    log_p = [
+        dist.MultivariateNormal(torch.zeros(int(at.sum())).double(), marginal[at][:, at]).log_prob(
+            targets[at]
+        )
+        for at in (rest | True, rest)
+    ]
+    truth = float(log_p[0] - log_p[1] - units.y_scale.log())
+    assert abs(float(loo(tree).elpd_i[7]) - truth) < 0.7
