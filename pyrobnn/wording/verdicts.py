@@ -154,7 +154,7 @@ SEEN: dict[str, Template] = {
     "are too sharp, above 1 too flat.",
     "baseline": "The {score} is {own:.4g}, that of {which} {floor:.4g}.{widths}",
     "loo_khat": "Leave-one-out is unreliable at {count} of {total} data (Pareto k-hat up to {value:.2f}).",
-    "loo_exact": "Leave-one-out is by removal at {removed} of {total} data, reliable at the others (k-hat {value:.2f}).",
+    "loo_exact": "Leave-one-out is by removal at {removed} of {total} data, reliable at others (k-hat {value:.2f}).",
     # on request
     "copied_chains": "Chains hold the same moves: {named}.",
     "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere.",
