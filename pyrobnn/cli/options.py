@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import re
 import sys
@@ -122,14 +121,8 @@ def read(argv: Sequence[str], command: str) -> Config:
         helps = [_method_parser(label, name, False).format_help() for label, (name, _) in chosen.items()]
         say("\n".join([parser.format_help(), *helps]))
         sys.exit(0)
-    written = _content(asked.config) if asked.config else {}
-    listed = _listed(written.pop("methods", {}))
-    lists = {
-        name: [value]
-        for name, value in written.items()
-        if name in ("features", "drop", "hidden") and isinstance(value, str | int)
-    }
-    study = _parsed(parser, written | lists, own)
+    written, listed = _content(asked.config) if asked.config else ({}, {})
+    study = _parsed(parser, written, own)
     words_of = asked.methods or list(listed)
     if command == "fit" and len(words_of) > 1:
         raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
@@ -148,31 +141,22 @@ def read(argv: Sequence[str], command: str) -> Config:
     return Config(study, configurations, kept | {"methods": plain})
 
 
-def _content(path: str) -> dict[str, Any]:
-    """The content of a YAML file (JSON is YAML too)."""
+def _content(path: str) -> tuple[dict[str, Any], Methods]:
+    """The options and the methods of a YAML file (JSON is YAML too)."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path!r}")
     try:
         content = get_loader("yaml")(Path(path).read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
+    methods = content.pop("methods", {}) if isinstance(content, dict) else None
+    if not isinstance(methods, dict) or not all(isinstance(each, dict) for each in methods.values()):
         raise ValueError(
-            f"{path} must map options to values, such as 'data: diabetes', and 'methods' to what is run"
+            f"{path} must map options to values, such as 'data: diabetes', and 'methods' names to options: "
+            "{svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
         )
-    return content
-
-
-def _listed(written: Any) -> Methods:
-    """Name → method and options, of the map that a file has."""
-    if not isinstance(written, dict) or not all(isinstance(each, dict) for each in written.values()):
-        raise ValueError(
-            "'methods' must map names to options: {svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
-        )
-    return {
-        str(label): (options.get("method", label), {k: v for k, v in options.items() if k != "method"})
-        for label, options in written.items()
-    }
+    named = {str(label): dict(options) for label, options in methods.items()}
+    return content, {label: (options.pop("method", label), options) for label, options in named.items()}
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -255,18 +239,11 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
 
 
 def _parsed(parser: ArgumentParser, written: Mapping[str, Any], words: Sequence[str]) -> Namespace:
-    """What a file and then the command line say; an option that there is not with the closest that there is."""
+    """What a file and then the command line say."""
     try:
         return parser.parse_args(list(words), namespace=parser.parse_object(dict(written)))
     except (argparse.ArgumentError, ValueError, TypeError) as error:
-        text = one_line(error)
-        if found := re.search(r"unrecognized arguments: --([\w.-]+)|[Oo]ption '([\w.-]+)'", text):
-            prefix = re.search(r"Group '([\w.-]+)'", text)
-            word = f"{prefix[1]}.{found[2]}" if prefix else found[1] or found[2]
-            known = [flag.removeprefix("--") for flag in parser._option_string_actions]
-            close = difflib.get_close_matches(word, known, n=1)
-            text += f": did you mean {close[0]!r}?" if close else ": see --help"
-        raise ValueError(text) from error
+        raise ValueError(f"{one_line(error)} (see --help)") from error
 
 
 def _configured(

@@ -116,7 +116,7 @@ def _held(posterior: Posterior) -> Rows:
         raise Refused(
             "the point parameters differ between draws, which no density has: give them a prior, or hold them"
         )
-    return posterior.rows.checked()
+    return posterior.rows
 
 
 def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pyro.distributions as dist
@@ -324,26 +323,8 @@ class Ordinal(_Labels):
 # -- counts -----------------------------------------------------------------------------------------------------------
 
 
-class _Poisson(dist.Poisson):
-    """Poisson whose draws stay counts where the rate is beyond whole numbers, at which torch's turn negative."""
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        return _poisson(self.rate.expand(self._extended_shape(torch.Size(sample_shape))))
-
-
-class _NegativeBinomial(dist.NegativeBinomial):
-    """The same for the negative binomial, a Poisson of a rate that is Gamma."""
-
-    @torch.no_grad()
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        return _poisson(self._gamma.sample(sample_shape))
-
-
-@torch.no_grad()
-def _poisson(rate: Tensor) -> Tensor:
-    """Poisson draws; of rates beyond 2⁴⁰ by the normal that they are then."""
-    counts = torch.poisson(rate.clamp_max(2.0**40))
-    return torch.where(rate < 2.0**40, counts, (rate + rate.sqrt() * torch.randn_like(rate)).round())
+#: log of the largest expected count: draws of larger ones are beyond whole numbers
+_MAX_LOG_COUNT = 27.0
 
 
 class _Counts(Likelihood):
@@ -391,7 +372,7 @@ class Poisson(_Counts):
     task = "poisson"
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
-        return _Poisson(f.exp()).to_event(1)
+        return dist.Poisson(f.clamp_max(_MAX_LOG_COUNT).exp()).to_event(1)
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         return by_scipy("pdtr", y.clamp_min(0), f.exp())
@@ -423,7 +404,7 @@ class NegativeBinomial(_Counts):
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
         r = self.own.value("concentration", f, params).expand(f.shape)
-        return _NegativeBinomial(r, logits=f - r.log()).to_event(1)
+        return dist.NegativeBinomial(r, logits=f.clamp_max(_MAX_LOG_COUNT) - r.log()).to_event(1)
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         r = self.own.value("concentration", f, params).double()

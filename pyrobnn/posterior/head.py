@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -106,53 +106,38 @@ def held_trunk(problem: Problem) -> Split | None:
 def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> Split:
     """The model split before the first module with a parameter that varies, where it can be shown that it can be.
 
-    All that follows is known to depend on nothing else where modules stand in an ``nn.Sequential``, or where what one
-    returns is what the module around it returns. Anything else (a parameter that is also used before, say) makes the
-    output differ from that of the whole net when the varying parameters are moved, and then there is no trunk.
+    Whether it can is tried, from the deepest module that holds all of them outwards: anything that is not so simple (a
+    parameter that is also used before, say) makes the output differ from that of the whole net when the varying
+    parameters are moved, and then there is no trunk.
     """
-    whole = Split(model, params)
-    found = replace(whole, path=_path(model, names, params, x[:2]))
-    if not found.path:
-        return whole
-    moved = {name: value + 0.1 if name in set(names) else value for name, value in params.items()}
+    whole, moved = Split(model, params), {n: v + 0.1 if n in set(names) else v for n, v in params.items()}
     with torch.no_grad():
         expected = model.forward(moved, x[:2])
-        given = found.head.forward(moved, found.features(x[:2]))
-    return found if given.shape == expected.shape and torch.allclose(given, expected) else whole
+        inside = [name.removeprefix(NET) for name in names if name.startswith(NET)]
+        for path in _paths(model.eval_net, inside):
+            found = replace(whole, path=path)
+            try:
+                given = found.head.forward(moved, features := found.features(x[:2]))
+            except (RuntimeError, TypeError):  # a module that is not reached, or takes more than features
+                continue
+            if given.shape == expected.shape and torch.allclose(given, expected):
+                return whole if features.shape == x[:2].shape and torch.equal(features, x[:2]) else found
+    return whole
 
 
-@torch.no_grad()
-def _path(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> str:
-    inputs: dict[nn.Module, Any] = {}
-    outputs: dict[nn.Module, Any] = {}
-    calls: Counter[nn.Module] = Counter()
-
-    def remember(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        inputs[module], outputs[module] = args, out
-        calls[module] += 1
-
-    module: nn.Module = model.eval_net
-    with hooked([each.register_forward_hook(remember) for each in module.modules()]):
-        model.forward(params, x)
-    path: list[str] = []
-    inside = [name.removeprefix(NET) for name in names if name.startswith(NET)]
-    while True:
-        owners = [name.partition(".")[0] for name in inside]
-        children = dict(module.named_children())
-        first = next((name for name in children if name in owners), None)
-        ends = (
-            first is not None and {first} == set(owners) and outputs.get(children[first]) is outputs[module]
-        )
-        if first is None or not set(owners) <= children.keys() or not (type(module) is nn.Sequential or ends):
-            break
-        module = children[first]
-        if calls[module] != 1 or len(inputs[module]) != 1 or not isinstance(inputs[module][0], Tensor):
-            break
-        path.append(first)
-        inside = [name.partition(".")[2] for name in inside if name.startswith(f"{first}.")]
-    if not path or inputs[model.eval_net.get_submodule(".".join(path))][0] is x:
-        return ""
-    return ".".join(path)
+def _paths(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """Where a head of the parameters ``names`` may begin, the innermost module first."""
+    owners = {name.partition(".")[0] for name in names}
+    children = dict(module.named_children())
+    first = next((name for name in children if name in owners), None)
+    if (
+        first is None
+        or not owners <= children.keys()
+        or (len(owners) > 1 and type(module) is not nn.Sequential)
+    ):
+        return []
+    inside = [name.removeprefix(f"{first}.") for name in names if name.startswith(f"{first}.")]
+    return [*(f"{first}.{path}" for path in _paths(children[first], inside)), first]
 
 
 def _from(net: nn.Module, path: Sequence[str]) -> nn.Module:

@@ -57,7 +57,8 @@ class Posterior:
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites, warnings, versions: JSON-able.
-        rows: the data of chains, by reference, for :meth:`update` and :meth:`remove`; ``save`` writes them along.
+        rows: the data of chains, by reference, for :meth:`update` and :meth:`remove`: tensors that are changed in place
+            after the fit are other data; ``save`` writes them along.
     """
 
     model: BNN | Callable[..., Any]

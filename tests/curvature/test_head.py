@@ -93,7 +93,7 @@ def test_the_head_is_the_whole_net(kind, options, monkeypatch, tmp_path):
     ):  # fmt: skip
         net = build(kind, 2 if likelihood.targets.classes else 1)
         with monkeypatch.context() as patched:
-            patched.setattr(head, "_path", lambda *args: "")
+            patched.setattr(head, "_paths", lambda *args: [])
             whole = fitted(net, y, likelihood, subset=subset, **options)
         split = fitted(net, y, likelihood, subset=subset, **options)
         assert whole.meta["head"] == "" and split.meta["head"] == path
@@ -106,7 +106,7 @@ def test_hidden_weights_before_the_first_site_are_a_trunk(monkeypatch):
     net = build("stacked", 1)
     prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide_modules=[net[0]])
     with monkeypatch.context() as patched:
-        patched.setattr(head, "_path", lambda *args: "")
+        patched.setattr(head, "_paths", lambda *args: [])
         whole = fitted(net, Y, pb.likelihoods.HomoskedasticGaussian("learned"), prior)
     split = fitted(net, Y, pb.likelihoods.HomoskedasticGaussian("learned"), prior)
     assert split.meta["head"] == "4.0"
@@ -152,7 +152,7 @@ def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_meth
     shots: list[pb.Posterior] = []
     options = options | {"seed": 1, "callbacks": [lambda step, metrics: shots.append(metrics["snapshot"]())]}
     with monkeypatch.context() as patched:
-        patched.setattr(head, "_path", lambda *args: "")
+        patched.setattr(head, "_paths", lambda *args: [])
         whole = method.fit(model, X, Y, **options)
         expected = whole.predict(X[:7]).f
     split = method.fit(model, X, Y, **options)

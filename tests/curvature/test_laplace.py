@@ -30,7 +30,7 @@ from pyrobnn.likelihoods import (
     Categorical,
     HeteroskedasticGaussian,
     HomoskedasticGaussian,
-    averages,
+    base,
 )
 
 FAST = {
@@ -268,7 +268,7 @@ def test_every_likelihood_and_structure(likelihood, out, y, structure):
     assert_var_within(draws, cov.diagonal(dim1=1, dim2=2))
     if likelihood.task != "gaussian":  # the probit approximation, as cross-validation takes it
         labels = torch.zeros(5, 1) if likelihood.task == "bernoulli" else torch.zeros(5, dtype=torch.long)
-        probs = averages.log_predictive(likelihood, f, cov, labels, {}).exp()
+        probs = base.log_predictive(likelihood, f, cov, labels, {}).exp()
         assert float((probs - posterior.predict(x[:5]).log_prob(labels).exp()).abs().max()) < 0.1
 
 

@@ -75,7 +75,7 @@ def test_rows_are_learned_and_forgotten(fitted, num):
     again = more.remove(range(OLD, OLD + num), seed=2)
     check(again, X[:OLD], Y[:OLD])
     assert abs(again.meta["log_evidence_added"] + gain) < 6 * again.meta["log_evidence_added_error"] + 0.02
-    assert torch.equal(again.rows.digest, fitted.rows.digest) and torch.equal(again.rows.y, Y[:OLD])
+    assert torch.equal(again.rows.y, Y[:OLD])
     assert [each["rows"] for each in again.meta["updates"]] == [num, -num]
 
 
@@ -186,14 +186,6 @@ def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
         fitted.update(x[:, :2], y)
     with pytest.raises(TypeError, match="same number of rows"):
         fitted.update(x, y[:3])
-
-
-def test_data_that_were_changed_after_the_fit_are_found_out():
-    x, y = X[:OLD].clone(), Y[:OLD].clone()
-    posterior = exact_draws(x=x, y=y)
-    x[5, 1] += 1e-9
-    with pytest.raises(Refused, match="1 rows were changed .* first is 5"):
-        posterior.remove(0)
 
 
 def test_a_far_update_and_rows_far_outside_are_noted(fitted):

@@ -22,7 +22,7 @@ from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.likelihoods import averages
+from pyrobnn.likelihoods.base import log_predictive
 
 #: bound of log τ
 _BOUND = 18.0
@@ -252,6 +252,6 @@ def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Te
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
-        return averages.log_predictive(problem.bnn.likelihood, f, cov, y, centre.values)
+        return log_predictive(problem.bnn.likelihood, f, cov, y, centre.values)
 
     return score

@@ -24,7 +24,7 @@ from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.adaptation import STATS, stuck_chains
 from pyrobnn.inference.hmc.run import Draws, Progress
-from pyrobnn.likelihoods import averages
+from pyrobnn.likelihoods.base import identified
 from pyrobnn.model import NET
 from pyrobnn.wording.findings import Finding
 
@@ -109,9 +109,7 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     blocks: dict[str, list[Tensor]] = {}
     for start in range(0, shape.numel(), 256):
         rows = {name: value.flatten(0, 1)[start : start + 256] for name, value in draws.items()}
-        f = averages.identified(
-            model.likelihood, at_each(lambda params: model.forward(params, x), rows).unsqueeze(0)
-        )
+        f = identified(model.likelihood, at_each(lambda params: model.forward(params, x), rows).unsqueeze(0))
         one = {name: value.unsqueeze(0) for name, value in rows.items()}
         log_prior = sum(prior.log_prob(one[name]) for name, prior in model.priors.items())
         norms = {f"the norm of layer {layer}": norm for layer, norm in layer_norms(one).items()}
