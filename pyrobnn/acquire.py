@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import generator
+from pyrobnn.density.gradient import at_each
+from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
 
@@ -24,16 +26,18 @@ def function(posterior: Posterior, index: int) -> Callable[[Tensor], Tensor]:
         x → mean of y (point, out), or logits (point, class).
     """
     chain, draw = divmod(index % (posterior.num_chains * posterior.num_draws), posterior.num_draws)
-    params = {name: value[chain, draw] for name, value in posterior.draws.items()}
-    model, forward = posterior.bnn, posterior.network or posterior.bnn.forward
+    one = {name: value[chain, draw][None] for name, value in posterior.draws.items()}
+    return lambda x: values(posterior, one, x)[0]
+
+
+def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Mean of y (draw, point, out), or logits, at x (point, …) by ``draws`` (draw, …) of each site; differentiable."""
+    model, network = posterior.bnn, posterior.network or posterior.bnn.forward
+    x = model.cast_inputs(model.standard_inputs(x))
+    f = at_each(lambda one: network(one, x), {n: v for n, v in draws.items() if n.startswith(NET)})
     y_mean, y_scale = model.units or (0.0, 1.0)
-    one = {name: value[None, None] for name, value in params.items()}
-
-    def at(x: Tensor) -> Tensor:
-        f = forward(params, model.cast_inputs(model.standard_inputs(x)))
-        return Prediction(f[None, None], model.likelihood, one, y_mean=y_mean, y_scale=y_scale).f[0, 0]
-
-    return at
+    params = {name: value[None] for name, value in draws.items()}
+    return Prediction(f[None], model.likelihood, params, y_mean=y_mean, y_scale=y_scale).f[0]
 
 
 def thompson(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from botorch.models.ensemble import EnsembleModel
 from torch import Size, Tensor
 
-from pyrobnn.density.gradient import at_each
+from pyrobnn.acquire import values
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.prediction import Prediction
 
 
 class BNNModel(EnsembleModel):
@@ -40,18 +38,8 @@ class BNNModel(EnsembleModel):
 
     def forward(self, X: Tensor) -> Tensor:
         """Every draw's function at X (*batch, n, d): (*batch, draw, n, out), with gradients with respect to X."""
-        posterior, model = self.bnn_posterior, self.bnn_posterior.bnn
-        network = posterior.network or model.forward
-        x = model.cast_inputs(model.standard_inputs(X.reshape(-1, X.shape[-1])))
-
-        def at(params: Mapping[str, Tensor]) -> Tensor:
-            return network(params, x)
-
-        f = at_each(at, {name: value for name, value in self._draws.items() if name.startswith("net.")})
-        draws = {name: value[None] for name, value in self._draws.items()}
-        y_mean, y_scale = model.units or (0.0, 1.0)
-        values = Prediction(f[None], model.likelihood, draws, y_mean=y_mean, y_scale=y_scale).f[0]
-        return values.reshape(len(f), *X.shape[:-1], -1).movedim(0, -3).to(X)
+        f = values(self.bnn_posterior, self._draws, X.reshape(-1, X.shape[-1]))
+        return f.reshape(len(f), *X.shape[:-1], -1).movedim(0, -3).to(X)
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> BNNModel:
         """The model given further rows (n, d) and (n, out) as well, by ``posterior.update``.

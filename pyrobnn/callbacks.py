@@ -247,7 +247,7 @@ class Validation:
             prediction = snapshot().predict(self.x, num_draws=self.num_draws)
         y = self.y.to(prediction.f.device)
         column = y.reshape(len(y), -1)
-        if prediction.task == "gaussian":
+        if not prediction.likelihood.targets.classes:
             error = (prediction.mean.double() - column).square().mean().sqrt()
         elif prediction.task == "categorical":
             error = (prediction.probs.argmax(-1) != y).double().mean()

@@ -158,8 +158,7 @@ def tasks(
 def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
     """Fit and score one task of :func:`tasks`; the record as :func:`records.measured` makes it."""
     import torch
-    from uci.rules import RULES, LinearFloor, held_out_scores
-    from uci.scores import mixture_scores
+    from uci.rules import RULES, LinearFloor, held_out_scores, mixture_scores
 
     from pyrobnn.data import uci, uci_num_hidden
 
@@ -279,7 +278,7 @@ def differences(record: Record, again: Record) -> list[str]:
 
 def show(records: Sequence[Record], methods: Sequence[str]) -> None:
     """The tables, then the claims and whether they hold."""
-    from uci.scores import METRICS, claims, markdown, published
+    from uci.rules import METRICS, claims, markdown, published
 
     if not records:
         print("no results yet")

@@ -92,8 +92,7 @@ def tables() -> str:
 
 def uci() -> str:
     """The five small sets by every method, the large ones by those that finish; every cell is filled."""
-    from uci.rules import RULES
-    from uci.scores import claims, markdown, published
+    from uci.rules import RULES, claims, markdown, published
 
     rows, parts = records_of("uci"), []
     small, large = ("boston", "concrete", "energy", "wine", "yacht"), ("kin8nm", "naval", "power")
@@ -175,7 +174,7 @@ CLAIMS: dict[str, Callable[[], str]] = {
 
 def headline() -> str:
     """Seven numbers, each linked to its claim."""
-    from uci.scores import beats_floor, best_published, published
+    from uci.rules import beats_floor, best_published, published
 
     ratios = [row["ours/numpyro"] for row in gradients()]
     pyro = [row["pyro/ours"] for row in gradients()]

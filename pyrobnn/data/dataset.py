@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import as_tensor
+from pyrobnn.core.checks import as_tensor, check_choice, check_finite
 
 if TYPE_CHECKING:
     from pyrobnn.data.columns import Columns
@@ -58,29 +58,23 @@ class Dataset:
     columns: Columns | None = None
 
     def __post_init__(self) -> None:
-        if self.task not in ("regression", "classification"):
-            raise ValueError(f"'task' must be 'regression' or 'classification', got {self.task!r}")
+        check_choice("task", self.task, get_args(Task))
         for name in ("x", "y"):  # NumPy and pandas are taken too
             object.__setattr__(self, name, as_tensor(name, getattr(self, name)))
+            check_finite(name, getattr(self, name))
         x, y, regression = self.x, self.y, self.task == "regression"
-        if x.ndim < 2:
-            raise ValueError(f"'x' must be (N, feature), got shape {tuple(x.shape)}: use x.unsqueeze(-1)")
-        if len(x) == 0:
-            raise ValueError(f"data set {self.name!r} is empty: x has shape {tuple(x.shape)}")
+        if x.ndim < 2 or not len(x):
+            raise ValueError(
+                f"'x' must be (N, feature), N > 0, got shape {tuple(x.shape)}: use x.unsqueeze(-1)"
+            )
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same points")
-        if regression and not y.is_floating_point():
-            raise TypeError(f"a regression target must be float, got {y.dtype}: use y.float()")
-        if not regression and y.dtype != torch.int64:
-            raise TypeError(f"class labels must be int64, got {y.dtype}: use y.long()")
+        if not (y.is_floating_point() if regression else y.dtype == torch.int64):
+            cast = "float" if regression else "long"
+            raise TypeError(f"'y' of a {self.task} must not be {y.dtype}: use y.{cast}()")
         if y.ndim != (2 if regression else 1):
             shape, cure = ("(N, output)", "unsqueeze") if regression else ("(N,)", "squeeze")
             raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{cure}(-1)")
-        for name in ("x", "y"):
-            if bad := int((~torch.isfinite(getattr(self, name))).sum()):
-                raise ValueError(
-                    f"{name} of data set {self.name!r} holds {bad} NaN or infinite values: drop or impute these rows"
-                )
         if not regression and (y.min() < 0 or (self.class_names and y.max() >= len(self.class_names))):
             raise ValueError(
                 f"class labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}"

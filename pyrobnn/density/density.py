@@ -256,19 +256,16 @@ class Density:
 
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
-        prior = likelihood = torch.zeros((), dtype=torch.float64, device=z.device)
-        for node in self.trace(self.constrain(z), args).values():
-            if node["type"] == "sample" and is_observed(node):
-                likelihood = likelihood + log_prob_sum(node)
-            elif node["type"] == "sample" and not is_subsample(node):
-                prior = prior + log_prob_sum(node)
-        return prior, likelihood
+        nodes = self.trace(self.constrain(z), args).values()
+        sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n)]
+        prior, likelihood = ([n for n in sampled if is_observed(n) == seen] for seen in (False, True))
+        return _total(z, prior), _total(z, likelihood)
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
         nodes = self.trace(self.constrain(z))
-        terms = [log_prob_sum(nodes[n]) + self.log_jacobian(z, self.site(n)).double() for n in names]
-        return sum(terms, torch.zeros((), dtype=torch.float64, device=z.device))
+        jacobians = (self.log_jacobian(z, self.site(name)).double() for name in names)
+        return sum(jacobians, _total(z, [nodes[name] for name in names]))
 
     def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
         """What each datum contributes to the log joint at ``z`` (dim,), site → (\\*axes), or (data,) under a mask.
@@ -288,7 +285,7 @@ class Density:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         nodes = self.trace(self.constrain(z)).values()
         sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)]
-        return sum(map(log_prob_sum, sampled), torch.zeros((), dtype=torch.float64, device=z.device))
+        return _total(z, sampled)
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -379,6 +376,10 @@ class Density:
                 if self.points == "free":
                     yield (site := _site(node, support, start, "point"))
                     start = site.stop
+
+
+def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
+    return sum(map(log_prob_sum, nodes), torch.zeros((), dtype=torch.float64, device=z.device))
 
 
 def _site(node: Node, support: constraints.Constraint, start: int, kind: Literal["latent", "point"]) -> Site:

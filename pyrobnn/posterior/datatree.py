@@ -308,17 +308,15 @@ def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
     if not isinstance(model, BNN):
         return {"program": getattr(model, "__name__", type(model).__name__)}
     parts = [part for part in model.net.modules() if not list(part.children())]
-    linear, names = (
-        [p for p in parts if isinstance(p, nn.Linear)],
-        dict.fromkeys(type(p).__name__ for p in parts),
-    )
-    if linear and len(linear) == sum(bool(list(part.parameters(recurse=False))) for part in parts):
-        widths = "-".join(
-            str(width) for width in (linear[0].in_features, *(layer.out_features for layer in linear))
-        )
-        net = ", ".join([widths, *(name for name in names if name != "Linear")])
+    linear = [part for part in parts if isinstance(part, nn.Linear)]
+    names = [name for name in dict.fromkeys(type(part).__name__ for part in parts) if name != "Linear"]
+    if linear and linear == [part for part in parts if list(part.parameters(recurse=False))]:
+        widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
+        net = ", ".join(["-".join(map(str, widths)), *names])
     else:
-        net = f"{type(model.net).__name__} of {', '.join(names)}"
+        net = (
+            f"{type(model.net).__name__} of {', '.join(dict.fromkeys(type(part).__name__ for part in parts))}"
+        )
     own = [f"{name.rpartition('.')[-1]} ~ {_called(d)}" for name, d in model.likelihood.own.priors.items()]
     units = "" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"
     return {

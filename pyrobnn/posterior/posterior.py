@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,19 +22,6 @@ from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
     from xarray import DataTree
-
-
-@runtime_checkable
-class HasHead(Protocol):
-    """A network of which only the end differs between draws."""
-
-    model: BNN
-
-    def features(self, x: Tensor) -> Tensor:
-        """What the end is a function of, from inputs (N, …) in the units of the program."""
-
-    def head(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Output (N, width) of one set of parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +165,8 @@ class Posterior:
         """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program."""
         x = self._inputs(x)
         model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
-        if isinstance(self.network, HasHead):  # what no draw moves is computed once
-            x, forward, model = self.network.features(x), self.network.head, self.network.model
+        if hasattr(net := cast(Any, self.network), "head"):  # what no draw moves is computed once
+            x, forward, model = net.features(x), net.head, net.model
         elif self.network is None and (trunk := self._trunk(x)) is not None:
             x, model = trunk.features(x), trunk.head
             forward = model.forward

@@ -125,7 +125,10 @@ class TestValidation:
 class ScoredPosterior:
     def predict(self, x, num_draws):
         return SimpleNamespace(
-            f=x, task="gaussian", mean=x, log_prob=lambda y: torch.full((len(y),), -0.5, dtype=torch.float64)
+            f=x,
+            mean=x,
+            likelihood=SimpleNamespace(targets=SimpleNamespace(classes=False)),
+            log_prob=lambda y: torch.full((len(y),), -0.5, dtype=torch.float64),
         )
 
 

@@ -116,14 +116,14 @@ def test_bundled_sets():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"x": torch.tensor([[1.0], [math.nan]])}, ValueError, "x of data set 'd' holds 1 NaN"),
-        ({"y": torch.tensor([[1.0], [math.inf]])}, ValueError, "y of data set 'd' holds 1 NaN or infinite"),
-        ({"x": torch.zeros(0, 1), "y": torch.zeros(0, 1)}, ValueError, "is empty"),
+        ({"x": torch.tensor([[1.0], [math.nan]])}, ValueError, "'x' holds 1 NaN"),
+        ({"y": torch.tensor([[1.0], [math.inf]])}, ValueError, "'y' holds 1 NaN or infinite"),
+        ({"x": torch.zeros(0, 1), "y": torch.zeros(0, 1)}, ValueError, "N > 0"),
         ({"x": torch.zeros(2)}, ValueError, r"x.unsqueeze\(-1\)"),
         ({"y": torch.zeros(3, 1)}, ValueError, "x has 2 rows and y has 3"),
         ({"y": torch.zeros(2)}, ValueError, r"y.unsqueeze\(-1\)"),
         ({"y": torch.zeros(2, 1).long()}, TypeError, r"y.float\(\)"),
-        ({"task": "ranking"}, ValueError, "'regression' or 'classification'"),
+        ({"task": "ranking"}, ValueError, "'task' must be one of 'regression', 'classification'"),
         ({"task": "classification"}, TypeError, r"y.long\(\)"),
         (
             {"task": "classification", "y": torch.tensor([0, 2]), "class_names": ("a", "b")},

@@ -19,9 +19,12 @@ if str(SCRIPTS) not in sys.path:
 
 import benchmark_uci as benchmark  # noqa: E402
 from records import append_record, mean_and_error, read_records  # noqa: E402
-from uci.rules import RULES, Candidate, OfLinear, Rule  # noqa: E402
-from uci.scores import (  # noqa: E402
+from uci.rules import (  # noqa: E402  # noqa: E402
+    RULES,
+    Candidate,
     LinearFloor,
+    OfLinear,
+    Rule,
     beats_floor,
     best_published,
     markdown,
