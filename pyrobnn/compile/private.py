@@ -90,10 +90,10 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class Tracer:
-    """The trace that is under way, and another beside it."""
+    """The trace that is under way, beside which others can be made."""
 
-    def __init__(self, found: list[Any]) -> None:
-        self._pause, self._is_wrapped, self._unwrapped = found
+    def __init__(self, pause: Any, is_wrapped: Any, unwrapped: Any) -> None:
+        self._pause, self._is_wrapped, self._unwrapped = pause, is_wrapped, unwrapped
 
     @classmethod
     def active(cls) -> Tracer | None:
@@ -106,7 +106,7 @@ class Tracer:
             find("torch._C._functorch.is_functorch_wrapped_tensor"),
             find("torch._C._functorch.get_unwrapped"),
         ]
-        return None if None in found else cls(found)
+        return None if None in found else cls(*found)
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -159,10 +160,8 @@ def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count
     blocks = [leaf[:whole].unflatten(0, (-1, turns)) for leaf in slices]
     blocks = blocks or [torch.zeros(whole // turns, device=state[0].device)]
     out = _Scan.apply(_Counted(steps, len(state), len(blocks), 0), *state, *blocks, *held)
-    state, ys = (
-        list(out[: len(state)]),
-        [leaf.flatten(0, 1) for leaf in out[len(state) : len(out) - len(state)]],
-    )
+    state, ys, _ = _split(out, len(state), len(out) - 2 * len(state))
+    ys = [leaf.flatten(0, 1) for leaf in ys]
     if whole < count:
         state, more, _ = steps(state, [leaf[whole:] for leaf in slices], held, count - whole)
         ys = [torch.cat(parts) for parts in zip(ys, more, strict=True)]
@@ -179,10 +178,15 @@ class _Counted:
     slices: int
     sums: int
 
-    def split(self, flat: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
+    def split(self, flat: Sequence[Any]) -> list[list[Any]]:
         """Carry, slices and held tensors."""
-        end = self.carried + self.slices
-        return list(flat[: self.carried]), list(flat[self.carried : end]), list(flat[end:])
+        return _split(flat, self.carried, self.slices)
+
+
+def _split(flat: Sequence[Any], *lengths: int) -> list[list[Any]]:
+    """Lists of these lengths, and what is left."""
+    rest = iter(flat)
+    return [*(list(itertools.islice(rest, length)) for length in lengths), list(rest)]
 
 
 class _Turn(NamedTuple):
@@ -213,19 +217,12 @@ def _run(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) ->
     for state, leaf in zip(states, carry, strict=True):
         state[0].copy_(leaf)
     held = [leaf.contiguous() for leaf in held]
-    now, x, y = (
-        [leaf.unbind(0) for leaf in part] for part in (states, [leaf.contiguous() for leaf in xs], outputs)
-    )
+    taken = [leaf.unbind(0) for leaf in (*states, *(leaf.contiguous() for leaf in xs))]
+    after, found = ([leaf.unbind(0) for leaf in part] for part in ([leaf[1:] for leaf in states], outputs))
     with torch.no_grad():
         for t in range(count):
-            turn.call(
-                *(each[t] for each in now),
-                *(each[t] for each in x),
-                *held,
-                *(each[t + 1] for each in now),
-                *sums,
-                *(each[t] for each in y),
-            )
+            given, new, ys = ([each[t] for each in part] for part in (taken, after, found))
+            turn.call(*given, *held, *new, *sums, *ys)
     return [*states, *sums, *outputs]
 
 
@@ -240,26 +237,19 @@ def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tenso
     with contextlib.nullcontext() if tracer is None else tracer.outside():
         given = [leaf.detach().contiguous() for leaf in (*carry, *(leaf[0] for leaf in xs), *held)]
 
-        def parts(flat: Sequence[Tensor]) -> Any:
-            end = len(carry) + len(xs)
-            return body(list(flat[: len(carry)]), list(flat[len(carry) : end]), list(flat[end : len(given)]))
-
         def turn(*flat: Tensor) -> None:
-            new, ys, terms = parts(flat)
-            places = iter(flat[len(given) :])
-            for value in new:
-                next(places).copy_(value)
-            for value in terms:
-                next(places).add_(value)
-            for value in ys:
-                next(places).copy_(value)
+            *taken, places = _split(flat, len(carry), len(xs), len(held))
+            new, ys, terms = body(*taken)
+            of_new, of_terms, of_ys = _split(places, len(new), len(terms))
+            for value, place in zip([*new, *ys], [*of_new, *of_ys], strict=True):
+                place.copy_(value)
+            for value, place in zip(terms, of_terms, strict=True):
+                place.add_(value)
 
-        new, ys, terms = parts(given)
+        new, ys, terms = body(*_split(given, len(carry), len(xs)))
         kinds = [[(value.shape, value.dtype) for value in part] for part in (new, terms, ys)]
-        example = [
-            *given,
-            *(torch.zeros(shape, dtype=dtype, device=xs[0].device) for k in kinds for shape, dtype in k),
-        ]
+        places = [torch.zeros(shape, dtype=dtype, device=xs[0].device) for k in kinds for shape, dtype in k]
+        example = [*given, *places]
         graph = trace(turn, example)
         constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
         shapes = [(leaf.shape, leaf.dtype, leaf.device) for leaf in example]
@@ -267,12 +257,7 @@ def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tenso
         key = hashlib.sha256(content.encode()).hexdigest()
         if key not in _TURNS:
             _TURNS[key] = _Turn(compiled(graph, *example, name="the body of a loop").unchecked, *kinds)
-    out = _run(key, carry, xs, held)
-    states, sums, outputs = (
-        out[: len(carry)],
-        out[len(carry) : len(carry) + len(terms)],
-        out[len(carry) + len(terms) :],
-    )
+    states, sums, outputs = _split(_run(key, carry, xs, held), len(carry), len(terms))
     return *(leaf[-1] for leaf in states), *outputs, *sums, *(leaf[:-1] for leaf in states)
 
 
@@ -299,18 +284,15 @@ class _Scan(torch.autograd.Function):
             [i for i, value in enumerate(values) if need[i] and value.is_floating_point()]
             for values, need in ((xs, needs[1]), (held, needs[2]))
         )
-        to_y, to_sum, to_before = (
-            slopes[own.carried : len(slopes) - own.carried - own.sums],
-            slopes[len(slopes) - own.carried - own.sums : len(slopes) - own.carried],
-            slopes[len(slopes) - own.carried :],
-        )
+        outputs = len(slopes) - 2 * own.carried - own.sums
+        _, to_y, to_sum, to_before = _split(slopes, own.carried, outputs, own.sums)
         by_turn = [slope for slope in (*to_y, *to_before) if slope is not None]
 
         def pulled(a: Tensors, x: Tensors, h: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-            c, own_x, own_h = own.split([*x[: own.carried + own.slices], *h[: len(held)]])
-            by_y, by_sum = iter(x[own.carried + own.slices :]), iter(h[len(held) :])
+            c, own_x, by_turn = _split(x, own.carried, own.slices)
+            (own_h, by_sum), by_y = _split(h, len(held)), iter(by_turn)
 
-            def outputs(*values: Tensor) -> tuple[Tensor, ...]:
+            def results(*values: Tensor) -> tuple[Tensor, ...]:
                 rest = iter(values)
                 for values_of, places in ((c, floats), (own_x, of_x), (own_h, of_h)):
                     for i in places:
@@ -321,15 +303,11 @@ class _Scan(torch.autograd.Function):
 
             at = [*(c[i] for i in floats), *(own_x[i] for i in of_x), *(own_h[i] for i in of_h)]
             slope_of = [*a, *(next(by_y) for s in to_y if s is not None), *by_sum]
-            found = list(torch.func.vjp(outputs, *at)[1](tuple(slope_of)))
+            found = list(torch.func.vjp(results, *at)[1](tuple(slope_of)))
             for place, i in enumerate(floats):
                 if to_before[i] is not None:
                     found[place] = found[place] + next(by_y)
-            return (
-                found[: len(floats)],
-                found[len(floats) : len(floats) + len(of_x)],
-                found[len(floats) + len(of_x) :],
-            )
+            return tuple(_split(found, len(floats), len(of_x)))  # type: ignore[return-value]
 
         start = [torch.zeros_like(before[i][0]) if slopes[i] is None else slopes[i] for i in floats]
         turns = [leaf.flip(0) for leaf in (*before, *xs, *by_turn)]
@@ -344,15 +322,17 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, own: _Counted, *flat: Tensor) -> Any:
-        dims: Any = own.split(in_dims[1:])
-        carry, xs, held = own.split(flat)
+        dims = own.split(in_dims[1:])
+        carry, xs, held = (
+            [
+                value if dim is None else value.movedim(dim, to)
+                for value, dim in zip(part, own_dims, strict=True)
+            ]
+            for part, own_dims, to in zip(own.split(flat), dims, (0, 1, 0), strict=True)
+        )
         carry = [
-            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            value.expand(info.batch_size, *value.shape) if dim is None else value
             for value, dim in zip(carry, dims[0], strict=True)
-        ]
-        xs = [value if dim is None else value.movedim(dim, 1) for value, dim in zip(xs, dims[1], strict=True)]
-        held = [
-            value if dim is None else value.movedim(dim, 0) for value, dim in zip(held, dims[2], strict=True)
         ]
         batched = [[0 if dim is not None else None for dim in part] for part in dims]
         body = torch.func.vmap(own.body, ([0] * own.carried, batched[1], batched[2]), randomness="error")

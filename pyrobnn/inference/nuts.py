@@ -28,7 +28,7 @@ from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, ru
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
-from pyrobnn.inference.hmc.starts import chains_per_call, gradient_of, starts
+from pyrobnn.inference.hmc.starts import gradient_of, starts
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -63,7 +63,7 @@ class NUTS(Method):
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
             values, sites, log density) and their effective sample size, bulk and tail, is 400; num_draws is then the
             most that are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
-        max_seconds: and the seconds after which it waits no longer; a compile is given up and the warm-up is cut at
+        max_seconds: and the seconds, the compile's not counted, after which it waits no longer; the warm-up is cut at
             half of them, and the fit says so. None for no bound.
 
     Raises:
@@ -271,7 +271,6 @@ class NUTS(Method):
             gradient, self.num_chains, density.dim, slots, z.dtype, z.device, self.max_tree_depth, self.trajectory,
             self.target_accept,
         )  # fmt: skip
-        compiles = self.compile and not why
         return Run(
             machine,
             seed=run.seed,
@@ -281,9 +280,7 @@ class NUTS(Method):
             inspect=None if problem.is_bnn or in_float64 else inspector(density),
             mass_matrix=form,
             step_size=self.step_size,
-            compile=compiles,
-            chains_per_call=chains_per_call(gradient, z) if compiles else None,
-            compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
+            compile=self.compile and not why,
         )
 
     def _interruption(self, stats: Tensor, run: FitRun) -> Finding:

@@ -19,20 +19,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import compiled
+from pyrobnn.compile import compiled, library_elements
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
+from pyrobnn.density.gradient import Gradient
 from pyrobnn.density.nodes import is_improper, is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
 from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
-from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.model import NET
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 _TARGET_ACCEPT = 0.8  # that the step size is tuned to
+_FEW, _CACHED = 8, 2**19  # particles that are never split; elements of one tensor that stay in the cache
 
 
 def refuse_without_prior(density: Density) -> None:
@@ -117,7 +118,7 @@ def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
 def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tuple[Evaluate, str, float]:
     """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
     beta = torch.ones((), dtype=torch.float64, device=z.device)
-    size = chains_per_call(lambda one: evaluate(one, beta, *data)[:2], z) if compile or data else len(z)
+    size = at_once(lambda one: evaluate(one, beta, *data)[:2], z) if compile or data else len(z)
     step = compiled(evaluate, z[:size].contiguous(), beta, *data, enabled=compile, name="the model")
     if size == len(z):
         return step, step.mode, step.seconds
@@ -127,6 +128,15 @@ def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tupl
         return torch.cat(gradient), torch.cat(base), torch.cat(more)
 
     return in_parts, step.mode, step.seconds
+
+
+def at_once(gradient: Gradient, z: Tensor) -> int:
+    """As many of the particles ``z`` as leave their activations in the CPU's cache: past it each is slower."""
+    if z.device.type != "cpu" or len(z) <= _FEW:
+        return len(z)
+    each = library_elements(gradient, z[:2]) / 2
+    divisors = [size for size in range(_FEW, len(z) + 1) if len(z) % size == 0]
+    return max((size for size in divisors if size * each <= _CACHED), default=divisors[0])
 
 
 def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:

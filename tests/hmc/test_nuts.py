@@ -12,15 +12,8 @@ import torch
 from helpers import assert_mean_within, assert_var_within
 
 import pyrobnn as pb
-from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.diagnostics import diagnose
-from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.starts import chains_per_call
 from pyrobnn.inference.nuts import NUTS
-from pyrobnn.likelihoods import HomoskedasticGaussian
-from pyrobnn.model import BNN
-from pyrobnn.networks import mlp
-from pyrobnn.priors import FanInNormal
 
 EULER = 0.57721566490153286
 EFFECT = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -295,30 +288,6 @@ def test_without_adaptation_a_chain_does_not_depend_on_its_company():
         torch.testing.assert_close(value, eight.draws[name][:4], atol=1e-4, rtol=1e-4)
     # and the chains differ from each other
     assert len(eight.draws["scale"][:, -1].unique()) == 8
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*(diverged|did not move|maximum tree depth)")  # a fixed step
-def test_chains_in_several_calls_make_the_draws_of_one_call(monkeypatch):
-    x, y = _regression_data()
-    options = {"num_chains": 16, "num_warmup": 0, "step_size": 0.02, "max_tree_depth": 5, "compile": False}
-    whole = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
-    monkeypatch.setattr("pyrobnn.inference.nuts.chains_per_call", lambda gradient, z: 8)
-    parts = NUTS(**options).fit(_regression, x, y, num_draws=12, seed=4)
-    assert torch.equal(whole.sample_stats["n_steps"], parts.sample_stats["n_steps"])
-    for name, value in whole.draws.items():
-        torch.testing.assert_close(value, parts.draws[name], atol=1e-4, rtol=1e-4)
-    adapted = NUTS(num_chains=64, num_warmup=60, trajectory=4, compile=False)
-    _check_regression(adapted.fit(_regression, x, y, num_draws=60))
-
-
-def test_large_activations_are_kept_in_the_cache():
-    model, x = BNN(mlp(13, (50,), seed=0), FanInNormal(), HomoskedasticGaussian(0.3)), torch.zeros(455, 13)
-    problem = prepare(model, x, torch.zeros(455), points="held")
-    z = problem.density.sample_prior(64, seed=0)
-    gradient, _ = batched_gradient(problem.density.log_joint, z)
-    assert chains_per_call(gradient, z) == 16  # 455 x 50 activations a chain
-    assert chains_per_call(gradient, z[:8]) == 8
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 30_868,
-    "code lines": 17_712,
-    "files": 167,
-    "numbers in module constants": 269,
+    "lines": 30_406,
+    "code lines": 17_394,
+    "files": 164,
+    "numbers in module constants": 265,
     "file names that stand in two rooms": 0,
-    "scripts": 19,
-    "lines of scripts": 5_521,
+    "scripts": 18,
+    "lines of scripts": 5_513,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 23,
     "warn and note calls": 10,

@@ -15,8 +15,10 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model
 
 import pyrobnn as pb
+from pyrobnn.density.gradient import batched_gradient
+from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.smc import student_interval
-from pyrobnn.inference.tempering import next_beta, parts, share, systematic
+from pyrobnn.inference.tempering import at_once, next_beta, parts, share, systematic
 
 NOISE = 0.3
 
@@ -267,3 +269,13 @@ def test_particles_weight_the_modes_that_chains_cannot_leave():
     share = (config.fit(uneven_modes).draws["where"] > 10.0).double().mean(1)
     error = float(share.std()) / len(share) ** 0.5
     assert abs(float(share.mean()) - 0.2) < 4 * error + 0.01 and error < 0.05
+
+
+def test_large_activations_are_kept_in_the_cache():
+    net, prior = pb.networks.mlp(13, (50,), seed=0), pb.priors.FanInNormal()
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.3))
+    problem = prepare(model, torch.zeros(455, 13), torch.zeros(455), points="held")
+    z = problem.density.sample_prior(64, seed=0)
+    gradient, _ = batched_gradient(problem.density.log_joint, z)
+    assert at_once(gradient, z) == 16  # 455 x 50 activations a particle
+    assert at_once(gradient, z[:8]) == 8

@@ -20,7 +20,7 @@ from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.svi import SVI
 from pyrobnn.inference.vi import elbo as elbo_module
-from pyrobnn.inference.vi.elbo import Elbo, gradient_samples
+from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.guide_fit import build_elbo
 from pyrobnn.inference.vi.local_noise import LocalNoise
 
@@ -33,6 +33,17 @@ def _elbo(model, x, y, **options):
     options = {"estimator": "weights", "compile": False, "init_scale": 0.2} | options
     elbo, theta = build_elbo(SVI(**options), problem, None, 0)
     return elbo, theta
+
+
+def gradient_samples(elbo, theta, num_samples, *, seed=0):
+    """Independent stochastic gradients of the loss (KL weight one) at ``theta``, (num_samples, len(theta))."""
+    one = torch.ones((), dtype=torch.float64, device=theta.device)
+    batched = torch.func.vmap(
+        lambda key: torch.func.grad(lambda at: elbo(at, one, key)[0])(theta), randomness="different"
+    )
+    keys = Noise(torch.tensor(seed, device=theta.device)).split(num_samples).split(64)
+    with seeded(seed):
+        return torch.cat([batched(some) for some in keys])
 
 
 def _options(estimator):

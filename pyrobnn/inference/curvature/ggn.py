@@ -153,12 +153,9 @@ class FullCurvature(Curvature):
             self._values, self.basis = _spectrum(self.rows)
             self._set_resolution(self._values)
             return
-        if width > 1 and len(jacobian.layers) == 1:
-            matrix = _single_layer_matrix(jacobian, x, root, whiten.double())
-        else:
-            matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
-            for part, here in with_roots(parts, root):
-                matrix += _gram(jacobian.rows(part, here)[1].flatten(0, 1) * whiten)
+        matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
+        for part, here in with_roots(parts, root):
+            matrix += _gram(jacobian.rows(part, here)[1].flatten(0, 1) * whiten)
         self.matrix = check_finite(matrix)
         self.top = float(torch.linalg.matrix_norm(self.matrix))  # no less than the largest eigenvalue
 
@@ -299,32 +296,6 @@ class KronCurvature(Curvature):
             parts = (out_basis, in_basis, factors[group] + c * values, scale)
             found.append(KronBlock(index, *(part.to(self.prior_prec) for part in parts)))
         return found
-
-
-def _single_layer_matrix(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, whiten: Tensor) -> Tensor:
-    """Σ_n B_n ⊗ a_n a_nᵀ with B_n = Σ_k g gᵀ: the k columns are summed before the inputs multiply them."""
-    layer = jacobian.layers[0]
-    place = jacobian.positions(layer)
-    outs, ins = place.shape
-    total = torch.zeros(outs, ins, outs, ins, dtype=torch.float64, device=x.device)
-    for part, here in with_roots(jacobian.chunks(x, 4 * (outs + 1) * ins), root):
-        factors = jacobian.factors(part, here)[1][0]
-        if factors.inputs.shape[1] > 1:  # shared positions: the rows themselves
-            total += _gram(factors.rows().flatten(2).flatten(0, 1)).reshape(total.shape)
-            continue
-        inputs, grads = factors.inputs.squeeze(1).double(), factors.grads.squeeze(2).double()
-        for out in range(outs):
-            for other in range(out, outs):
-                weights = (grads[:, :, out] * grads[:, :, other]).sum(1, keepdim=True)
-                added = (inputs * weights).T @ inputs
-                total[out, :, other] += added
-                if other > out:
-                    total[other, :, out] += added
-    flat = place.reshape(-1)
-    matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
-    matrix[flat[:, None], flat] = total.reshape(len(flat), -1)
-    matrix *= whiten.unsqueeze(1) * whiten
-    return matrix
 
 
 def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock
+from pyrobnn.inference.curvature.gaussian import Block, DiagBlock, KronBlock
 from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
 
 
@@ -61,7 +61,6 @@ class Linearized(SubsetNetwork):
         inside = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in inside]
         self._scalars: int | None = None
-        self._covariance: Tensor | None = None
 
     def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f(θ*) + J (θ − θ*) as a function of the features."""
@@ -128,32 +127,11 @@ class Linearized(SubsetNetwork):
         return f, cast(Tensor, total)
 
     def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        block, jacobian = self.blocks[0], self.jacobian
-        if len(jacobian.layers) == len(self.blocks) == 1 and isinstance(block, DenseBlock):
-            f, factors = jacobian.factors(x)
-            if factors[0].inputs.shape[1] == 1 and len(block.index) == jacobian.size:
-                return f, self._single_layer_covariance(block, factors[0])
-        f, rows = jacobian.rows(x)
-        root = self._root(rows.flatten(0, 1)).reshape(*f.shape, -1)
+        f, rows = self.jacobian.rows(x)
+        rows = rows.flatten(0, 1)
+        root = torch.cat([block.root(self._columns(rows, block)) for block in self.blocks], 1)
+        root = root.reshape(*f.shape, -1)
         return f, root @ root.transpose(1, 2)
-
-    def _single_layer_covariance(self, block: DenseBlock, factor: Factors) -> Tensor:
-        """(N, k, k) from Σ itself: an output pair's covariance aᵀ Σ a, then the k backpropagated vectors."""
-        place = self.jacobian.positions(self.jacobian.layers[0])
-        outs, ins = place.shape
-        if self._covariance is None:
-            flat = place.reshape(-1)
-            cov = torch.cholesky_inverse(block.prec_tril)
-            self._covariance = cov[flat[:, None], flat].reshape(outs, ins, outs, ins)
-        inputs, grads = (v.to(self._covariance) for v in (factor.inputs.squeeze(1), factor.grads.squeeze(2)))
-        inner = [
-            (inputs @ self._covariance[out].flatten(1)).reshape(-1, outs, ins) @ inputs.unsqueeze(2)
-            for out in range(outs)
-        ]
-        return grads @ torch.cat(inner, 2) @ grads.transpose(1, 2)
-
-    def _root(self, rows: Tensor) -> Tensor:
-        return torch.cat([block.root(self._columns(rows, block)) for block in self.blocks], 1)
 
     def _columns(self, rows: Tensor, block: Block) -> Tensor:
         """The block's columns of ``rows``; zero for coordinates that the network does not depend on (the noise)."""

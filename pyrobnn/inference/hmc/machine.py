@@ -105,7 +105,6 @@ class Machine:
         gradient: (chain, dim) → batched gradient (chain, dim) and log density (chain,) in float64, not whitened.
         num_slots: draws that are kept per chain and phase.
         trajectory: leapfrogs of a plain HMC transition; None for NUTS.
-        pooled_chains: chains that share one step size, where these are only some of them.
     """
 
     gradient: Gradient
@@ -117,7 +116,6 @@ class Machine:
     max_depth: int = 10
     trajectory: int | None = None
     target_accept: float = 0.8
-    pooled_chains: int | None = None
 
     # -- host side -------------------------------------------------------------------------------------------------
 
@@ -168,8 +166,7 @@ class Machine:
         buffers.draws.index_put_((chain, where), new.q_prop)
         buffers.stats.index_put_((chain, where), torch.stack(row, -1))
 
-        pooled = self.pooled_chains or self.num_chains
-        dual = dual_average(state.dual, rate, ended, self.target_accept, pooled)
+        dual = dual_average(state.dual, rate, ended, self.target_accept, self.num_chains)
         r_new, begun = self._begin(
             s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
         )

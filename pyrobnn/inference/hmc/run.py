@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import CudaGraph, compiled, first_line
-from pyrobnn.compile.interrupts import TimeSpent, limited
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint, metric
@@ -133,23 +131,19 @@ class Run:
         mass_matrix: ``"diag"`` or ``"dense"``.
         step_size: the first one; None finds it.
         every: steps between looks.
-        chains_per_call: of the compiled step, a divisor of the machine's; None for all of them.
-        compile_within: seconds after which a compile is given up for the uncompiled step.
     """
 
     def __init__(
         self, machine: Machine, *, seed: int, num_warmup: int, most: int | None = None,
         names: Callable[[int], str] | None = None, inspect: Callable[[Tensor, Tensor], str] | None = None,
         mass_matrix: str = "diag", step_size: float | None = None, compile: bool = True, every: int = 16,
-        chains_per_call: int | None = None, compile_within: float | None = None,
     ) -> None:  # fmt: skip
         self.machine, self.dense, self.every = machine, mass_matrix == "dense", every
-        self.chains_per_call = chains_per_call or machine.num_chains
         chains = torch.arange(machine.num_chains, device=machine.device)
         self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
         self.plan, self.most, self.names, self.inspect = planned(num_warmup), most, names, inspect
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
-        self.first_step, self.compile, self.compile_within = step_size, compile, compile_within
+        self.first_step, self.compile = step_size, compile
         self.buffers = machine.buffers()
         self.phase = self.total_steps = 0
         self.ready = 0  # draws that every chain had at the last look
@@ -279,19 +273,8 @@ class Run:
         if self._advance is not None:
             return
         kept = [buffer.clone() for buffer in self.buffers] if self.total_steps else None
-        starts = range(0, self.machine.num_chains, self.chains_per_call)
-        parts = [slice(start, start + self.chains_per_call) for start in starts]
-        machine = replace(
-            self.machine, num_chains=self.chains_per_call, pooled_chains=self.machine.num_chains
-        )
-        example = (*(tensor.clone() for tensor in self._rows(parts[0])), *self._fixed(parts[0]))
-        begun = time.perf_counter()
-        try:
-            with limited(self.compile_within):
-                step = compiled(machine.step, *example, enabled=self.compile, name="the model", clone=False)
-        except TimeSpent:
-            step = compiled(machine.step, *example, enabled=False, clone=False)
-            step.seconds = time.perf_counter() - begun
+        example = (*(tensor.clone() for tensor in self.state), *self.buffers, self.scale, self.keys)
+        step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds, self.mode = step.seconds, step.mode
@@ -299,17 +282,13 @@ class Run:
             return
 
         def advance(num: int) -> State:
-            states = [self._rows(part) for part in parts]
-            if self._mode() != OWN:  # one step size for all: it goes from call to call
-                states = [state._replace(dual=states[0].dual) for state in states]
-            calls = [(*state, *self._fixed(part)) for state, part in zip(states, parts, strict=True)]
-            for arguments in calls:
-                step(*arguments)
+            state = State(*(tensor.contiguous() for tensor in self.state))  # written into
+            arguments = (*state, *self.buffers, self.scale, self.keys)
+            step(*arguments)
             with torch.no_grad():
                 for _ in range(num - 1):
-                    for arguments in calls:
-                        step.unchecked(*arguments)
-            return states[0] if len(states) == 1 else State(*(torch.cat(rows, 1) for rows in zip(*states)))
+                    step.unchecked(*arguments)
+            return state
 
         self._advance = advance
 
@@ -318,14 +297,6 @@ class Run:
         if self.phase == len(self.plan):
             return FROZEN
         return OWN if self.plan[self.phase].own_step else POOLED
-
-    def _rows(self, part: slice) -> State:
-        """The state of some chains, to be written into."""
-        return State(*(tensor[:, part].contiguous() for tensor in self.state))
-
-    def _fixed(self, part: slice) -> tuple[Tensor, ...]:
-        """What the step of some chains is given beside their state."""
-        return *(buffer[part] for buffer in self.buffers), self.scale, self.keys[part]
 
     def _capture(self, step: Callable[..., Any]) -> bool:
         """Advance by replays of a CUDA graph; False where the step cannot be captured, and ``mode`` says why."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import library_elements
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
@@ -21,8 +20,6 @@ from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.posterior import Posterior
-
-_FEW, _CACHED = 8, 2**19  # chains never split; elements of one tensor that stay in the cache
 
 
 def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Tensor, Tensor | None]:
@@ -100,16 +97,6 @@ def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) 
         f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
         f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
     )
-
-
-def chains_per_call(gradient: Gradient, z: Tensor) -> int:
-    """As many of the chains at ``z`` as leave their activations in the CPU's cache: past it each is slower."""
-    chains = len(z)
-    if z.device.type != "cpu" or chains <= _FEW:
-        return chains
-    per_chain = library_elements(gradient, z[:2]) / 2
-    divisors = [size for size in range(_FEW, chains + 1) if chains % size == 0]
-    return max((size for size in divisors if size * per_chain <= _CACHED), default=divisors[0])
 
 
 def gradient_of(problem: Problem, z: Tensor, in_float64: bool, compile: bool) -> tuple[Gradient, str]:

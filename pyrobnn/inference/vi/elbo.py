@@ -264,19 +264,3 @@ def elbo_findings(value: float, error: float, track: Tensor | None) -> list[Find
     if value + 5.0 * error < float(reached[best] - spreads[best]) - 1.0:
         return [Finding("elbo_below_best", values | {"best": float(reached[best])})]
     return []
-
-
-def gradient_samples(elbo: Elbo, theta: Tensor, num_samples: int, *, seed: int = 0) -> Tensor:
-    """Independent stochastic gradients of the loss (KL weight one) at ``theta``, (num_samples, len(theta)).
-
-    To compare estimators: their means agree, their variances don't.
-    """
-    one = torch.ones((), dtype=torch.float64, device=theta.device)
-
-    def gradient(key: Tensor) -> Tensor:
-        return torch.func.grad(lambda t: elbo(t, one, key)[0])(theta)
-
-    batched = torch.func.vmap(gradient, randomness="different")
-    keys = Noise(torch.tensor(seed, device=theta.device)).split(num_samples).split(64)
-    with seeded(seed, theta.device):
-        return torch.cat([batched(some) for some in keys])
