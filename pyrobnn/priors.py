@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyro.distributions as dist
@@ -35,15 +35,8 @@ __all__ = [
     "site_priors",
 ]
 
-#: what follows "hide" or "expose" in an option → whether an entry of it names a parameter of a module
-_NAMES: dict[str, Callable[[Any, nn.Module, str], bool]] = {
-    "": lambda entry, module, name: name == entry,
-    "_parameters": lambda entry, module, name: name.rpartition(".")[-1] == entry,
-    "_module_types": lambda entry, module, name: isinstance(module, entry),
-    "_modules": lambda entry, module, name: module is entry,
-    "_fn": lambda entry, module, name: bool(entry(module, name)),
-    "_all": lambda entry, module, name: True,
-}
+#: what "hide" and "expose" may be followed by
+_KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
 
 
 class Selective(Prior):
@@ -64,43 +57,33 @@ class Selective(Prior):
 
     def __init__(self, **selection: Any):
         options = {name: v for name, v in selection.items() if v is not None and v is not False}
-        if unknown := [n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _NAMES]:
+        if unknown := [n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _KINDS]:
             raise TypeError(
-                f"{unknown[0]!r} is no option of a prior: hide or expose, with one of {[*_NAMES]}"
+                f"{unknown[0]!r} is no option of a prior: hide or expose, with one of {[*_KINDS]}"
             )
-        whole = [name for name in options if name.endswith("_all")]
-        self.hides = not any(name.startswith("expose") for name in options)
-        sides = [name for name in options if name.startswith("hide") != self.hides]
-        if (clash := sides or whole) and len(options) > len(clash):
-            other = next(name for name in options if name not in clash)
-            raise ValueError(
-                f"{clash[0]!r} beside {other!r} has no effect: say what to hide, or what to expose"
-            )
-        #: option and entry, of all that were given
-        self.entries = [
-            (option, entry)
-            for option, value in options.items()
-            for entry in ([value] if callable(value) or isinstance(value, (str, bool)) else value)
-        ]
-
-    def expose_fn(self, module: nn.Module, name: str) -> bool:
-        """Whether the parameter is Bayesian."""
-        return any(_is_named(*each, module, name) for each in self.entries) != self.hides
+        hides = [name for name in options if name.startswith("hide")]
+        whole = [name for name in options if name.endswith(("_all", "_fn"))]
+        if len(options) > 1 and (whole or 0 < len(hides) < len(options)):
+            one, other = (whole or hides)[0], next(n for n in options if n not in (whole or hides)[:1])
+            raise ValueError(f"{one!r} beside {other!r} has no effect: say what to hide, or what to expose")
+        #: option → its entries
+        self.entries = {n: v if isinstance(v, (list, tuple, set)) else [v] for n, v in options.items()}
+        given = {n: options[n] if n in whole else tuple(v) for n, v in self.entries.items()}
+        super().__init__(**{"expose_all": not given, **given})
 
     def check_effect(self, net: nn.Module) -> None:
         """Raise ValueError where an entry names no parameter of ``net``."""
-        for option, entry in self.entries:
-            if not any(_is_named(option, entry, module, name) for name, module, _ in _parameters(net)):
+        for option, entry in ((n, e) for n, entries in self.entries.items() for e in entries):
+            kind = option.removeprefix("hide").removeprefix("expose")
+            exposed = {f"expose{kind}": entry if kind in ("_fn", "_all") else (entry,)}
+            alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
+            if not any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
                 what = getattr(entry, "__name__", type(entry).__name__ if callable(entry) else repr(entry))
                 names = ", ".join(name for name, _, _ in _parameters(net))
                 raise ValueError(
                     f"{option!r} has no effect by {what}: it names no parameter of its own (a container of layers has "
                     f"none); the net has: {names}"
                 )
-
-
-def _is_named(option: str, entry: Any, module: nn.Module, name: str) -> bool:
-    return _NAMES[option.removeprefix("hide").removeprefix("expose")](entry, module, name)
 
 
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
