@@ -14,11 +14,13 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, cast
 
+import numpy as np
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+from pyrobnn.estimators.wide import log_density
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.prior import with_precision
@@ -122,16 +124,47 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     is its square, which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal; γ is the sum over rows of
     the variance of f times the Fisher information, the effective number of parameters.
     """
-    model, likelihood = posterior.bnn, posterior.bnn.likelihood
-    x, y = (part.to(model.device) for part in _standard(model, x, y))
-    known = (*likelihood.own.priors, *likelihood.own.points)
-    own = {name: value.mean((0, 1)) for name, value in posterior.draws.items() if name in known}
-    f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
+    likelihood = posterior.bnn.likelihood
+    y, f, cov, own = _at_rows(posterior, x, y)
     slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, own).sum())(f)
     information = likelihood.curvature_root(f, y, own).square().sum(-1)
     effective_parameters = (cov.diagonal(dim1=1, dim2=2) * information).sum(0)
     left = (len(y) - effective_parameters).clamp_min(0.1 * len(y))
     return (((y - f) * slope).sum(0) / left).clamp_min(1e-8).sqrt().cpu()
+
+
+def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """The targets, mean and covariance of f, and the likelihood's own parameters, in the model's units."""
+    model, own = posterior.bnn, posterior.bnn.likelihood.own
+    x, y = (part.to(model.device) for part in _standard(model, x, y))
+    known = (*own.priors, *own.points)
+    values = {name: value.mean((0, 1)) for name, value in posterior.draws.items() if name in known}
+    f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
+    return y, f, cov, values
+
+
+def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    r"""Log density (N,) of each row left out of a linearised fit, and of a Bayesian linear regression.
+
+    .. math:: y_n - f_{-n} = \frac{y_n - f_n}{1 - h_n}, \quad v_{-n} = \frac{v_n}{1 - h_n}, \quad
+        h_n = \frac{v_n}{\sigma^2}
+    """
+    y_in, f, cov, own = _at_rows(posterior, x, y)
+    noise = cast(HomoskedasticGaussian, posterior.bnn.likelihood).loc_scale(f, own)[1].square()[0, 0]
+    inputs, targets = (part.cpu().numpy() for part in (_standard(posterior.bnn, x, y)[0], y_in[:, 0]))
+    line = BayesianRidge().fit(inputs, targets)
+    mean, scale = line.predict(inputs, return_std=True)
+    ours = _without(
+        y_in[:, 0].cpu().numpy() - f[:, 0].cpu().numpy(), cov[:, 0, 0].cpu().numpy(), float(noise)
+    )
+    return ours, _without(
+        targets - mean, scale**2 - 1 / line.alpha_ + 1 / (line.alpha_ * len(y)), 1 / line.alpha_
+    )
+
+
+def _without(error: np.ndarray, var: np.ndarray, noise: float) -> np.ndarray:
+    rest = 1 - np.minimum(var / noise, 0.99)
+    return log_density(error / rest, var / rest + noise)
 
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> Tensor:

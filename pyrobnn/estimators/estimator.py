@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, cast
@@ -21,15 +23,17 @@ from sklearn.utils.validation import (
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
-from pyrobnn.core.checks import Refused, check_choice, check_count
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, check_names
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import choose, families, named
-from pyrobnn.estimators.empirical_bayes import empirical_bayes
+from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, MAX_WHOLE_ROWS, choose, families, named
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
+from pyrobnn.estimators.wide import gain, search
+from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
@@ -48,7 +52,7 @@ class Estimator(BaseEstimator):
         self,
         method: Any = "auto",
         *,
-        hidden: Any = (50,),
+        hidden: Any = None,
         activation: Any = "tanh",
         net: Any = None,
         prior: Any = None,
@@ -57,6 +61,7 @@ class Estimator(BaseEstimator):
         standardize: bool = True,
         missing: Any = "refuse",
         num_draws: int | None = None,
+        max_seconds: float | None = None,
         compile: bool = True,
         device: Any = None,
         random_state: Any = None,
@@ -72,6 +77,7 @@ class Estimator(BaseEstimator):
         self.standardize = standardize
         self.missing = missing
         self.num_draws = num_draws
+        self.max_seconds = max_seconds
         self.compile = compile
         self.device = device
         self.random_state = random_state
@@ -102,12 +108,64 @@ class Estimator(BaseEstimator):
         net = self._net(x.shape[1] - exposure, self._width, seed)
         prior = priors.FanInNormal() if self.prior is None else self.prior
         model = BNN(net, prior, likelihood, standardizer=units)
-        self.method_, self.method_reason_, options = self._method(model, width)
+        if self.max_seconds is not None:
+            check_number("max_seconds", self.max_seconds, above=0)
+        if self._is_open(model):
+            self._fit_open(model, seed)
+        elif self.max_seconds is not None:
+            raise ValueError(
+                "'max_seconds' is spent by method='auto' of one target where net, hidden, prior, likelihood and noise "
+                "are left open: leave it out"
+            )
+        else:
+            self._infer(model, seed)
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
+
+    def _is_open(self, model: BNN) -> bool:
+        """Whether what is fitted is left to ``method="auto"``."""
+        given = (self.hidden, self.net, self.prior, self.likelihood)
+        auto = isinstance(self.method, str) and self.method == "auto" and not self._weighted
+        normal = self.task == "regression" and self._width == 1 and self.noise == "inferred"
+        return auto and normal and model.standardizer is not None and given == (None,) * 4
+
+    def _fit_open(self, model: BNN, seed: int) -> None:
+        """The fit where nothing but the data is given: a linear model, unless a net gains on it."""
+        data, units, num = (self._x, self._y), cast(Standardizer, model.standardizer), len(self._x)
+        seconds, begun, why = self.max_seconds, time.perf_counter(), ""
+        if num > (FEW_ROWS if seconds is not None else MAX_EVIDENCE_ROWS):
+            rule, why = search(data, units, seconds, seed, self.device)
+            if rule is not None:
+                left = None if seconds is None else seconds - (time.perf_counter() - begun)
+                options: dict[str, Any] = {
+                    "num_draws": self.num_draws,
+                    "compile": self.compile,
+                    "device": self.device,
+                }
+                self.method_: Any
+                self.posterior_, self.method_, words = rule.fit(
+                    data, units, seconds=left, seed=seed, progress=bool(self.verbose), **options
+                )
+                self.method_reason_ = f"{num:,} rows: {words}; {why}"
+                return
+        if num <= MAX_WHOLE_ROWS:
+            self._infer(model, seed)
+            if num <= FEW_ROWS:
+                return
+            gained, why = gain(*left_out(self.posterior_, *data))
+            if gained:
+                self.method_reason_ += f"; {why}"
+                return
+        line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
+        self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)
+        self.method_reason_ = f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
+
+    def _infer(self, model: BNN, seed: int) -> None:
+        """The posterior of a model by the method that is given or chosen."""
+        self.method_, self.method_reason_, options = self._method(model, model.likelihood.width(1))
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
         auto = isinstance(self.method, str) and self.method == "auto"
-        fit = empirical_bayes(self.method_, model, len(x)) if auto else None
+        fit = empirical_bayes(self.method_, model, len(self._x)) if auto else None
         if fit is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
         else:
@@ -162,7 +220,8 @@ class Estimator(BaseEstimator):
                 raise TypeError(
                     f"'hidden' must be a tuple of widths, got {self.hidden!r}: write hidden=({self.hidden},)"
                 )
-            net = networks.mlp(num_inputs, tuple(self.hidden), width, activation=self.activation, seed=seed)
+            hidden = (50,) if self.hidden is None else tuple(self.hidden)
+            net = networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed)
             return net.double()  # what scikit-learn computes in
         if isinstance(self.net, nn.Module):
             return self.net
@@ -199,8 +258,14 @@ class Estimator(BaseEstimator):
         check_choice("method", self.method, ("auto", *METHODS))
         facts = families(model)
         if self.method == "auto":
-            chosen = choose(len(self._x), model.num_weights, width, **facts, compile=self.compile)
-            return *chosen, options
+            # a linear model is found in a few steps, sooner than they are compiled
+            line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
+            chosen, why = choose(
+                len(self._x), model.num_weights, width, **facts, compile=self.compile and not line
+            )
+            if line and isinstance(chosen, Laplace):
+                chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
+            return chosen, why, options
         method, why, own = named(self.method, normal=facts["normal"], compile=self.compile)
         return method, why, own | options
 

@@ -27,9 +27,11 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     Args:
         method: how the posterior is inferred: ``"auto"`` chooses by the size of data and net and says why
-            (``method_reason_``); a name (``"nuts"``, ``"svi"``, ``"laplace"``, …) is the method as ``pyrobnn compare``
+            (``method_reason_``); where ``hidden``, ``net``, ``prior``, ``likelihood`` and ``noise`` are left open it
+            chooses these too, a linear model where no net gains on it, see below; a name (``"nuts"``, ``"svi"``, ``"laplace"``, …) is the method as ``pyrobnn compare``
             runs it; a method (``pb.Laplace(...)``) is taken as it is.
-        hidden: widths of the hidden layers, and ``activation`` between them; such a net computes in float64.
+        hidden: widths of the hidden layers, and ``activation`` between them; such a net computes in float64. None is
+            (50,), or open.
         net: an ``nn.Module``, or a function (num_inputs, num_outputs) → module, instead of the two.
         prior: of the weights, in standard units; default ``pb.priors.FanInNormal()``. Of normal priors ``"auto"`` and
             ``"laplace"`` find the width by the marginal likelihood, and say so in ``method_reason_``; others stay as
@@ -44,6 +46,8 @@ class BNNRegressor(RegressorMixin, Estimator):
         missing: ``"refuse"`` missing values of a DataFrame, or ``"impute"``: a number gets its column's median, and an
             input says that it was missing; a gap among categories is a category of its own. (Of arrays: SimpleImputer.)
         num_draws: of the posterior (per chain); default the method's own number.
+        max_seconds: what ``"auto"`` may spend, about, where all is open: more members, steps and thinning the more it is
+            (airfoil, 1,503 rows: see ``scripts/tables``); the number of steps then depends on the machine's speed.
         compile: of a method that is chosen or named; False starts faster and runs slower.
         device: where to compute, ``"cpu"`` or ``"cuda"``.
         random_state: a whole number makes every fit the same; None takes NumPy's global generator.
@@ -51,6 +55,14 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
     when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
+
+    Of more than 200 rows with all open, a fifth is left out and short fits are tried on the rest: features made free of
+    skew, with waves of them or without, followed closely or less so, and for counts and skewed positive targets their
+    likelihoods. Where the best gains more than a standard error on a Bayesian linear regression, an ensemble of such
+    nets is trained on all rows, and chains (:class:`pyrobnn.SGHMC`) start from its members, which find the noise as
+    a function of the input. Otherwise, and of fewer rows, it is Laplace's approximation, or a linear model where the
+    rows that are left out want no more. Caveat: these chains are short, and do not mix: their draws are good
+    predictions, not the posterior, and ``verdict_`` says so.
 
     A DataFrame with text, categories, dates or times of day is encoded as by :func:`pyrobnn.data.from_frame`
     (``columns_``).

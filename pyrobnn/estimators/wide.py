@@ -1,0 +1,257 @@
+"""The net that ``method="auto"`` makes of itself: features without skew and waves of them, an ensemble, chains from it.
+
+What is open of it is chosen by the log density of rows that are left out, beside that of a Bayesian linear regression.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from scipy.stats import boxcox_llf, skew
+from sklearn.linear_model import BayesianRidge
+from torch import Tensor, nn
+
+from pyrobnn import likelihoods as lk
+from pyrobnn import priors
+from pyrobnn.data import Standardizer
+from pyrobnn.inference.point_methods import DeepEnsemble
+from pyrobnn.inference.sgmcmc import SGHMC
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Chains(SGHMC):
+    """Chains that start where the members of an ensemble are, and so take longer steps."""
+
+    share: ClassVar[float] = 0.5
+
+
+class Lift(nn.Module):
+    r"""Features without skew, and sines and cosines of each: (N, feature) to (N, lifted), all shrunk together.
+
+    .. math:: z = \frac{(x - x_0)^\lambda - 1}{\lambda}, \qquad (z, \sin \omega z, \cos \omega z)
+
+    with Box and Cox's λ of largest likelihood; a feature of two values stays as it is. A net of small weights is
+    smooth: what is fast in a feature, or in its logarithm, it learns last.
+
+    Args:
+        x: training inputs (N, feature), in standard units.
+        origin: where a feature is zero in these units, (feature,).
+        waves: sines of each feature.
+
+    Reference: Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains (Tancik et al.,
+    2020).
+    """
+
+    start: Tensor
+    least: Tensor
+    powers: Tensor
+    rates: Tensor
+    many: Tensor
+    centre: Tensor
+    scale: Tensor
+    shrink: Tensor
+
+    def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int):
+        super().__init__()
+        least, many = x.min(0), [index for index, column in enumerate(x.T) if len(np.unique(column)) > 2]
+        # a logarithm is of values that are positive and not all far from zero; of others, of a shift
+        start = np.where((origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0))
+        powers = np.ones(x.shape[1])
+        for index in many:
+            powers[index] = max(
+                np.linspace(-2, 2, 17), key=lambda p: boxcox_llf(p, x[:, index] - start[index])
+            )  # noqa: B023
+        rates = np.random.default_rng(0).normal(size=(len(many), waves))
+        self._hold(start=start, least=least - start, powers=np.where(powers == 0, 1e-4, powers), rates=rates)
+        self._hold(many=many, centre=0.0, scale=1.0, shrink=1.0)
+        raised = self._raised(torch.from_numpy(x))
+        self._hold(centre=raised.mean(0), scale=raised.std(0).clamp_min(1e-6))
+        lifted = self(torch.from_numpy(x))
+        self._hold(shrink=(x.shape[1] / lifted.var(0).sum()).sqrt())
+        self.width = lifted.shape[1]
+
+    def _hold(self, **values: Any) -> None:
+        for name, value in values.items():
+            self.register_buffer(name, torch.as_tensor(value))
+
+    def _raised(self, x: Tensor) -> Tensor:
+        # a new row below all that were seen counts as the least of them: a logarithm ends somewhere
+        return torch.expm1(self.powers * torch.maximum(x - self.start, self.least).log()) / self.powers
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = (self._raised(x) - self.centre) / self.scale
+        angle = (plain[..., self.many].unsqueeze(-1) * self.rates).flatten(-2)
+        return self.shrink * torch.cat([plain, angle.sin(), angle.cos()], -1)
+
+
+class Layer(nn.Linear):
+    """Weights start with variance 1 / inputs: torch's third of it, four layers damp."""
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.weight, -math.sqrt(3) * bound, math.sqrt(3) * bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+
+class Heads(nn.Module):
+    """Of two outputs the mean alone, or mean and scale, the scale ``noise`` where the second output is zero."""
+
+    def __init__(self, noise: float, mean_only: bool):
+        super().__init__()
+        self.raw, self.mean_only = math.log(math.expm1(noise)), mean_only
+
+    def forward(self, f: Tensor) -> Tensor:
+        mean, raw = f.chunk(2, -1)
+        return mean if self.mean_only else torch.cat([mean, raw + self.raw], -1)
+
+
+class Rule(NamedTuple):
+    """What is open of a fit.
+
+    Attributes: ``waves`` of each feature; ``noise`` under which the members are trained; ``left``, the standard
+    deviation of left-out rows; ``likelihood``, None for a normal.
+    """
+
+    waves: int
+    noise: float
+    left: float
+    likelihood: Any = None
+
+    def model(self, x: Tensor, units: Standardizer, mean_only: bool) -> BNN:
+        """The model of inputs x (N, feature); of a normal with known noise where it is of the ``mean_only``."""
+        lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), self.waves).float()
+        normal = lk.HomoskedasticGaussian(self.noise) if mean_only else lk.HeteroskedasticGaussian()
+        likelihood = self.likelihood or normal
+        head = nn.Identity() if self.likelihood else Heads(self.left, mean_only)
+        widths = [lift.width, 32, 32, 32, 32]
+        layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
+        net = nn.Sequential(lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head)
+        prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, 1.1))
+        return BNN(net, prior, likelihood, standardizer=units)
+
+    def fit(
+        self,
+        data: Data,
+        units: Standardizer,
+        *,
+        seconds: float | None,
+        num_draws: int | None,
+        compile: bool,
+        **run: Any,
+    ) -> tuple[Posterior, Chains, str]:
+        """Members of an ensemble, and chains that start there and spend what is left of the seconds.
+
+        The members learn the mean alone, under noise that is known: one that may choose it explains by noise what it
+        learns late.
+        """
+        begun, num = time.perf_counter(), len(data[0])
+        members = 4 if seconds is None else int(np.clip(seconds / 40, 2, 8))
+        effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4))
+        batch = min(num, 512, max(128, 2 ** int(math.log2(num / 10))))
+        steps = int(1500 * effort**0.5 * max(1.0, batch / 256))
+        trained = DeepEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=compile)
+        start = trained.fit(self.model(data[0], units, True), *data, **run)
+        whole, model = num <= 2000, self.model(data[0], units, False)
+        options: dict[str, Any] = {
+            "num_chains": members,
+            "batch_size": None if whole else 1000,
+            "compile": compile,
+        }
+        if seconds is not None:
+            timed = Chains(num_warmup=60, thinning=1, preconditioner="rmsprop", **options)
+            spent = timed.fit(model, *data, init=start, num_draws=1, **run).meta["timings"]["fit"]
+            left = 0.8 * (seconds - (time.perf_counter() - begun))
+            effort = float(np.clip(left / (3000 * spent / 61), 0.05, 8))
+        # the momentum lasts for thousands of steps where there is time: they have a long way
+        chains = Chains(
+            num_warmup=max(50, int(1000 * effort)),
+            thinning=max(1, int(20 * effort)),
+            friction=min(1.0, (0.003 if whole else 0.03) / effort),
+            preconditioner="rmsprop",
+            **options,
+        )
+        posterior = chains.fit(model, *data, init=start, num_draws=num_draws or 100, **run)
+        kind = "normal noise that depends on the input" if self.likelihood is None else f"{self.likelihood}"
+        words = f"{members} chains of {num_draws or 100} draws, {chains.thinning} steps apart, from an ensemble, {kind}"
+        return (
+            posterior,
+            chains,
+            f"{words}; four layers of 32 on powers of the features and {self.waves} waves of each",
+        )
+
+
+def log_density(error: np.ndarray, var: Any) -> np.ndarray:
+    """Of normal errors (N,)."""
+    return -0.5 * (error**2 / var + np.log(2 * np.pi * var))
+
+
+def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
+    """Whether log densities (N,) are better than a linear model's by more than their standard error, in words."""
+    more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
+    words = f"a row that is left out is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
+    return more > error, words
+
+
+def search(
+    data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any
+) -> tuple[Rule | None, str]:
+    """The rule that predicts left-out rows best, None where none gains on a linear model; and the gain in words.
+
+    Tried on a fifth of the rows, with short training of two members: how closely to follow the data, whether waves
+    help, and for counts and skewed positive targets their likelihoods.
+    """
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))[:25_000]
+    held, kept = order.split([min(len(order) // 5, 2000), len(order) - min(len(order) // 5, 2000)])
+    x, y = units.transform_x(data[0]).numpy(), units.transform_y(data[1])[:, 0].numpy()
+    error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
+    line, linear = float(np.std(error)), log_density(error, np.mean(error**2))
+    steps = 400 if seconds is None else int(np.clip(400 * seconds / 60, 50, 800))
+    method = DeepEnsemble(num_members=2, num_steps=steps, batch_size=min(128, len(kept)), compile=False)
+    found: list[tuple[float, Rule, np.ndarray]] = []
+
+    def attempt(rule: Rule) -> None:
+        model = rule.model(data[0][kept], units, rule.likelihood is None)
+        prediction = method.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(
+            data[0][held]
+        )
+        error = y[held] - units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
+        if rule.likelihood is None:
+            each = log_density(error, np.mean(error**2))
+        else:
+            each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(
+                float(units.y_scale[0])
+            )
+        found.append((float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each))
+
+    waves = max(1, min(8, 256 // x.shape[1]))
+    for share in (0.1, 1.0):
+        attempt(Rule(waves, share * line, line))
+    attempt(max(found, key=lambda each: each[0])[1]._replace(waves=0))
+    best = max(found, key=lambda each: each[0])[1]
+    for likelihood in responses(data[1].numpy()):
+        attempt(best._replace(likelihood=likelihood))
+    _, rule, each = max(found, key=lambda each: each[0])
+    gained, words = gain(each, linear)
+    if isinstance(rule.likelihood, lk.HeteroskedasticGaussian):
+        rule = best
+    return rule if gained else None, words
+
+
+def responses(y: np.ndarray) -> list[lk.Likelihood]:
+    """Likelihoods beside a normal that suit the look of targets (N, 1)."""
+    if not (y >= 0).all() or len(np.unique(y)) < 3:
+        return []
+    if (y == y.round()).all():
+        counts = [lk.Poisson(), lk.NegativeBinomial(dist.LogNormal(0.0, 1.5))]
+        return [*counts, lk.HeteroskedasticGaussian()]
+    return [lk.MixtureDensity(), lk.HeteroskedasticGaussian()] if skew(y[:, 0]) > 1 else []
