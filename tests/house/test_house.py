@@ -13,9 +13,9 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 30_406,
-    "code lines": 17_394,
-    "files": 164,
+    "lines": 30_740,
+    "code lines": 17_600,
+    "files": 165,
     "numbers in module constants": 265,
     "file names that stand in two rooms": 0,
     "scripts": 18,
