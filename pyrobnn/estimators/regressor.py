@@ -27,9 +27,9 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     Args:
         method: how the posterior is inferred: ``"auto"`` chooses by the size of data and net and says why
-            (``method_reason_``); where ``hidden``, ``net``, ``prior``, ``likelihood`` and ``noise`` are left open it
-            chooses these too, a linear model where no net gains on it, see below; a name (``"nuts"``, ``"svi"``, ``"laplace"``, …) is the method as ``pyrobnn compare``
-            runs it; a method (``pb.Laplace(...)``) is taken as it is.
+            (``method_reason_``), and where ``hidden``, ``net``, ``prior``, ``likelihood`` and ``noise`` are open it
+            chooses these too, see below; a name (``"nuts"``, ``"svi"``, ``"laplace"``, …) is the method as ``pyrobnn
+            compare`` runs it; a method (``pb.Laplace(...)``) is taken as it is.
         hidden: widths of the hidden layers, and ``activation`` between them; such a net computes in float64. None is
             (50,), or open.
         net: an ``nn.Module``, or a function (num_inputs, num_outputs) → module, instead of the two.
