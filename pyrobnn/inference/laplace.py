@@ -32,6 +32,7 @@ from pyrobnn.inference.curvature.precision import (
     hessian_precision,
     record,
     report_frozen,
+    tuned_model,
 )
 from pyrobnn.inference.curvature.prior import check_elementwise, check_normal
 from pyrobnn.inference.fitting.batches import in_parts, survey
@@ -118,6 +119,7 @@ class Laplace(Method):
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
+    keeps_rows: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
     )
@@ -243,6 +245,9 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
     points = layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
+    if factors := (posterior.meta.get("tuned") or {}).get("prior_precision_factor"):
+        names = [site.name for site in approximation.sites]
+        posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))
     weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
     if not weights:
         return replace(posterior, approximation=approximation)

@@ -1,4 +1,4 @@
-r"""New rows learned, old ones forgotten: particles led from one posterior to another, without a refit.
+r"""New rows learned, old ones forgotten, without a refit: a Gaussian recentred, or particles led along a path.
 
 .. math:: \pi_\beta(z) \propto p(z) \prod_i p(y_i \mid x_i, z)^{w_i(\beta)},
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,10 +22,13 @@ from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import why_not_batched
 from pyrobnn.density.nodes import is_datum, is_subsample, log_prob_sum, row_terms
+from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.metric import form_of
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.smc import (
     log_mean,
     rung_history,
@@ -42,6 +45,8 @@ from pyrobnn.wording.findings import Finding, as_json, warn
 _PARTICLES, _FEWEST = 1000, 40
 _STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
+#: a posterior, and what is told of this change of its rows
+Changed = tuple[Posterior, dict[str, Any]]
 
 
 def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
@@ -61,7 +66,7 @@ def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
     _in_units(posterior, new)  # checked by themselves: the error names their rows
     together = held.joined(new)
     change = (torch.arange(len(together)) >= len(held)).double()
-    return _led(posterior, together, change, together, seed)
+    return _changed(posterior, together, change, together, seed)
 
 
 def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
@@ -70,7 +75,7 @@ def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
     gone = _mask(rows, len(held))
     if bool(gone.all()):
         raise Refused("without any row a posterior is the prior: keep one, or sample the prior")
-    return _led(posterior, held, -gone.double(), held.at(~gone), seed)
+    return _changed(posterior, held, -gone.double(), held.at(~gone), seed)
 
 
 def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
@@ -93,10 +98,12 @@ def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
 def _held(posterior: Posterior) -> Rows:
     """The rows of a posterior that can be updated, as they were at its fit."""
     method, meta = posterior.meta.get("method", "this method"), posterior.meta
-    if meta.get("kind") != "chains":
+    gaussian = method == "Laplace" and posterior.approximation is not None
+    if meta.get("kind") != "chains" and not gaussian:
         raise Refused(
             f"draws of {method} are not draws of the posterior that weights could lead to another: fit again from "
-            "here, fit(model, x_all, y_all, init=posterior), or use NUTS, SMC, SGHMC or SGLD"
+            "here, fit(model, x_all, y_all, init=posterior), or use Laplace (of a program: not from a file), NUTS, "
+            "SMC, SGHMC or SGLD"
         )
     if meta.get("temperature", 1.0) != 1.0:
         raise Refused(
@@ -107,7 +114,7 @@ def _held(posterior: Posterior) -> Rows:
             "this posterior holds no rows of data (they came by a DataLoader, as no tensors (N, …), from inside of the "
             "program, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
         )
-    if posterior.num_chains * posterior.num_draws < _FEWEST:
+    if posterior.num_chains * posterior.num_draws < _FEWEST and not gaussian:
         raise Refused(
             f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least"
         )
@@ -119,10 +126,78 @@ def _held(posterior: Posterior) -> Rows:
     return posterior.rows
 
 
-def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:
+def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:
     """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
     check_count("seed", seed, minimum=0)
-    started, meta, model = time.perf_counter(), posterior.meta, posterior.model
+    started, before = time.perf_counter(), posterior.meta.get("updates", ())
+    how = _recentred if posterior.meta["method"] == "Laplace" else _led
+    found, facts = how(posterior, rows, change, after, seed)
+    told = facts | {
+        "num_data": len(after),
+        "seed": seed,
+        "updates": [*before, {"rows": int(change.sum()), **facts}],
+        "timings": posterior.meta.get("timings", {}) | {"update": round(time.perf_counter() - started, 6)},
+    }
+    return replace(found, meta=found.meta | told, rows=after)
+
+
+def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Changed:
+    r"""Laplace's Gaussian, led by L-BFGS in its own units to where the gradient is what it was at the old centre.
+
+    .. math:: \nabla \log p(y_\text{after}, z) = \nabla \log p(y_\text{before}, z^*)
+
+    which is zero at a mode; a centre that the user gave, or a prior that was tuned, keeps its own.
+    """
+    meta, q = posterior.meta, cast(BlockGaussian, posterior.approximation)
+    options = meta["settings"] | {"tune": None, "map": None}
+    subset = options["subset"]
+    method = Laplace(**options | {"subset": subset if isinstance(subset, str) else tuple(subset)})
+    fixed = {name: posterior.draws[name][0, 0] for name in meta["point_sites"]}
+    before, now = (_density(posterior, each, fixed) for each in (cast(Rows, posterior.rows), after))
+
+    def moved(w: Tensor) -> Tensor:  # by w standard deviations of the Gaussian
+        z, parts = q.loc.clone(), w.split(sizes)
+        for block, part in zip(q.blocks, parts):
+            z[block.index] += block.sample(part[None])[0].to(z)
+        return z
+
+    def slope(w: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        gradient, value = torch.func.grad_and_value(lambda z: now.log_joint(z) - own @ z)(moved(w))
+        return -torch.cat([block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]), -value
+
+    sizes, calls = [len(block.index) for block in q.blocks], [1]
+    with full_float32(now.device):
+        own = torch.func.grad(before.log_joint)(q.loc)
+        start = torch.zeros_like(q.loc[q.index])
+        if not bool(slope(start)[1].isfinite()):
+            raise Refused("the new rows are impossible at the centre: check their values")
+        end, distance = descend(slope, start, num_steps=100)
+    if not distance <= 0.05 * math.sqrt(len(end)):
+        raise Refused(f"100 steps led to {distance:.2g} standard deviations off the new centre: fit again")
+    values = {name: value[None, None] for name, value in (q.layout.constrain(moved(end)) | fixed).items()}
+    centre = Posterior(posterior.model, values)
+    found = method.fit(
+        posterior.model, after.x, after.y,
+        init=centre, num_draws=posterior.num_draws, seed=seed, device=now.device,
+    )  # fmt: skip
+    warn(notes := _outside(rows.x, change > 0), stacklevel=5)
+    added = None
+    if found.log_evidence is not None and posterior.log_evidence is not None:
+        added = found.log_evidence - posterior.log_evidence
+    told = {
+        "settings": meta["settings"],
+        "tuned": meta["tuned"],
+        "findings": [*found.meta["findings"], *as_json(notes)],
+        "warnings": [*found.meta["warnings"], *map(str, notes)],
+    }
+    facts = {"log_evidence_added": added, "log_evidence_added_error": None, "gradients": len(calls)}
+    return replace(found, meta=meta | found.meta | told), facts
+
+
+def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Changed:
+    """Draws of chains, led by weights and moves."""
+    meta, model = posterior.meta, posterior.model
     # draws of one call after the other must not move by the same random numbers
     mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
@@ -150,7 +225,7 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     if not isinstance(model, BNN):
         values, told, more = what_program_says(_density(posterior, after, fixed), draws, fixed)
         draws, notes = draws | values, notes + more
-    warn(notes, stacklevel=4)
+    warn(notes, stacklevel=5)
     added, error = log_mean(particles.log_evidence), standard_error(particles.log_evidence)
     facts = {
         "log_evidence_added": added,
@@ -160,14 +235,10 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         "ess": [round(rung.ess, 4) for rung in rungs],
         "ancestors": distinct,
     }
-    told |= facts | {
-        "num_data": len(after),
-        "seed": seed,
-        "updates": [*meta.get("updates", ()), {"rows": int(change.sum()), **facts}],
+    told |= {
         "step_size": rungs[-1].step_size,
         "findings": [*meta.get("findings", ()), *as_json(notes)],
         "warnings": [*meta.get("warnings", ()), *map(str, notes)],
-        "timings": meta.get("timings", {}) | {"update": round(time.perf_counter() - started, 6)},
     }
     total = None
     if posterior.log_evidence is not None:
@@ -175,15 +246,15 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         whole = math.hypot(meta.get("log_evidence_error") or 0.0, error or 0.0)
         width = student_width(whole, islands)
         told |= {"log_evidence_error": whole, "log_evidence_interval": [total - width, total + width]}
-    return replace(
+    led = replace(
         posterior,
         draws=draws,
         sample_stats={"lp": particles.log_joint().unflatten(0, shape), "ancestor": ancestors},
         log_evidence=total,
         history=rung_history(rungs),
         meta={name: value for name, value in meta.items() if name != "log_evidence_by_island"} | told,
-        rows=after,
     )
+    return led, facts
 
 
 def _travel(particles: Population) -> list[Rung]:

@@ -44,8 +44,8 @@ class Posterior:
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites, warnings, versions: JSON-able.
-        rows: the data of chains, by reference, for :meth:`update` and :meth:`remove`: tensors that are changed in place
-            after the fit are other data; ``save`` writes them along.
+        rows: the data of chains and of Laplace, by reference, for :meth:`update` and :meth:`remove`: tensors that are
+            changed in place after the fit are other data; ``save`` writes them along.
     """
 
     model: BNN | Callable[..., Any]
@@ -262,7 +262,9 @@ class Posterior:
 
         At most 1000 of the draws are led from β = 0 to 1, through steps whose weights are worth half of them:
         resampled and moved by HMC in units of their own spread. For the chains of NUTS, SMC, SGHMC and SGLD, of a BNN
-        or of a program fn(x, y) whose log likelihood is a sum over rows. Standard units stay those of the first fit.
+        or of a program fn(x, y) whose log likelihood is a sum over rows. Laplace's Gaussian goes to the mode of all
+        rows and takes the curvature there; what it holds (a trunk, learned noise, a tuned prior) stays. Standard units
+        stay those of the first fit.
 
         Args:
             x, y: new rows, shaped as those of the fit.
@@ -276,7 +278,7 @@ class Posterior:
 
         Raises:
             TypeError, ValueError: rows that do not fit.
-            Refused: no draws of chains, no rows kept, rows that depend on each other, or too far a way.
+            Refused: neither chains nor Laplace, no rows kept, rows that depend on each other, or too far a way.
 
         Caveat: draws stay where the old ones were: rows that open a mode of which no draw knew are not noticed.
 

@@ -168,9 +168,11 @@ def test_rows_that_depend_on_each_other_are_refused(fitted, program, words):
 
 def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
     x, y = X[OLD:50], Y[OLD:50]
-    laplace = pb.Laplace(curvature="hessian", compile=False).fit(line, X[:OLD], Y[:OLD], num_draws=50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        svi = pb.SVI(num_steps=5, compile=False).fit(line, X[:OLD], Y[:OLD], num_draws=50)
     with pytest.raises(Refused, match="init=posterior"):
-        laplace.update(x, y)
+        svi.update(x, y)
     with pytest.raises(Refused, match="holds no rows"):
         pb.Posterior(line, fitted.draws, meta=fitted.meta).update(x, y)
     with pytest.raises(Refused, match="temperature"):
@@ -246,3 +248,55 @@ def test_exact_leave_one_out_is_in_the_units_of_the_data():
     ]
     truth = float(log_p[0] - log_p[1] - units.y_scale.log())
     assert abs(float(loo(tree).elpd_i[7]) - truth) < 0.7
+
+
+def test_laplace_of_a_linear_model_is_updated_exactly(tmp_path):
+    laplace = pb.Laplace(curvature="hessian", num_steps=300, compile=False)
+    posterior = laplace.fit(line, X[:OLD], Y[:OLD], num_draws=50)
+    more = posterior.update(X[OLD:], Y[OLD:])
+    mean, covariance, log_evidence = exact(X, Y)
+    torch.testing.assert_close(more.approximation.loc, mean)
+    factor = more.approximation.blocks[0].prec_tril
+    torch.testing.assert_close(factor @ factor.T, torch.linalg.inv(covariance))
+    assert more.log_evidence == pytest.approx(log_evidence)
+    added = log_evidence - exact(X[:OLD], Y[:OLD])[2]
+    assert more.meta["log_evidence_added"] == pytest.approx(added) and more.num_draws == 50
+    less = more.remove(range(OLD, len(X)))
+    torch.testing.assert_close(less.approximation.loc, posterior.approximation.loc)
+    assert less.log_evidence == pytest.approx(posterior.log_evidence)
+    assert [each["rows"] for each in less.meta["updates"]] == [60, -60]
+    # one row at a time comes to the same, and leave-one-out is the closed form's
+    for row in range(OLD, OLD + 20):
+        posterior = posterior.update(X[row : row + 1], Y[row : row + 1])
+    torch.testing.assert_close(posterior.approximation.loc, exact(X[: OLD + 20], Y[: OLD + 20])[0])
+    loaded = pb.Posterior.load(more.save(tmp_path / "more.nc"), line)
+    with pytest.raises(Refused, match="not from a file"):
+        loaded.remove(0)
+
+
+@pytest.mark.parametrize("options", [{}, {"structure": "kron"}, {"tune": "marginal_likelihood"}])
+@pytest.mark.parametrize(
+    "likelihood", [pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGaussian(0.5)]
+)
+def test_laplace_of_a_net_is_updated_to_its_refit(options, likelihood, tmp_path):
+    x, y = X.float(), Y.float().tanh()[:, None]
+    y = (y > 0).float() if isinstance(likelihood, pb.likelihoods.Bernoulli) else y
+    model = pb.BNN(pb.networks.mlp(DIM, (3,), 1, seed=0), pb.priors.FanInNormal(), likelihood)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = pb.Laplace(num_steps=300, compile=False, **options).fit(
+            model, x[:90], y[:90], num_draws=20
+        )
+        more = posterior.update(x[90:], y[90:])
+        # tuning a prior leaves the mode where it is
+        mode = pb.MAP(num_steps=1, lr=1e-6, compile=False).fit(model, x, y, init=posterior)
+        refit = pb.Laplace(compile=False, **options | {"tune": None}).fit(posterior.model, x, y, init=mode)
+        again = pb.Posterior.load(posterior.save(tmp_path / "net.nc"), model).update(x[90:], y[90:])
+        less = more.remove(range(90, 100))
+    tolerance = 0.1 if "tune" in options else 0.02
+    for found, expected in ((more, refit), (again, more), (less, posterior)):
+        mean, variance = found.moments(x)
+        true, width = expected.moments(x)
+        assert ((mean - true).abs() < tolerance * width.sqrt()).all()
+        assert ((variance / width).log().abs() < tolerance).all()
+        assert abs(found.log_evidence - expected.log_evidence) < tolerance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -28,7 +28,7 @@ from pyrobnn.inference.curvature.prior import (
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
-from pyrobnn.model import NET
+from pyrobnn.model import BNN, NET
 from pyrobnn.wording.findings import Finding
 
 
@@ -146,16 +146,22 @@ def _residual(centre: Centre) -> tuple[float, int] | None:
     return float(((problem.y - loc) / scale).double().square().sum()), loc.numel()
 
 
+def tuned_model(model: BNN, names: Iterable[str], factors: Mapping[str, float]) -> BNN:
+    """The model with the prior precision of these sites multiplied, by layer or, as ``"all"``, alike."""
+    model = copy.copy(model)
+    model.priors = dict(model.priors)
+    for name in names:
+        if name.startswith(NET):
+            factor = factors.get(name.rpartition(".")[0], factors.get("all", 1.0))
+            model.priors[name] = with_precision(name, model.priors[name], factor)
+    return model
+
+
 def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     """The same mode under the tuned prior and noise."""
     problem = centre.problem
-    model = copy.copy(problem.bnn)
-    by_layer = dict(zip(groups, tuned.tau.expand(len(groups)).tolist()))
-    model.priors = dict(model.priors)
-    for name in centre.names:
-        if name.startswith(NET):
-            factor = by_layer[name.rpartition(".")[0]]
-            model.priors[name] = with_precision(name, model.priors[name], factor)
+    factors = dict(zip(groups, tuned.tau.expand(len(groups)).tolist()))
+    model = tuned_model(problem.bnn, centre.names, factors)
     points = dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
