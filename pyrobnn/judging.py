@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import xarray as xr
 from scipy import stats
 from scipy.special import ndtri
+from sklearn.preprocessing import LabelEncoder
 
 from pyrobnn.core.checks import as_tensor
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
@@ -19,7 +21,6 @@ from pyrobnn.diagnostics.calibration import (
     MIN_DATA,
     RATES,
     Dependence,
-    Labelled,
     dependence_of,
     normal_scores,
     temperature,
@@ -28,15 +29,15 @@ from pyrobnn.diagnostics.calibration import (
 from pyrobnn.diagnostics.check_table import ECE, OWN, TABLE, Row
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.judge import made
-from pyrobnn.diagnostics.patterns import class_pit, errors, merged
-from pyrobnn.diagnostics.points import NUM_QUANTILES, pit_of
-from pyrobnn.diagnostics.scores import score
+from pyrobnn.diagnostics.points import NUM_QUANTILES, is_classification, pit_of
+from pyrobnn.diagnostics.scores import num_outputs, score
 from pyrobnn.diagnostics.verdict import Check, Found, Verdict, grade_tested
 from pyrobnn.report.baselines import baselines
 
 #: draws of a law without quantiles; fewest draws whose common error can be seen
 _NUM_SAMPLES, _JOINT = 1000, 100
 _GRID = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+_ROWS = ("pred_point", "output")
 
 
 def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None) -> Verdict:
@@ -92,141 +93,97 @@ def judged(
     label: str = "predictions",
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
-    names = [str(each) for each in getattr(x, "columns", ())]
-    inputs, known = (
-        None if each is None else _inputs(name, each) for name, each in (("x", x), ("x_train", x_train))
-    )
-    said = _read(predictions, y)
-    past = None if y_train is None else _outcomes("y_train", y_train, said.classes)
-    for name, rows, other, of in (("x", inputs, "y", said.y), ("x_train", known, "y_train", past)):
+    given = {"y": y, "y_train": y_train}
+    words = not isinstance(y, torch.Tensor) and np.asarray(y).dtype.kind in "OUSb"
+    if words:  # labels by their place in sorted order
+        places = LabelEncoder().fit(np.asarray(y))
+        given = {
+            name: None if each is None else places.transform(np.asarray(each)) for name, each in given.items()
+        }
+    arrays = {
+        name: None if each is None else _array(name, each)
+        for name, each in (given | {"x": x, "x_train": x_train}).items()
+    }
+    for name, other in (("x", "y"), ("x_train", "y_train")):
+        rows, of = arrays[name], arrays[other]
         if rows is not None and (of is None or len(rows) != len(of)):
             raise ValueError(
                 f"{name!r} has {len(rows)} rows and {other!r} {'none' if of is None else len(of)}"
             )
+    known, inputs = arrays["x_train"], arrays["x"]
     if inputs is not None and known is not None and known.shape[1] != inputs.shape[1]:
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {known.shape[1]}")
-    evidence = Evidence(_tree(said, inputs, known, past, names, label))
-    data: dict[str, Any]
-    if said.probs is not None:
-        found = errors(class_pit(said.probs, said.labels), said.y, inputs, None, names)
-        labelled = Labelled(said.probs, said.labels)
-        data = {"temperature": labelled, "ece": labelled}
-    else:
-        mean, sd = said.draws.mean(axis=0)[:, 0], said.draws.std(axis=0)[:, 0]
-        # where they vary by no more than those of as many draws do, errors depend on them by chance
-        size, noise = len(said.draws), float(sd.mean())
-        varies = mean.std() > 3.0 * noise / np.sqrt(size), sd.std() > 3.0 * noise / np.sqrt(2.0 * size)
-        found = errors(said.u, said.y, inputs, mean if varies[0] else None, names)
-        if varies[1]:
-            found.covariates["the predicted sd"] = merged(sd)
-        data = {"coverage_by_region": [found], "pit": said}
-    shared = {"held_out_rows": evidence, "pattern": [found], "row_order": [found]}
-    data = {**shared, **data, "baseline": (said, evidence, inputs, known, past)}
-    checks = [made(_ROWS[code], of) for code, of in data.items()]
-    verdict = Verdict(label, label, tuple(check for check in checks if check is not None))
-    if not verdict.checked("model"):
-        check = Check("not_checked_model", "warn", "model", code="not_checked")
-        verdict = Verdict(label, label, (*verdict.checks, check))
-    return verdict, evidence
-
-
-@dataclass(frozen=True, eq=False)
-class _Said:
-    """Predictions beside outcomes y (N, out): draws (S, N, out) and transforms u (N, out), or probs (N, class)."""
-
-    y: np.ndarray
-    draws: Any = None
-    u: Any = None
-    probs: np.ndarray | None = None
-    classes: np.ndarray | None = None  # words
-    dependence: Dependence = Dependence()
-    more: tuple[float, ...] = ()  # p-values of the counts between quantiles
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Labels (N,)."""
-        return self.y[:, 0].astype(int)
-
-    def take(self, rows: np.ndarray) -> _Said:
-        """The predictions of some rows."""
-        if self.probs is not None:
-            return replace(self, y=self.y[rows], probs=self.probs[rows])
-        return replace(self, y=self.y[rows], draws=self.draws[:, rows])
-
-
-def _inputs(name: str, value: Any) -> np.ndarray:
-    values = _array(name, value)
-    return values.reshape(len(values), -1)
+    predicted = _read(predictions, arrays["y"], len(places.classes_) if words else None)
+    names = [str(each) for each in getattr(x, "columns", ())]
+    evidence = Evidence(_tree(predicted, arrays["y"], inputs, known, arrays["y_train"], names, label))
+    found = (made(row, evidence) for row in MODEL_ROWS)
+    checks = tuple(check for check in found if check is not None)
+    if not any(check.decides for check in checks):
+        checks = (*checks, Check("not_checked_model", "warn", "model", code="not_checked"))
+    return Verdict(label, label, checks), evidence
 
 
 def _array(name: str, value: Any) -> np.ndarray:
+    """Numbers (N, …), columns behind the rows."""
     array = as_tensor(name, value).detach().cpu().double().numpy()
     if array.size == 0 or array.ndim == 0 or not np.isfinite(array).all():
-        row = (
-            f" (row {int(np.argwhere(~np.isfinite(array))[0][-1])})" if array.size and array.ndim == 1 else ""
-        )
-        raise ValueError(
-            f"{name!r} is empty or holds NaN or infinity{row}: leave those rows out of everything"
-        )
-    return array
+        raise ValueError(f"{name!r} is empty or holds NaN or infinity: leave those rows out of everything")
+    return array if name == "predictions" else array.reshape(len(array), -1)
 
 
-def _outcomes(name: str, y: Any, classes: np.ndarray | None = None) -> np.ndarray:
-    """Outcomes (N, out); labels that are words by their place among the classes."""
-    if classes is not None:
-        known = np.searchsorted(classes, np.asarray(y))
-        if not (np.asarray(classes)[np.minimum(known, len(classes) - 1)] == np.asarray(y)).all():
-            raise ValueError(f"{name!r} has labels that 'y' has not")
-        return known.reshape(-1, 1).astype(np.float64)
-    values = _array(name, y)
-    return values.reshape(len(values), -1)
+# predictions as they stand in a tree: draws and PIT values of numbers, probabilities of classes
 
 
-def _read(predictions: Any, y: Any) -> _Said:
+def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     """Predictions in one of two forms, checked."""
-    words = np.asarray(y).dtype.kind in "OUSb" if not isinstance(y, torch.Tensor) else False
-    classes = np.unique(np.asarray(y)) if words else None
-    outcomes = _outcomes("y", y, classes)
     if isinstance(predictions, Mapping):
-        return _of_quantiles(predictions, outcomes)
+        return _of_quantiles(predictions, y)
     kind = getattr(getattr(predictions, "likelihood", None), "targets", None)
     law = torch.distributions
     if (kind is not None and kind.classes) or isinstance(predictions, law.Categorical | law.Bernoulli):
-        return _of_probabilities(_array("predictions", predictions.probs), outcomes, classes)
-    if any(hasattr(predictions, name) for name in ("cdf", "sample", "rvs")) and not hasattr(
-        predictions, "columns"
-    ):
-        return _of_law(predictions, outcomes)
+        return _of_probabilities(_array("predictions", predictions.probs), y, num_words)
+    if not hasattr(predictions, "columns") and any(hasattr(predictions, a) for a in ("cdf", "sample", "rvs")):
+        return _of_law(predictions, y)
     values = _array("predictions", predictions)
-    num, width = outcomes.shape
+    num, width = y.shape
     shares = values.ndim <= 2 and len(values) == num and ((values >= 0.0) & (values <= 1.0 + 1e-6)).all()
-    labels = width == 1 and (outcomes == np.round(outcomes)).all() and outcomes.min() >= 0
+    labels = width == 1 and (y == np.round(y)).all() and y.min() >= 0
     sums = values.ndim == 1 or (values.ndim == 2 and np.allclose(values.sum(axis=1), 1.0, atol=1e-3))
     # probabilities that forgot a class are no draws, unless as many of these
     if shares and labels and (sums or values.shape[1:] != (num,)):
-        return _of_probabilities(values, outcomes, classes)
+        return _of_probabilities(values, y, num_words)
     if values.ndim not in (2, 3) or values.shape[1] != num or len(values) < 2:
         raise ValueError(
             f"'predictions' has shape {values.shape} beside {num} outcomes: expected draws (S, {num}), "
             f"probabilities ({num}, K) that sum to 1, or a mapping from level to quantiles ({num},)"
         )
-    return _of_draws(values.reshape(*values.shape[:2], -1), outcomes)
-
-
-def _of_draws(draws: np.ndarray, y: np.ndarray) -> _Said:
+    draws = values.reshape(*values.shape[:2], -1)
     if draws.shape[1:] != y.shape:
         raise ValueError(f"'predictions' has draws of shape {draws.shape[1:]} and 'y' has shape {y.shape}")
     # draws in their order are quantiles: of errors in common they say nothing
     joint = len(draws) >= _JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
-    return _Said(y, draws, pit_of(draws, y), dependence=dependence_of(draws) if joint else Dependence())
+    return _of_draws(draws, pit_of(draws, y), joint=joint)
 
 
-def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> _Said:
+def _of_draws(
+    draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()
+) -> xr.Dataset:
+    """Of draws (draw, point, output) and PIT values (point, output): whether draws are of all points together, and the
+    levels of the quantiles that they were made of."""
+    columns = {
+        "mean": (_ROWS, draws.mean(axis=0)),
+        "y_sample": (("sample", *_ROWS), draws),
+        "pit": (_ROWS, u),
+    }
+    return xr.Dataset(columns, attrs={"joint": joint, "levels": tuple(levels)})
+
+
+def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
     levels = sorted(quantiles, key=float)
     p = np.array([float(each) for each in levels])
     if len(p) < 2 or p.min() <= 0.0 or p.max() >= 1.0 or y.shape[1] > 1:
         raise ValueError(f"quantiles need two levels or more, between 0 and 1, of one outcome: got {levels}")
-    columns = [_array(f"quantile {each}", quantiles[each]).ravel() for each in levels]
+    columns = [_array(f"quantile {each}", quantiles[each])[:, 0] for each in levels]
     for level, column in zip(levels, columns, strict=True):
         if len(column) != len(y):
             raise ValueError(f"quantile {level} has {len(column)} rows and 'y' {len(y)}")
@@ -240,18 +197,15 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> _Said:
     edges, value = np.array([0.0, *p, 1.0]), y[:, 0]
     low, high = edges[(q < value).sum(axis=0)], edges[(q <= value).sum(axis=0) + 1]
     u = low + np.random.default_rng(0).random(len(y)) * (high - low)
-    counts = [(int((u <= level).sum()), level) for level in p]
-    counts.append((int(((u <= p[0]) | (u > p[-1])).sum()), p[0] + 1.0 - p[-1]))
-    more = tuple(float(stats.binomtest(count, len(u), share).pvalue) for count, share in counts)
     # between levels, and beyond them, as a normal's
     z, at = ndtri(p), ndtri(_GRID)
     left = np.clip(np.searchsorted(z, at) - 1, 0, len(p) - 2)
     slope = (q[left + 1] - q[left]) / (z[left + 1] - z[left])[:, None]
     draws = q[left] + (at - z[left])[:, None] * slope
-    return _Said(y, draws[..., None], u[:, None], more=more)
+    return _of_draws(draws[..., None], u[:, None], levels=p)
 
 
-def _of_probabilities(probs: np.ndarray, y: np.ndarray, classes: np.ndarray | None) -> _Said:
+def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     probs = np.stack([1.0 - probs.ravel(), probs.ravel()], axis=1) if probs.size == len(y) else probs
     if probs.shape[0] != len(y):
         raise ValueError(f"'predictions' has {probs.shape[0]} rows and 'y' {len(y)}")
@@ -261,45 +215,46 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, classes: np.ndarray | No
             f"probabilities of row {off[0]} sum to {sums[off[0]]:.4g}, not 1 ({len(off)} such rows)"
         )
     count = probs.shape[1]
-    if not ((y == np.round(y)) & (y >= 0) & (y < count)).all() or (
-        classes is not None and len(classes) != count
-    ):
+    if not ((y == np.round(y)) & (y >= 0) & (y < count)).all() or num_words not in (None, count):
         raise ValueError(
             f"'y' must be labels 0 … {count - 1}, or {count} words: there are {count} probabilities"
         )
-    return _Said(y, probs=probs / sums[:, None], classes=classes)
+    probs = probs / sums[:, None]
+    log_prob = np.log(np.maximum(probs[np.arange(len(y)), y[:, 0].astype(int)], 1e-12))
+    return xr.Dataset({"probs": (("pred_point", "class"), probs), "log_prob": (_ROWS[:1], log_prob)})
 
 
-def _of_law(law: Any, y: np.ndarray) -> _Said:
+def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
     """Of a distribution of torch or SciPy, or a `Prediction`."""
-    shape = tuple(getattr(law, "batch_shape", ())) or y.shape
-    if shape[:1] != y.shape[:1] or np.prod(shape) != y.size:
+    shape = tuple(getattr(law, "batch_shape", ())) or (y.shape if y.shape[1] > 1 else y.shape[:1])
+    if shape[:1] != y.shape[:1] or math.prod(shape) != y.size:
         raise ValueError(f"'predictions' are a distribution of shape {shape} and 'y' has shape {y.shape}")
-    target = y.reshape(shape if hasattr(law, "batch_shape") else (y.shape if y.shape[1] > 1 else len(y)))
+    target, grid = y.reshape(shape), _GRID.reshape(-1, *[1] * len(shape))
+    joint = False
     if hasattr(law, "rvs"):  # SciPy's
-        u, v = np.asarray(law.cdf(target)), np.random.default_rng(0).random(target.shape)
+        draws, u = np.asarray(law.ppf(grid)), np.asarray(law.cdf(target))
         if hasattr(law.dist, "pmf"):
-            u = law.cdf(target - 1) + v * law.pmf(target)
-        draws = np.asarray(law.ppf(_GRID.reshape(-1, *[1] * target.ndim)))
-        return _Said(y, draws.reshape(len(draws), *y.shape), u.reshape(y.shape))
-    if hasattr(law, "pit"):  # a Prediction
-        draws = law.sample(seed=0).flatten(0, 1).double().cpu().numpy().reshape(-1, *y.shape)
-        found = _of_draws(draws, y)
-        return replace(found, u=law.pit(torch.as_tensor(y)).double().cpu().numpy().reshape(y.shape))
-    try:
-        grid = torch.as_tensor(_GRID).reshape(-1, *[1] * target.ndim)
-        draws, u = (
-            each.double().cpu().numpy() for each in (law.icdf(grid), law.cdf(torch.as_tensor(target)))
-        )
-    except NotImplementedError:
-        with seeded(0):
-            draws = law.sample((_NUM_SAMPLES,)).double().cpu().numpy()
-        return replace(_of_draws(draws.reshape(len(draws), *y.shape), y), dependence=Dependence())
-    return _Said(y, draws.reshape(len(draws), *y.shape), u.reshape(y.shape))
+            u = law.cdf(target - 1) + np.random.default_rng(0).random(shape) * law.pmf(target)
+    elif hasattr(law, "pit"):  # a Prediction
+        draws, u = _numpy(law.sample(seed=0).flatten(0, 1)), _numpy(law.pit(torch.as_tensor(y)))
+        joint = len(draws) >= _JOINT
+    else:
+        try:
+            draws, u = _numpy(law.icdf(torch.as_tensor(grid))), _numpy(law.cdf(torch.as_tensor(target)))
+        except NotImplementedError:
+            with seeded(0):
+                draws = _numpy(law.sample((_NUM_SAMPLES,)))
+            u = pit_of(draws, target)
+    return _of_draws(draws.reshape(len(draws), *y.shape), u.reshape(y.shape), joint=joint)
+
+
+def _numpy(values: torch.Tensor) -> np.ndarray:
+    return values.double().cpu().numpy()
 
 
 def _tree(
-    said: _Said,
+    predicted: xr.Dataset,
+    y: np.ndarray,
     x: np.ndarray | None,
     x_train: np.ndarray | None,
     y_train: np.ndarray | None,
@@ -307,70 +262,70 @@ def _tree(
     label: str = "",
 ) -> xr.DataTree:
     """Predictions and outcomes as a tree of what was held out."""
-    rows = ("pred_point", "output")
-    y, past = said.y, y_train
-    if said.probs is not None:
-        y, past = said.labels, None if y_train is None else y_train[:, 0].astype(int)
-        log_prob = np.log(np.maximum(said.probs[np.arange(len(y)), y], 1e-12))
-        predicted = {"probs": (("pred_point", "class"), said.probs), "log_prob": (rows[:1], log_prob)}
-    else:
-        predicted = {"mean": (rows, said.draws.mean(axis=0)), "y_sample": (("sample", *rows), said.draws)}
-    arrays = {
-        (HELD_OUT, "y"): (rows[: y.ndim], y),
-        (HELD_OUT, "x"): (("pred_point", "feature"), x),
-        (OBSERVED_DATA, "y"): (("point", "output")[: y.ndim], past),
-        (CONSTANT_DATA, "x"): (("point", "feature"), x_train),
-    }
-    groups = {PREDICTIONS: xr.Dataset(predicted)}
-    for (group, name), (dims, values) in arrays.items():
-        if values is not None:
-            coords = {"feature": list(names)} if name == "x" and names else {}
-            groups[group] = xr.merge(
-                [groups.get(group, xr.Dataset()), xr.Dataset({name: (dims, values)}, coords)]
-            )
+    if "probs" in predicted:
+        y, y_train = (None if each is None else each.reshape(-1).astype(int) for each in (y, y_train))
+    groups = {PREDICTIONS: predicted}
+    coords = {"feature": list(names)} if names else {}
+    for dim, of_inputs, inputs, of_outcomes, outcomes in (
+        ("pred_point", HELD_OUT, x, HELD_OUT, y),
+        ("point", CONSTANT_DATA, x_train, OBSERVED_DATA, y_train),
+    ):
+        if outcomes is not None:
+            groups[of_outcomes] = xr.Dataset({"y": ((dim, "output")[: outcomes.ndim], outcomes)})
+        if inputs is not None:
+            stored = groups.get(of_inputs, xr.Dataset())
+            groups[of_inputs] = stored.assign(x=((dim, "feature"), inputs)).assign_coords(coords)
     tree = xr.DataTree.from_dict(groups)
-    tree.attrs |= {"method": label, "iid": 1}
+    tree.attrs |= {"method": label, "iid": 1, "claim": PREDICTIONS}
     return tree
 
 
-def _calibrated(said: _Said, limits: tuple[float, ...]) -> Found | None:
-    """Whether the transforms are uniform: the worst of the outputs."""
-    if len(said.y) < MIN_DATA or said.u is None:
+# checks of predictions alone
+
+
+def _calibrated(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the PIT is uniform, by the worst of the outputs; of quantiles also whether the right share lies below each."""
+    predicted = evidence.tree[PREDICTIONS]
+    if is_classification(evidence) or predicted.sizes["pred_point"] < MIN_DATA:
         return None
-    more = [(*normal_scores(u, said.dependence), *said.more) for u in said.u.T]
-    each = [uniform(u, limits, "held-out", said.dependence, p) for u, p in zip(said.u.T, more, strict=True)]
-    return min(each, key=lambda found: found.numbers["p"])
+    levels = np.array(predicted.attrs["levels"])
+    dependence = dependence_of(predicted["y_sample"].values) if predicted.attrs["joint"] else Dependence()
+    found = []
+    for u in predicted["pit"].values.T:
+        more: list[float] = []
+        if levels.size:
+            counts = [*(u[:, None] <= levels).sum(axis=0), ((u <= levels[0]) | (u > levels[-1])).sum()]
+            shares = [*levels, levels[0] + 1.0 - levels[-1]]
+            more = [stats.binomtest(int(k), u.size, p).pvalue for k, p in zip(counts, shares, strict=True)]
+        tests = (*normal_scores(u, dependence), *more)
+        found.append(uniform(u, limits, "held-out", dependence, tests))
+    return min(found, key=lambda each: each.numbers["p"])
 
 
-def _floor(data: tuple[Any, ...], limits: tuple[float, ...]) -> Found | None:
+def _floor(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the score is as good as a linear model's (of no inputs: the mean's), in pairs and by a share."""
-    said, evidence, x, x_train, y_train = data
-    name = "log_prob" if said.probs is not None else "crps" if said.y.shape[1] == 1 else "crps_standardized"
-    if name not in (scores := score(evidence)) or len(said.y) < MIN_DATA:
+    predicted, x = evidence.tree[PREDICTIONS].to_dataset(), evidence.values(HELD_OUT, "x")
+    classes, known = is_classification(evidence), evidence.values(OBSERVED_DATA, "y")
+    name = "log_prob" if classes else "crps" if num_outputs(evidence) == 1 else "crps_standardized"
+    y = np.asarray(evidence.values(HELD_OUT, "y"))
+    if name not in (scores := score(evidence)) or len(y) < MIN_DATA:
         return None
-    own, floor, widths, which = np.asarray(scores[name].points), np.full(len(said.y), np.nan), [], ""
-    for rows, past, of in _splits(said.y, x, x_train, y_train):
-        part = Evidence(_tree(said.take(rows), None if x is None else x[rows], past, of))
-        found = baselines([part])
+    own, floor, which = np.asarray(scores[name].points), np.full(len(y), np.nan), ""
+    for rows, inputs, outcomes in _splits(y, x, evidence.values(CONSTANT_DATA, "x"), known):
+        part = predicted.isel(pred_point=rows)
+        found = baselines([Evidence(_tree(part, y[rows], None if x is None else x[rows], inputs, outcomes))])
         if not found:
             return None
         which, best = list(found.items())[-1]
-        against = score(best)
-        floor[rows] = against[name].points
-        widths += [against["width_90"].value * len(rows) / len(own)] if "width_90" in against else []
-    sign = -1.0 if said.probs is not None else 1.0
-    if said.probs is None:
-        own = own / (1.0 + 1.0 / len(said.draws))  # what a finite number of right draws costs
-    gap = sign * (own - floor)
+        floor[rows] = score(best)[name].points
+    if not classes:
+        own = own / (1.0 + 1.0 / predicted.sizes["sample"])  # what a finite number of right draws costs
+    gap = (floor - own) if classes else (own - floor)
     error = float(gap.std(ddof=1)) / np.sqrt(len(gap))
     p = float(stats.norm.sf(gap.mean() / error)) if error > 0.0 else 1.0
     ratio = float(own.mean() / floor.mean()) if floor.mean() != 0.0 else 1.0
-    status = grade_tested(p, ratio - 1.0, RATES, limits if y_train is not None else (limits[0], np.inf))
+    status = grade_tested(p, ratio - 1.0, RATES, limits if known is not None else (limits[0], np.inf))
     numbers = {"which": which, "score": name, "own": float(own.mean()), "floor": float(floor.mean()), "p": p}
-    numbers["widths"] = ""
-    if widths and "width_90" in scores:
-        mine = scores["width_90"].value
-        numbers["widths"] = f" 90 % intervals are {mine:.4g} wide on average, those {sum(widths):.4g}."
     return Found(status, ratio, "", numbers, 1.0 + limits[0])
 
 
@@ -378,21 +333,22 @@ def _splits(
     y: np.ndarray, x: np.ndarray | None, x_train: np.ndarray | None, y_train: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray]]:
     """Rows to predict, and inputs and outcomes to learn from: of training, or of the other four fifths."""
-    order = np.random.default_rng(0).permutation(len(y))
     if y_train is not None:
         yield np.arange(len(y)), x_train, y_train
         return
+    order = np.random.default_rng(0).permutation(len(y))
     for rows in np.array_split(order, 5):
         others = np.setdiff1d(order, rows)
         yield rows, None if x is None else x[others], y[others]
 
 
-#: the model's rows of the table, and those of predictions alone; each takes its arrays as they are
-_ROWS = {
-    row.code: replace(row, data=lambda given: given)
-    for row in (
-        *(replace(each, statistic=_calibrated) if each.code == "pit" else each for each in TABLE),
-        Row("temperature", "model", temperature, (0.05, 0.25), ECE),  # distance of the power from 1
-        Row("baseline", "model", _floor, (0.02, 0.25), OWN),  # shares of the score of a linear model
-    )
-}
+#: the model's rows of the table, and those of predictions alone
+MODEL_ROWS = (
+    *(
+        replace(row, statistic=_calibrated) if row.code == "pit" else row
+        for row in TABLE
+        if row.question == "model"
+    ),
+    Row("temperature", "model", temperature, (0.05, 0.25), ECE),  # distance of the power from 1
+    Row("baseline", "model", _floor, (0.02, 0.25), OWN),  # shares of the score of a linear model
+)

@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": ("runs", "run several methods on one data set and write a report"),
     "fit": ("runs", "run one method on a table and save it"),
     "predict": ("saved", "predict new rows with a method that was saved"),
-    "judge": ("judging_files", "judge predictions that anyone made, in a table beside the outcomes"),
+    "judge": ("saved", "judge predictions that anyone made, in a table beside the outcomes"),
     "doctor": ("doctor", "versions, compiler, device and a short fit, one line each"),
     "report": ("saved", "judge saved DataTrees, also of NumPyro or PyMC"),
 }

@@ -43,7 +43,7 @@ def compare(argv: Sequence[str], command: str) -> int:
 
         (out / "config.yaml").write_text(f"{config}\n", encoding="utf-8")
         try:
-            saved.judge(trees, out / "report.html", out / "summary.json", failed)
+            saved.judge_saved(trees, out / "report.html", out / "summary.json", failed)
         except KeyboardInterrupt:
             files = " ".join(str(out / f"{name}.nc") for name in trees)
             say(f"\nstopped; the draws are kept, judge them with: pyrobnn report {files}", sys.stderr)

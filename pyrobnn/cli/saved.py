@@ -1,15 +1,17 @@
-"""``pyrobnn report`` and ``pyrobnn predict``: what was saved, judged, and used on new rows."""
+"""``pyrobnn report``, ``predict`` and ``judge``: what was saved, judged and used on new rows; predictions of anyone."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyrobnn.cli.terminal import EXIT_STATUS, OneLineParser, check_file, say, warnings_said
 
 if TYPE_CHECKING:
+    import pandas as pd
     from xarray import DataTree
 
     from pyrobnn.diagnostics import Verdict
@@ -39,7 +41,7 @@ def report(argv: Sequence[str], command: str) -> int:
     trees = {path.stem: read(path) for path in asked.files}
     if len(trees) < len(asked.files):
         raise ValueError("two files have the same name: rename one, names label the methods in the report")
-    verdicts = judge(trees, asked.out, asked.out.with_suffix(".json"), {}).values()
+    verdicts = judge_saved(trees, asked.out, asked.out.with_suffix(".json"), {}).values()
     questions = [question for question in QUESTIONS if asked.strict in (question, "all")]
     failed = any(verdict.answer(question) == "fail" for verdict in verdicts for question in questions)
     # what nothing was checked of has not passed
@@ -47,7 +49,7 @@ def report(argv: Sequence[str], command: str) -> int:
     return int(bool(questions) and (failed or unchecked))
 
 
-def judge(
+def judge_saved(
     trees: Mapping[str, DataTree], page: Path, summary: Path, left_out: Mapping[str, str]
 ) -> dict[str, Verdict]:
     """Judge, write the report and the summary, and only then print."""
@@ -120,3 +122,105 @@ def predict(argv: Sequence[str], command: str) -> int:
         asked.out.write_text(written, encoding="utf-8")
         say(f"{len(table)} predictions of {settings['target']!r}: {asked.out}")
     return 0
+
+
+def judge(argv: Sequence[str], command: str) -> int:
+    """Judge and print; exit status 1 where the model fails or nothing could be checked."""
+    parser = OneLineParser(
+        prog="pyrobnn judge",
+        description="Judge predictions of rows that were not trained on: are they calibrated, everywhere, and as sharp "
+        "as a linear model's? Give one of --quantiles, --mean with --sd, --draws, --probabilities.",
+        epilog=EXIT_STATUS,
+    )
+    parser.add_argument("file", metavar="FILE", help="CSV, TSV, Parquet or Excel: outcomes and predictions")
+    for name, metavar, words in (
+        ("target", "COLUMN", "the outcome"),
+        ("mean", "COLUMN", "mean of a normal"),
+        ("sd", "COLUMN", "standard deviation of a normal, noise included"),
+        ("draws", "PREFIX", "how the names of the columns of draws begin"),
+        ("train", "FILE", "training rows: the target and the features"),
+        ("out", "DIR", "where to write report.html and verdict.json"),
+    ):
+        parser.add_argument(f"--{name}", required=name == "target", metavar=metavar, help=words)
+    for name, words in (
+        ("quantiles", "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"),
+        ("probabilities", "of the classes, in their sorted order"),
+        ("features", "inputs, along which errors are looked at"),
+    ):
+        parser.add_argument(f"--{name}", nargs="+", metavar="COLUMN", help=words)
+    asked = parser.parse_args(argv)
+    ways = [asked.quantiles, asked.mean or asked.sd, asked.draws, asked.probabilities]
+    if sum(map(bool, ways)) != 1 or bool(asked.mean) != bool(asked.sd):
+        raise ValueError("give one of --quantiles, --mean with --sd, --draws, --probabilities")
+
+    from scipy.stats import norm
+
+    from pyrobnn.data.table import read_frame
+    from pyrobnn.judging import judged
+
+    frame = read_frame(asked.file)
+    predictions: Any
+    if asked.quantiles:
+        levels = dict(map(_level, asked.quantiles))
+        if len(levels) < len(asked.quantiles):
+            raise ValueError(f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}")
+        predictions = {level: _columns(frame, [name])[name] for level, name in levels.items()}
+    elif asked.mean:
+        mean, sd = _columns(frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
+        if not (sd > 0.0).all():
+            raise ValueError(f"{asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin()}")
+        predictions = norm(mean, sd)
+    elif asked.draws:
+        names = [name for name in frame.columns if name.startswith(asked.draws) and name != asked.target]
+        if len(names) < 2:
+            raise ValueError(f"{len(names)} columns begin with {asked.draws!r}: two are needed")
+        predictions = _columns(frame, names).to_numpy().T
+    else:
+        predictions = _columns(frame, asked.probabilities)
+    tables = {"": frame} | ({"_train": read_frame(asked.train)} if asked.train else {})
+    given = {f"y{name}": _columns(table, [asked.target])[asked.target] for name, table in tables.items()}
+    if asked.features:
+        given |= {f"x{name}": _numbers(_columns(table, asked.features)) for name, table in tables.items()}
+    verdict, evidence = judged(predictions, given.pop("y"), label=Path(asked.file).stem, **given)
+    say("\n".join([str(verdict), *map(str, verdict.checks)]))
+    if asked.out is not None:
+        from pyrobnn.report import write_report
+
+        title, trees = "Do these predictions fit the outcomes?", {verdict.label: evidence}
+        page = Path(asked.out, "report.html")
+        write_report(trees, page, title=title, verdicts={verdict.label: verdict})
+        page.with_name("verdict.json").write_text(verdict.to_json() + "\n", encoding="utf-8")
+        say(f"report: {page}")
+    return int(verdict.model == "fail" or not verdict.checked("model"))
+
+
+def _level(given: str) -> tuple[float, str]:
+    """Level and name of a column of quantiles: q05 0.05, q50 0.5, q975 0.975, low=0.1 0.1."""
+    name, _, said = given.partition("=")
+    digits = re.search(r"(\d*\.\d+|\d\d+)\D*$", said or name)
+    if digits is None:
+        raise ValueError(f"--quantiles: {given!r} names no level: write {name}=0.05")
+    return float(digits[1] if "." in digits[1] else f"0.{digits[1]}"), name
+
+
+def _columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Columns without a gap; the first that is missing or has one is named."""
+    for name in names:
+        if name not in frame.columns:
+            raise ValueError(f"there is no column {name!r}, only {', '.join(map(str, frame.columns))}")
+        if frame[name].isna().any():
+            row = int(frame[name].isna().to_numpy().argmax())
+            raise ValueError(
+                f"{name!r} is empty in row {row}: leave out rows without an outcome or prediction"
+            )
+    return frame[list(names)]
+
+
+def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """The inputs as numbers, categories by their place in sorted order."""
+    codes = {
+        name: frame[name].astype("category").cat.codes
+        for name in frame
+        if frame[name].dtype.kind not in "biuf"
+    }
+    return frame.assign(**codes).astype(float)

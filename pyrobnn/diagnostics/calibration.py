@@ -1,7 +1,4 @@
-"""Calibration: whether predictive intervals are as wide as errors are large, and classes as frequent as predicted.
-
-`held_out`, `uniform` and `class_calibration` take arrays; the rows of the table give them those of a tree.
-"""
+"""Calibration: whether predictive intervals are as wide as errors are large, and classes as frequent as predicted."""
 
 from __future__ import annotations
 
@@ -47,23 +44,16 @@ def pit(evidence: Evidence) -> np.ndarray | None:
         tree: A DataTree with ``predictions`` and ``predictions_constant_data``.
 
     Returns:
-        `pyrobnn.metrics.pit` of the held-out replicates; None where the tree has fewer than 25.
+        ``predictions/pit`` where it is stored, else `pyrobnn.metrics.pit` of the held-out replicates; None where the
+        tree has fewer than 25.
     """
-    outcomes = _outcomes(evidence)
-    return None if outcomes is None else pit_of(*outcomes)
-
-
-def _outcomes(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Replicates (draw, point, output) of held-out data, and these (point, output)."""
+    stored = evidence.values(PREDICTIONS, "pit")
+    if stored is not None:
+        return stored
     draws, y = predictive_draws(evidence), evidence.values(HELD_OUT, "y")
     if draws is None or y is None or len(y) == 0 or len(draws) < FEWEST_DRAWS:
         return None
-    return draws, y.astype(np.float64).reshape(len(y), -1)
-
-
-def outcomes_of(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """What `held_out` judges of a tree: of regressions alone."""
-    return None if has_classes(evidence) else _outcomes(evidence)
+    return pit_of(draws, y.astype(np.float64).reshape(len(y), -1))
 
 
 def held_out_pit(evidence: Evidence) -> np.ndarray | None:
@@ -76,15 +66,12 @@ def left_out_pit(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     return None if has_classes(evidence) else loo_pit(evidence)
 
 
-def held_out(outcomes: tuple[np.ndarray, np.ndarray], limits: tuple[float, ...]) -> Found | None:
-    """Whether the PIT of held-out data is uniform; of few, whether 90 % intervals hold enough of them.
-
-    Of draws (draw, point[, output]) of their predictions, and the outcomes (point[, output]).
-    """
-    draws, y = outcomes
-    if len(y) < FEWEST_HELD_OUT:
+def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+    """Whether the PIT of held-out data is uniform; of few, whether 90 % intervals hold enough of them."""
+    u, draws = held_out_pit(evidence), predictive_draws(evidence)
+    if u is None or draws is None or len(u) < FEWEST_HELD_OUT:
         return None
-    u, dependence = pit_of(draws, y), dependence_of(draws)
+    dependence = dependence_of(draws)
     if len(u) >= MIN_DATA:
         return uniform(u, limits, "held-out", dependence)
     covered = float((np.abs(u - 0.5) <= 0.5 * LEVEL).mean())
@@ -226,7 +213,8 @@ class Labelled(NamedTuple):
     where: str = "held-out"
 
 
-def labelled_of(evidence: Evidence) -> Labelled | None:
+@statistic
+def labelled(evidence: Evidence) -> Labelled | None:
     """The held-out labels of a tree, else those of the training data with the shares of their replicates."""
     probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
     if probs is not None and y is not None and len(y) >= FEWEST_HELD_OUT:
@@ -243,11 +231,14 @@ def labelled_of(evidence: Evidence) -> Labelled | None:
     return Labelled(is_class.mean(axis=0), outcomes[1], error, "training")
 
 
-def class_calibration(data: Labelled, limits: tuple[float, ...]) -> Found | None:
+def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether classes are as frequent as predicted, and held-out ones as often right as their confidence says.
 
     Confidence is held against what a perfectly calibrated forecast would score on as many data.
     """
+    data = labelled(evidence)
+    if data is None:
+        return None
     shares = _shares(data, limits[1:])
     if shares.status == "fail" or data.where == "training":
         return shares
@@ -264,11 +255,14 @@ def class_calibration(data: Labelled, limits: tuple[float, ...]) -> Found | None
     return Found(status, ece, code, {"gap": gap, "count": len(correct)}, limit)
 
 
-def temperature(data: Labelled, limits: tuple[float, ...]) -> Found | None:
+def temperature(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     r"""Whether probabilities are too sharp or too flat: whether another power :math:`p^\beta` fits the labels better.
 
     By the likelihood ratio, whose tail is Lugannani and Rice's: labels that were thought impossible are few and heavy.
     """
+    data = labelled(evidence)
+    if data is None or len(data.labels) < MIN_DATA:
+        return None
     logs = np.log(np.maximum(data.probs, 1e-12))
     score = float(logs[np.arange(len(logs)), data.labels].sum())
 
@@ -280,16 +274,12 @@ def temperature(data: Labelled, limits: tuple[float, ...]) -> Found | None:
         return float(total.sum()), float(mean.sum()), float((weights * logs**2).sum() - (mean**2).sum())
 
     low, high = -0.99, 20.0
-    if len(logs) < MIN_DATA or moments(0.0)[2] < 1e-9:
+    if moments(0.0)[2] < 1e-9:
         return None
-    within = moments(low)[1] < score < moments(high)[1]
-    t = (
-        float(brentq(lambda t: moments(t)[1] - score, low, high))
-        if within
-        else low
-        if score < moments(0.0)[1]
-        else high
-    )
+    if moments(low)[1] < score < moments(high)[1]:
+        t = float(brentq(lambda t: moments(t)[1] - score, low, high))
+    else:
+        t = low if score < moments(0.0)[1] else high
     total, _, variance = moments(t)
     w, v = np.sign(t) * np.sqrt(max(2.0 * (t * score - total), 0.0)), t * np.sqrt(variance)
     root = w + np.log(v / w) / w if abs(w) > 0.05 and v / w > 0.0 else w

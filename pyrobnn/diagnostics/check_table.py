@@ -11,9 +11,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
-from pyrobnn.diagnostics.calibration import class_calibration, held_out, labelled_of, left_out, outcomes_of
+from pyrobnn.diagnostics.calibration import class_calibration, held_out, left_out
 from pyrobnn.diagnostics.convergence import (
     RHAT_LIMITS,
     chains,
@@ -36,7 +35,7 @@ from pyrobnn.diagnostics.integrity import (
     rows,
 )
 from pyrobnn.diagnostics.leave_one_out import tails
-from pyrobnn.diagnostics.patterns import by_region, errors_of, order, pattern, regression_errors_of
+from pyrobnn.diagnostics.patterns import by_region, order, pattern
 from pyrobnn.diagnostics.target import density_moves, function_moves, score, virial
 from pyrobnn.diagnostics.verdict import Found, Question
 
@@ -85,14 +84,12 @@ class Row:
     Args:
         code: its name in a verdict.
         question: what it answers.
-        statistic: from its data and the limits (and the reference, where `against` one) to what was found, or None
-            where there is nothing to judge, or nothing is wrong that it looks for.
+        statistic: from a tree and the limits (and the reference, where `against` one) to what was found, or None where
+            there is nothing to judge, or nothing is wrong that it looks for.
         limits: numbers that the statistic is held against, to pass first, in the units of its docstring.
         source: paper or URL; a limit without one is this library's convention.
         applies: of which trees.
         against: whether it needs a reference.
-        data: what the statistic takes of the tree's `Evidence`, arrays where it is of the model, or None where the tree
-            does not hold it; by default the `Evidence` itself.
     """
 
     code: str
@@ -102,7 +99,6 @@ class Row:
     source: str
     applies: Callable[[Evidence], bool] = of_every
     against: bool = False
-    data: Callable[[Evidence], Any] = lambda evidence: evidence
 
 
 #: every check, in the order in which a reader sees them; each limit's unit stands at its row
@@ -126,12 +122,12 @@ TABLE = (
     Row("reference", "draws", against, (0.25, 1.0, 0.8, 0.5), CLAIM, of_draws, against=True),
     Row("held_out_rows", "model", rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
     # where and how errors differ says more than that they differ: those come first
-    Row("pattern", "model", pattern, (0.15, 0.35), PIT, data=errors_of),  # span of the mean PIT, correlation
-    Row("row_order", "model", order, (0.15, 0.35), PIT, data=errors_of),  # the same
-    Row("coverage_by_region", "model", by_region, (0.125, 0.25), LOO_PIT, data=regression_errors_of),  # coverage
-    Row("pit", "model", held_out, (0.05, 0.1), PIT, data=outcomes_of),  # distance from uniform
+    Row("pattern", "model", pattern, (0.15, 0.35), PIT),  # span of the mean PIT, correlation
+    Row("row_order", "model", order, (0.15, 0.35), PIT),  # the same
+    Row("coverage_by_region", "model", by_region, (0.125, 0.25), LOO_PIT),  # coverage
+    Row("pit", "model", held_out, (0.05, 0.1), PIT),  # distance from uniform
     Row("loo_pit", "model", left_out, (0.05, 0.1), LOO_PIT),  # the same
-    Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), ECE, data=labelled_of),  # error beyond chance, shares
+    Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
     Row("loo_khat", "model", tails, (2e-3,), LOO, of_draws),  # rate of false alarms
 )  # fmt: skip
 

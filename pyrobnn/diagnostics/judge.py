@@ -96,8 +96,7 @@ def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
-            data = row.data(evidence)
-            found = None if data is None else row.statistic(data, row.limits, *reference)
+            found = row.statistic(evidence, row.limits, *reference)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         numbers = {"error": said(error)}

@@ -1,11 +1,8 @@
-"""Patterns in what the predictive leaves unexplained: by an input, by the order of the rows, or by region.
-
-`pattern`, `order` and `by_region` take sets of `Errors`, made of arrays; the table gives them those of a tree.
-"""
+"""Patterns in what the predictive leaves unexplained: by an input, by the order of the rows, or by region."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -46,15 +43,13 @@ class Pattern(NamedTuple):
     name: str
 
 
-def pattern(sets: Sequence[Errors], limits: tuple[float, ...]) -> Found | None:
+def pattern(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
 
     By region, and between neighbours along each input; the size of an error alone (`by_region`) sees neither. Of
     classes each has a PIT of its own, randomised between what it leaves open.
     """
-    along = [
-        (u, name, v) for u, covariates in _enough(sets) for name, v in covariates.items() if name != ORDER
-    ]
+    along = [(u, name, v) for u, known in errors_of(evidence) for name, v in known.items() if name != ORDER]
     found = [each for one in along for each in _patterns(*one)]
     if not found:
         return None
@@ -62,13 +57,13 @@ def pattern(sets: Sequence[Errors], limits: tuple[float, ...]) -> Found | None:
     return _graded(worst, min(1.0, worst.p * len(found)), limits)
 
 
-def order(sets: Sequence[Errors], limits: tuple[float, ...]) -> Found | None:
+def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether rows that stand beside one another depend on one another: a time series, groups, or a drift.
 
     By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
     and held-out data together; not of rows that are sorted by their outcomes or by an input.
     """
-    found = [_patterns(u, ORDER, known[ORDER]) for u, known in _enough(sets) if ORDER in known]
+    found = [_patterns(u, ORDER, known[ORDER]) for u, known in errors_of(evidence) if ORDER in known]
     kinds = [list(each) for each in zip(*found)]  # stretches and neighbours, of each output
     if not kinds:
         return None
@@ -76,10 +71,6 @@ def order(sets: Sequence[Errors], limits: tuple[float, ...]) -> Found | None:
     first = int(np.argmin(together))
     strongest = max(kinds[first], key=lambda each: each.effect)
     return _graded(strongest, min(1.0, together[first] * len(together)), limits)
-
-
-def _enough(sets: Sequence[Errors]) -> list[Errors]:
-    return [each for each in sets if len(each.pit) >= 2 * MIN_DATA]
 
 
 def _graded(worst: Pattern, p: float, limits: tuple[float, ...]) -> Found:
@@ -104,9 +95,9 @@ def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[Pattern]:
     return found
 
 
-def by_region(sets: Sequence[Errors], limits: tuple[float, ...]) -> Found | None:
+def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
-    found, sets = [], _enough(sets)
+    found, sets = [], [] if has_classes(evidence) else errors_of(evidence)
     for name in dict.fromkeys(name for _, covariates in sets for name in covariates):
         of_name = [(u, covariates[name]) for u, covariates in sets if name in covariates]
         if all(np.ptp(values) > 0.0 for _, values in of_name):
@@ -150,10 +141,10 @@ def _regions(u: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, float]
     return [(values[part], float(inside[part].mean())) for part in parts]
 
 
-def errors(
-    u: np.ndarray, y: np.ndarray, x: np.ndarray | None, mean: np.ndarray | None, names: Sequence[str] = ()
+def _errors(
+    evidence: Evidence, u: np.ndarray, y: np.ndarray, x: np.ndarray | None, moments: Mapping[str, np.ndarray]
 ) -> Errors:
-    """PIT values (row, output) beside the inputs x (row, feature), the predicted mean (row,) and the order of the rows.
+    """PIT values (row, output) beside the inputs x (row, …), moments of the predictive and the order of the rows.
 
     The order is left out where rows were sorted by their outcomes y (row, …), of which errors are a part, or by an
     input: what it shows is then what that shows.
@@ -162,10 +153,8 @@ def errors(
     if x is not None:
         flat = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
         if flat.shape[1] <= _MAX_FEATURES:
-            names = names or [f"x[{index}]" for index in range(flat.shape[1])]
-            found |= dict(zip(names, flat.T, strict=True))
-    if mean is not None:
-        found["the predicted mean"] = merged(np.asarray(mean, dtype=np.float64))
+            found |= dict(zip(feature_names(evidence, flat.shape[1]), flat.T, strict=True))
+    found |= {name: merged(np.asarray(values, dtype=np.float64)) for name, values in moments.items()}
     found = {name: values for name, values in found.items() if np.isfinite(values).all()}
     first = y.reshape(len(y), -1)[:, 0]
     if np.ptp(first) > 0.0 and not any(_sorted_by(each) for each in (first, *found.values())):
@@ -175,9 +164,12 @@ def errors(
 
 @statistic
 def errors_of(evidence: Evidence) -> list[Errors]:
-    """The errors of a tree, training data first: those left out where they can be."""
-    if has_classes(evidence):
-        return _of_classes(evidence)
+    """The errors of a tree where there are enough, training data first: those left out where they can be."""
+    sets = _of_classes(evidence) if has_classes(evidence) else _of_regression(evidence)
+    return [each for each in sets if len(each.pit) >= 2 * MIN_DATA]
+
+
+def _of_regression(evidence: Evidence) -> list[Errors]:
     found = []
     outcomes, new, left_out = replicates(evidence), held_out_pit(evidence), left_out_pit(evidence)
     if outcomes is not None:
@@ -186,25 +178,27 @@ def errors_of(evidence: Evidence) -> list[Errors]:
         points = spread(len(y), MAX_DATA) if left_out is None else left_out[0]
         u = pit_of(draws[:, points], y[points]) if left_out is None else left_out[1]
         x = evidence.values(CONSTANT_DATA, "x")
-        named = _named(evidence, None if x is None else x[points], draws[:, points, 0].mean(axis=0))
-        found.append(errors(u, y[points], *named))
+        moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
+        found.append(_errors(evidence, u, y[points], None if x is None else x[points], moments))
     outcome = evidence.values(HELD_OUT, "y")
     if new is not None and outcome is not None:
-        means = evidence.values(PREDICTIONS, "mean")
-        means = None if means is None else means.reshape(len(new), -1)[:, 0]
-        found.append(errors(new, outcome, *_named(evidence, evidence.values(HELD_OUT, "x"), means)))
+        x, mean = evidence.values(HELD_OUT, "x"), evidence.values(PREDICTIONS, "mean")
+        moments = {} if mean is None else {"the predicted mean": mean.reshape(len(new), -1)[:, 0]}
+        if evidence.claim == PREDICTIONS:
+            moments = _varying(evidence.values(PREDICTIONS, "y_sample"))
+        found.append(_errors(evidence, new, outcome, x, moments))
     return found
 
 
-def regression_errors_of(evidence: Evidence) -> list[Errors]:
-    """The same of regressions alone."""
-    return [] if has_classes(evidence) else errors_of(evidence)
+def _varying(draws: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and sd of draws (draw, point, output) of the first output, where they vary by more than those of as many do.
 
-
-def _named(
-    evidence: Evidence, x: np.ndarray | None, mean: np.ndarray | None
-) -> tuple[np.ndarray | None, np.ndarray | None, list[str]]:
-    return x, mean, [] if x is None else feature_names(evidence, x.reshape(len(x), -1).shape[1])
+    On the moments of the draws that it is ranked among an error depends by chance.
+    """
+    mean, sd, size = draws.mean(axis=0)[:, 0], draws.std(axis=0)[:, 0], len(draws)
+    noise = 3.0 * float(sd.mean()) / np.sqrt(size)
+    found = {"the predicted mean": mean} if mean.std() > noise else {}
+    return found | ({"the predicted sd": sd} if sd.std() > noise / np.sqrt(2.0) else {})
 
 
 def _of_classes(evidence: Evidence) -> list[Errors]:
@@ -219,13 +213,13 @@ def _of_classes(evidence: Evidence) -> list[Errors]:
     if points is not None:
         sets.append((points.probs, points.y, points.x))
     return [
-        errors(class_pit(shares, labels), labels, *_named(evidence, x, None))
+        _errors(evidence, _class_pit(shares, labels), labels, x, {})
         for shares, labels, x in sets
         if labels.min() >= 0 and labels.max() < shares.shape[1] and 1 < shares.shape[1] <= _MAX_CLASSES
     ]
 
 
-def class_pit(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _class_pit(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """A randomised PIT (row, class) of labels (row,) by probabilities (row, class); of two classes for the second."""
     part = np.random.default_rng(0).random(probs.shape)
     is_class = labels[:, None] == np.arange(probs.shape[1])

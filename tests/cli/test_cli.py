@@ -274,7 +274,7 @@ class Answers:
     ],
 )
 def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeypatch):
-    monkeypatch.setattr("pyrobnn.cli.saved.judge", lambda *written: {"a": Answers()})
+    monkeypatch.setattr("pyrobnn.cli.saved.judge_saved", lambda *written: {"a": Answers()})
     monkeypatch.setattr(storage, "read", lambda path: path)
     file = str(tmp_path / "a.nc")
     assert cli.main(["report", file, "--out", str(tmp_path / "r.html"), *words]) == status

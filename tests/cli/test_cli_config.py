@@ -42,7 +42,7 @@ def assert_same(first: Path, second: Path) -> None:
 @pytest.fixture
 def unjudged(monkeypatch):
     """Runs that are fitted and saved alone."""
-    monkeypatch.setattr("pyrobnn.cli.saved.judge", lambda *written: {})
+    monkeypatch.setattr("pyrobnn.cli.saved.judge_saved", lambda *written: {})
 
 
 def test_every_field_of_every_method_is_an_option():

@@ -94,9 +94,7 @@ def test_the_power_is_tested_at_the_size_it_says():
     small = 0
     for _ in range(200):
         labels = (np.log(PROBS[:100]) + rng.gumbel(size=(100, 4))).argmax(axis=1)
-        found = pb.diagnostics.calibration.temperature(
-            pb.diagnostics.calibration.Labelled(PROBS[:100], labels), (0.05, 0.25)
-        )
+        found = next(c for c in pb.judge(PROBS[:100], labels).checks if c.name == "temperature")
         small += found.numbers["p"] < 0.1
     assert stats.binomtest(small, 200, 0.1).pvalue > 1e-3
 
@@ -150,7 +148,7 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
         (["--mean", "m"], "--mean with --sd"),
         (["--quantiles", "age", "q95"], "names no level"),
         (["--mean", "m", "--sd", "z"], "no column 'z'"),
-        (["--mean", "kind", "--sd", "s"], "not numbers"),
+        (["--mean", "kind", "--sd", "s"], "could not convert string"),
         (["--draws", "m"], "two are needed"),
     ):
         assert main([*given, *wrong]) == 2
