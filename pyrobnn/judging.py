@@ -284,7 +284,7 @@ def _tree(
 
 
 def _calibrated(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the PIT is uniform, by the worst of the outputs; of quantiles also whether the right share lies below each."""
+    """Whether the PIT is uniform, by the worst of the outputs; of quantiles also by the share below each."""
     predicted = evidence.tree[PREDICTIONS]
     if is_classification(evidence) or predicted.sizes["pred_point"] < MIN_DATA:
         return None
