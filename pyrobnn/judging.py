@@ -93,29 +93,26 @@ def judged(
     label: str = "predictions",
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
-    given = {"y": y, "y_train": y_train}
-    words = not isinstance(y, torch.Tensor) and np.asarray(y).dtype.kind in "OUSb"
-    if words:  # labels by their place in sorted order
-        places = LabelEncoder().fit(np.asarray(y))
-        given = {
-            name: None if each is None else places.transform(np.asarray(each)) for name, each in given.items()
-        }
-    arrays = {
-        name: None if each is None else _array(name, each)
-        for name, each in (given | {"x": x, "x_train": x_train}).items()
-    }
-    for name, other in (("x", "y"), ("x_train", "y_train")):
-        rows, of = arrays[name], arrays[other]
+    num_words = None
+    if not isinstance(y, torch.Tensor) and np.asarray(y).dtype.kind in "OUSb":
+        places = LabelEncoder().fit(np.asarray(y))  # words by their place in sorted order
+        num_words = len(places.classes_)
+        y, y_train = (None if each is None else places.transform(np.asarray(each)) for each in (y, y_train))
+    outcomes = _array("y", y)
+    past, inputs, known = (
+        None if each is None else _array(name, each)
+        for name, each in (("y_train", y_train), ("x", x), ("x_train", x_train))
+    )
+    for name, rows, other, of in (("x", inputs, "y", outcomes), ("x_train", known, "y_train", past)):
         if rows is not None and (of is None or len(rows) != len(of)):
             raise ValueError(
                 f"{name!r} has {len(rows)} rows and {other!r} {'none' if of is None else len(of)}"
             )
-    known, inputs = arrays["x_train"], arrays["x"]
     if inputs is not None and known is not None and known.shape[1] != inputs.shape[1]:
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {known.shape[1]}")
-    predicted = _read(predictions, arrays["y"], len(places.classes_) if words else None)
     names = [str(each) for each in getattr(x, "columns", ())]
-    evidence = Evidence(_tree(predicted, arrays["y"], inputs, known, arrays["y_train"], names, label))
+    predicted = _read(predictions, outcomes, num_words)
+    evidence = Evidence(_tree(predicted, outcomes, inputs, known, past, names, label))
     found = (made(row, evidence) for row in MODEL_ROWS)
     checks = tuple(check for check in found if check is not None)
     if not any(check.decides for check in checks):
@@ -202,7 +199,7 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
     left = np.clip(np.searchsorted(z, at) - 1, 0, len(p) - 2)
     slope = (q[left + 1] - q[left]) / (z[left + 1] - z[left])[:, None]
     draws = q[left] + (at - z[left])[:, None] * slope
-    return _of_draws(draws[..., None], u[:, None], levels=p)
+    return _of_draws(draws[..., None], u[:, None], levels=tuple(p))
 
 
 def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -> xr.Dataset:
@@ -263,7 +260,8 @@ def _tree(
 ) -> xr.DataTree:
     """Predictions and outcomes as a tree of what was held out."""
     if "probs" in predicted:
-        y, y_train = (None if each is None else each.reshape(-1).astype(int) for each in (y, y_train))
+        y = y.reshape(-1).astype(int)
+        y_train = None if y_train is None else y_train.reshape(-1).astype(int)
     groups = {PREDICTIONS: predicted}
     coords = {"feature": list(names)} if names else {}
     for dim, of_inputs, inputs, of_outcomes, outcomes in (
@@ -285,7 +283,7 @@ def _tree(
 
 def _calibrated(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the PIT is uniform, by the worst of the outputs; of quantiles also by the share below each."""
-    predicted = evidence.tree[PREDICTIONS]
+    predicted = evidence.tree[PREDICTIONS].dataset
     if is_classification(evidence) or predicted.sizes["pred_point"] < MIN_DATA:
         return None
     levels = np.array(predicted.attrs["levels"])

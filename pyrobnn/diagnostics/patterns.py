@@ -185,7 +185,7 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
         x, mean = evidence.values(HELD_OUT, "x"), evidence.values(PREDICTIONS, "mean")
         moments = {} if mean is None else {"the predicted mean": mean.reshape(len(new), -1)[:, 0]}
         if evidence.claim == PREDICTIONS:
-            moments = _varying(evidence.values(PREDICTIONS, "y_sample"))
+            moments = _varying(np.asarray(evidence.values(PREDICTIONS, "y_sample")))
         found.append(_errors(evidence, new, outcome, x, moments))
     return found
 
