@@ -49,7 +49,5 @@ class BNNModel(EnsembleModel):
             Refused: as :meth:`pyrobnn.Posterior.update`.
         """
         if X.dim() != 2:
-            raise ValueError(
-                f"'X' has shape {tuple(X.shape)}: rows (n, d) are needed, one call for each batch"
-            )
+            raise ValueError(f"'X' has shape {tuple(X.shape)}: rows (n, d) are needed, a call for each batch")
         return BNNModel(self.bnn_posterior.update(X, Y, **kwargs), num_draws=self.num_draws)

@@ -45,11 +45,8 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
         {'loss': 0.5}
     """
     values = {k: v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for k, v in metrics.items()}
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if (names is None or name in names) and type(value) in (int, float)
-    }
+    chosen = values if names is None else values.keys() & names
+    return {name: float(v) for name, v in values.items() if name in chosen and type(v) in (int, float)}
 
 
 class ProgressBar:

@@ -285,9 +285,7 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):
-        raise ValueError(
-            f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
-        )
+        raise ValueError(f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: rows differ")
     check_finite("x", x)
     x, y = model.standard_inputs(x), model.standard_targets(y)
     cast = model.cast_inputs(x)
@@ -306,9 +304,8 @@ def output_width(model: BNN, x: Tensor) -> int:
         with kept(model.device):  # a net that draws is refused with words later
             f = model.forward({}, x[:2])
     except (RuntimeError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"the net cannot take 'x' of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
-        ) from error
+        one_line = str(error).splitlines()[0]
+        raise ValueError(f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}") from error
     if f.dim() != 2:
         raise ValueError(
             f"the net returns shape {tuple(f.shape)} for {len(x[:2])} points but (points, outputs) is expected: "

@@ -147,7 +147,7 @@ class Exposed(nn.Module):
         found = x[:, self.column].unsqueeze(-1)
         if not float(found.min()) > 0:
             raise ValueError(
-                f"'x' holds the exposure {float(found.min()):g} in its column {self.column}: exposures must be positive"
+                f"'x' holds the exposure {found.min():g} in column {self.column}: it must be > 0"
             )
         return found
 

@@ -30,10 +30,8 @@ __all__ = [
     "LayerwiseNormalPrior",
     "Prior",
     "ScaleMixture",
-    "SitePriors",
-    "move",
-    "site_priors",
 ]
+__all__ += ["SitePriors", "move", "site_priors"]
 
 #: what "hide" and "expose" may be followed by
 _KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
@@ -58,9 +56,7 @@ class Selective(Prior):
     def __init__(self, **selection: Any):
         options = {name: v for name, v in selection.items() if v is not None and v is not False}
         if unknown := [n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _KINDS]:
-            raise TypeError(
-                f"{unknown[0]!r} is no option of a prior: hide or expose, with one of {[*_KINDS]}"
-            )
+            raise TypeError(f"{unknown[0]!r} is no option of a prior: hide or expose, with {[*_KINDS]}")
         hides = [name for name in options if name.startswith("hide")]
         whole = [name for name in options if name.endswith(("_all", "_fn"))]
         if len(options) > 1 and (whole or 0 < len(hides) < len(options)):
@@ -214,18 +210,14 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
             try:
                 base = prior.prior_dist(name, module, param)
             except KeyError as error:
-                raise ValueError(
-                    f"the prior has no entry for the parameter {name!r}: add it, or hide it"
-                ) from error
+                raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
             if not hasattr(base, "to_event"):
                 kind = f"{type(base).__module__}.{type(base).__name__}"
                 raise TypeError(f"the prior of {name!r} is a {kind}: use the one of pyro.distributions")
             found[name] = _expand(name, base, param)
     if not found:
         names = ", ".join(name for name, _ in net.named_parameters())
-        raise ValueError(
-            f"the prior's hide/expose leaves no Bayesian parameter; the net has: {names or 'none'}"
-        )
+        raise ValueError(f"the prior leaves no Bayesian parameter; the net has: {names or 'none'}")
     return found
 
 
@@ -263,10 +255,8 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     try:
         with seeded(0, like.device), torch.no_grad():
             value = moved.sample()
-            kinds = {
-                (v.dtype if v.is_floating_point() else like.dtype, v.device)
-                for v in (value, moved.log_prob(value))
-            }
+            drawn = value, moved.log_prob(value)
+            kinds = {(v.dtype if v.is_floating_point() else like.dtype, v.device) for v in drawn}
         why = "" if kinds == {(like.dtype, like.device)} else f"draws or densities are {kinds}"
     except (NotImplementedError, RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0] or "it has no draws or no density"

@@ -192,9 +192,7 @@ def _chosen(words: Sequence[str], listed: Methods) -> Methods:
 def _study_parser(command: str) -> ArgumentParser:
     several = command == "compare"
     flag = "--methods" if several else "--method"
-    does = (
-        "Run methods on a data set, judge them, write a report." if several else "Run one method and save it."
-    )
+    does = "Run methods on data, judge them, write a report." if several else "Run one method and save it."
     parser = ArgumentParser(
         prog=f"pyrobnn {command}",
         usage=f"pyrobnn {command} {'' if several else 'DATA '}[options] [--METHOD.OPTION VALUE ...]",
@@ -206,9 +204,7 @@ def _study_parser(command: str) -> ArgumentParser:
     example = "nuts svi-lr=svi --svi-lr.lr 1e-3" if several else "nuts"
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
     parser.add_argument(flag, dest="methods", nargs="+" if several else 1, type=str, help=known)
-    parser.add_argument(
-        "--out", type=str, default="results" if several else "model.nc", help="where to write"
-    )
+    parser.add_argument("--out", type=str, default="results" if several else "model.nc", help="where to")
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():

@@ -52,14 +52,14 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"'{name}' must be a number, got {value!r} of type {type(value).__name__}")
     value = float(value)
-    bounds = (
-        (above, f"> {above:g}"),
-        (minimum, f">= {minimum:g}"),
-        (below, f"< {below:g}"),
-        (maximum, f"<= {maximum:g}"),
-    )
+    bounds = {
+        f"> {above:g}": above,
+        f">= {minimum:g}": minimum,
+        f"< {below:g}": below,
+        f"<= {maximum:g}": maximum,
+    }
     if not (math.isfinite(value) and above < value < below and minimum <= value <= maximum):
-        wanted = " and ".join(text for bound, text in bounds if math.isfinite(bound)) or "finite"
+        wanted = " and ".join(text for text, bound in bounds.items() if math.isfinite(bound)) or "finite"
         raise ValueError(f"'{name}' must be {wanted}, got {value:g}")
     return value
 
@@ -99,9 +99,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise ValueError(
-                f"'device' is {str(device)!r} but this machine has {count} CUDA devices: use device='cpu'"
-            )
+            raise ValueError(f"'device' is {str(device)!r} of {count} CUDA devices: use device='cpu'")
         if device.index is None:  # the tensors on it have one, and a device without is equal to none
             device = torch.device("cuda", torch.cuda.current_device())
     return device
@@ -115,9 +113,7 @@ def check_finite(name: str, value: Tensor) -> None:
     if not bool(finite.all()):
         row = int((~finite.reshape(len(value), -1)).any(1).nonzero()[0]) if value.dim() else 0
         count = int((~finite).sum())
-        raise ValueError(
-            f"'{name}' holds {count} NaN or infinite values (first in row {row}): drop or impute these rows"
-        )
+        raise ValueError(f"'{name}' holds {count} NaN or infinite values (first in row {row}): drop them")
 
 
 def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
@@ -155,9 +151,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
         if array.dtype.kind == "O":  # columns of different types: NumPy finds the one that holds them all
             array = np.array(array.tolist())
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}: {error}"
-        ) from error
+        raise TypeError(f"'{name}' must be a tensor or a numeric array: {error}") from error
     if array.dtype.kind not in "biuf":
         types = value.dtypes.items() if getattr(value, "ndim", 0) == 2 and hasattr(value, "dtypes") else ()
         columns = [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]

@@ -22,10 +22,8 @@ from pyrobnn.data.dataset import Dataset, Task
 if TYPE_CHECKING:
     from pyrobnn.data.columns import Missing
 
-__all__ = [
-    *("breast_cancer", "diabetes", "digits", "load", "names"),
-    *("uci", "uci_all", "uci_num_hidden", "uci_splits"),
-]
+__all__ = ["breast_cancer", "diabetes", "digits", "load", "names"]
+__all__ += ["uci", "uci_all", "uci_num_hidden", "uci_splits"]
 
 #: of the files that are read as tables
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".xlsx", ".xlsm")

@@ -76,9 +76,7 @@ class Column:
         values = numbers(where, cells)
         if values is None:
             first = as_text(cells).dropna().iloc[0]
-            raise ValueError(
-                f"{where}: column {self.name!r} holds text such as {first!r}: the training data have numbers"
-            )
+            raise ValueError(f"{where}: column {self.name!r} holds text such as {first!r}, not numbers")
         return pd.Series(values, index=cells.index)
 
     def report_new(self, where: str, values: pd.Series) -> None:
@@ -88,9 +86,8 @@ class Column:
             # of more categories than have an input each, the others were seen
             if unseen and len(self.categories) < MAX_CATEGORIES:
                 rows = int(values.fillna("").isin(unseen).sum())
-                report(
-                    where, Finding("new_categories", {"column": self.name, "rows": rows, "new": unseen[:8]})
-                )
+                shown = {"column": self.name, "rows": rows, "new": unseen[:8]}
+                report(where, Finding("new_categories", shown))
         elif values.isna().any() and not self.indicator:
             filled = {"column": self.name, "rows": int(values.isna().sum()), "fill": self.fill}
             report(where, Finding("new_gaps", filled))
@@ -155,9 +152,7 @@ class Columns:
             remedy = "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
             refuse_gaps(where, values.isna(), remedy)
         if not keep.any():
-            raise ValueError(
-                f"{where} has a missing value in every row: use missing='impute' (--missing impute)"
-            )
+            raise ValueError(f"{where} has a missing value in every row: use missing='impute' (--missing)")
         parts = []
         for column in self.columns:
             column.report_new(where, values.loc[keep, column.name])
@@ -193,9 +188,7 @@ def check_names(where: str, names: Sequence[str]) -> None:
     """Refuse names of columns that repeat."""
     repeated = list(dict.fromkeys(name for name in names if name and names.count(name) > 1))
     if repeated:
-        raise ValueError(
-            f"{where} names the column {', '.join(map(repr, repeated))} more than once: rename or drop one"
-        )
+        raise ValueError(f"{where} names the column {', '.join(map(repr, repeated))} more than once")
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
@@ -217,8 +210,7 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     stray = text[found.isna()]
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
         raise ValueError(
-            f"{where}: column {column.name!r} holds numbers with commas, such as {stray.iloc[0]!r}: write them with a "
-            "decimal point"
+            f"{where}: column {column.name!r} holds numbers with commas, such as {stray.iloc[0]!r}: write points"
         )
     if 2 * len(stray) >= len(text):
         return None

@@ -64,9 +64,7 @@ class Dataset:
             check_finite(name, getattr(self, name))
         x, y, regression = self.x, self.y, self.task == "regression"
         if x.ndim < 2 or not len(x):
-            raise ValueError(
-                f"'x' must be (N, feature), N > 0, got shape {tuple(x.shape)}: use x.unsqueeze(-1)"
-            )
+            raise ValueError(f"'x' must be (N, feature), N > 0, got {tuple(x.shape)}: use x.unsqueeze(-1)")
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same points")
         if not (y.is_floating_point() if regression else y.dtype == torch.int64):
@@ -76,9 +74,7 @@ class Dataset:
             shape, cure = ("(N, output)", "unsqueeze") if regression else ("(N,)", "squeeze")
             raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{cure}(-1)")
         if not regression and (y.min() < 0 or (self.class_names and y.max() >= len(self.class_names))):
-            raise ValueError(
-                f"class labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}"
-            )
+            raise ValueError(f"labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}")
 
     @property
     def num_data(self) -> int:
@@ -229,9 +225,8 @@ class Standardizer:
             truth["true_noise"] = dataset.true_noise / self.y_scale
         if (function := dataset.true_function) is not None:
             truth["true_function"] = lambda x: self.transform_y(function(self.inverse_x(x)))
-        return dataclasses.replace(
-            dataset, x=self.transform_x(dataset.x), y=self.transform_y(dataset.y), **truth
-        )
+        x, y = self.transform_x(dataset.x), self.transform_y(dataset.y)
+        return dataclasses.replace(dataset, x=x, y=y, **truth)
 
     def inverse_x(self, x: Tensor) -> Tensor:
         """Inputs (N, ``*feature``) back in original units."""

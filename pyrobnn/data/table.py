@@ -121,9 +121,7 @@ def from_frame(
         ('size', 'kind=a', 'kind=b')
     """
     if not isinstance(frame, pd.DataFrame):
-        raise TypeError(
-            f"'frame' must be a pandas.DataFrame, got {type(frame).__name__}: use pandas.DataFrame(...)"
-        )
+        raise TypeError(f"'frame' must be a pandas.DataFrame, got {type(frame).__name__}")
     names = [str(column).strip() for column in frame.columns]
     check_names(name, names)
     if task is not None:
@@ -217,13 +215,9 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
         if values is not None:
             return torch.tensor(values).unsqueeze(-1), ()
         if task == "regression":
-            raise ValueError(
-                f"{where}: target {name!r} is not numeric: use task='classification' or another target"
-            )
+            raise ValueError(f"{where}: target {name!r} is not numeric: use task='classification'")
     elif numeric and bool((column != column.round()).any()):
-        raise ValueError(
-            f"{where}: target {name!r} holds fractions, which are no class labels: use task='regression'"
-        )
+        raise ValueError(f"{where}: target {name!r} holds fractions, which are no class labels")
     text = column.astype(str).str.strip()
     kind = "dates" if text.str.fullmatch(DATE).all() else f"text with {text.nunique()} different values"
     if task is None and (kind == "dates" or text.nunique() > max(len(text) // 2, 2)):

@@ -173,9 +173,7 @@ class Density:
             value = torch.as_tensor(values[site.name], device=self.device).to(self.dtype)
             batch = value.shape[: value.dim() - len(site.shape)]
             if value.shape[len(batch) :] != site.shape:
-                raise ValueError(
-                    f"the site {site.name!r} has shape {tuple(value.shape)}, expected (…, {site.shape})"
-                )
+                raise ValueError(f"the site {site.name!r} has shape {tuple(value.shape)}, not {site.shape}")
             given[site.name] = value
         inverse = at_each(self._inverse_of_dependent, given, batch=batch) if self.dependent else {}
         inverse |= {s.name: s.transform.inv(given[s.name]) for s in self.sites if s.name not in inverse}
@@ -218,11 +216,8 @@ class Density:
             return ()
         other = self.constrain(self.sample_box(1, seed=1)[0])
         again = self.trace({name: other[name] for name in latent})
-        return tuple(
-            name
-            for name, bounds in bounded.items()
-            if not all(map(torch.equal, bounds, _bounds(again[name]["fn"].support)))
-        )
+        now = {name: _bounds(again[name]["fn"].support) for name in bounded}
+        return tuple(name for name, known in bounded.items() if not all(map(torch.equal, known, now[name])))
 
     def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
@@ -356,9 +351,7 @@ class Density:
             if node["type"] == "sample" and not is_observed(node) and not is_subsample(node):
                 name, fn = node["name"], node["fn"]
                 if not isinstance(node["value"], Tensor) or fn.support.is_discrete:
-                    raise Refused(
-                        f"the latent site {name!r} is discrete: sum it out, gradients need continuous sites"
-                    )
+                    raise Refused(f"the latent site {name!r} is discrete: sum it out, it has no gradient")
                 if plate := next(
                     (p.name for p in node["cond_indep_stack"] if p.name in self.plate_sizes), None
                 ):

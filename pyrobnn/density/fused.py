@@ -64,12 +64,8 @@ def _simple(activation: Callable[[Tensor], Tensor]) -> Step:
     return step
 
 
-_SEQUENCES: dict[Any, Step] = {
-    torch.lstm: _lstm,
-    torch.gru: _gru,
-    torch.rnn_tanh: _simple(torch.tanh),
-    torch.rnn_relu: _simple(torch.relu),
-}
+_SEQUENCES: dict[Any, Step] = {torch.lstm: _lstm, torch.gru: _gru}
+_SEQUENCES |= {torch.rnn_tanh: _simple(torch.tanh), torch.rnn_relu: _simple(torch.relu)}
 _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 
 

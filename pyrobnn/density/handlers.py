@@ -43,14 +43,8 @@ def given(name: str) -> Tensor | None:
     replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them.
     """
     # a block may ask for the kind of distribution
-    message: dict[str, Any] = {
-        "type": "sample",
-        "name": name,
-        "infer": {},
-        "is_observed": False,
-        "stop": False,
-    }
-    message |= {"fn": None, "value": None}
+    message: dict[str, Any] = {"type": "sample", "name": name, "infer": {}, "fn": None, "value": None}
+    message |= {"is_observed": False, "stop": False}
     found: Tensor | None = offered(message, (ConditionMessenger, ReplayMessenger, BlockMessenger))
     return found
 

@@ -214,9 +214,7 @@ class Likelihood:
         """
         name, out, heads = type(self).__name__, 1 if y.dim() == 1 else y.shape[-1], self.targets.heads
         if y.dim() > 2:
-            raise ValueError(
-                f"'y' has shape {tuple(y.shape)} but {name} expects (N, outputs): flatten the outputs"
-            )
+            raise ValueError(f"'y' has shape {tuple(y.shape)} but {name} expects (N, outputs): flatten")
         if width != heads * out:
             raise ValueError(
                 f"the net returns {width} values per point but {name} expects {heads * out} ({heads} for each column "
@@ -250,9 +248,7 @@ class Likelihood:
         Raises:
             Refused: it is not known.
         """
-        raise Refused(
-            f"the distribution function of {type(self).__name__} is not known: judge it by log_prob"
-        )
+        raise Refused(f"the distribution function of {type(self).__name__} is unknown: judge it by log_prob")
 
     def loc_scale(self, f: Tensor, params: Params) -> Pair:
         """Mean and noise standard deviation, both (\\*batch, N, out), where y is normal."""
@@ -277,9 +273,7 @@ class Likelihood:
         Raises:
             Refused: it is not known.
         """
-        raise Refused(
-            f"the Gauss-Newton matrix of {type(self).__name__} is not known: use curvature='hessian'"
-        )
+        raise Refused(f"the Gauss-Newton matrix of {type(self).__name__} is unknown: use curvature='hessian'")
 
     def curvature_root(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """As :meth:`fisher_root`; of a censored row, which tells less, the observed information at ``y``."""
@@ -301,9 +295,7 @@ class Likelihood:
     def __repr__(self) -> str:
         parts = [f"{kind} {name}" for name, kind in self.own.kinds.items()]
         options = vars(self) | {name: getattr(self.targets, name) for name in ("exposure", "censoring")}
-        parts += [
-            f"{name}={value}" for name, value in options.items() if isinstance(value, int | float | str)
-        ]
+        parts += [f"{name}={v}" for name, v in options.items() if isinstance(v, int | float | str)]
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

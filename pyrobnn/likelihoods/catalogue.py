@@ -340,10 +340,7 @@ class _Counts(Likelihood):
         self.targets = Targets("count", exposure=exposure)
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
-        lower, upper = (
-            self._below(f.double(), (y - 1).clamp_min(0), params),
-            self._below(f.double(), y, params),
-        )
+        lower, upper = (self._below(f.double(), each, params) for each in ((y - 1).clamp_min(0), y))
         return torch.where(y > 0, lower, 0.0), torch.where(y >= 0, upper, 0.0)
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
@@ -432,9 +429,7 @@ class _Censored(Likelihood):
         check_finite("y", y)
         event = y[:, 1]
         if len(wrong := event[(event != 0) & (event != 1)]):
-            raise ValueError(
-                f"the second column of 'y' must be 1 (observed) or 0 (censored) for {name}, got {wrong[0]:g}"
-            )
+            raise ValueError(f"the second column of 'y' must be 1 (observed) or 0 (not), got {wrong[0]:g}")
         return torch.cat([super().target(y[:, :1], width, dtype), event[:, None].to(dtype)], 1)
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:

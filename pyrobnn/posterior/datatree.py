@@ -314,9 +314,7 @@ def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
         widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
         net = ", ".join(["-".join(map(str, widths)), *names])
     else:
-        net = (
-            f"{type(model.net).__name__} of {', '.join(dict.fromkeys(type(part).__name__ for part in parts))}"
-        )
+        net = f"{type(model.net).__name__} of {', '.join(['Linear'] * bool(linear) + names)}"
     own = [f"{name.rpartition('.')[-1]} ~ {_called(d)}" for name, d in model.likelihood.own.priors.items()]
     units = "" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"
     return {
@@ -330,17 +328,15 @@ def _called(thing: Any) -> str:
     """A prior or distribution as one would write it: its name and its numbers."""
     while type(thing).__name__ in ("Independent", "ExpandedDistribution"):
         thing = thing.base_dist
-    is_law, shown = isinstance(thing, torch.distributions.Distribution), []
-    for name, value in (
-        {n: getattr(thing, n, None) for n in thing.arg_constraints} if is_law else vars(thing)
-    ).items():
-        if isinstance(value, torch.distributions.Distribution):
-            shown.append(f"{name.lstrip('_')}={_called(value)}")
-        elif isinstance(value, float | str) or (isinstance(value, Tensor) and value.numel() == 1):
-            shown.append(
-                f"{name.lstrip('_')}={value if isinstance(value, str) else format(float(value), '.4g')}"
-            )
-    return f"{type(thing).__name__}({', '.join(shown)})"
+    law, parts, shown = torch.distributions.Distribution, dict(vars(thing)), {}
+    if isinstance(thing, law):
+        parts = {name: getattr(thing, name, None) for name in thing.arg_constraints}
+    for name, value in parts.items():
+        if isinstance(value, law | str):
+            shown[name.lstrip("_")] = value if isinstance(value, str) else _called(value)
+        elif isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
+            shown[name.lstrip("_")] = format(float(value), ".4g")
+    return f"{type(thing).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
 # -- plain programs: every observed site under its own name ----------------------------------------------------------
@@ -395,11 +391,8 @@ def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, di
         for part in z.reshape(-1, density.dim).split(64)
     ]
     terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    terms = {
-        n: v.reshape(*z.shape[:-1], *(v.shape[1:] if v.dim() > 1 or not n else (1,)))
-        for n, v in terms.items()
-    }
-    return terms.pop(""), terms
+    base = terms.pop("").reshape(z.shape[:-1])
+    return base, {n: v.reshape(*z.shape[:-1], *(v.shape[1:] or (1,))) for n, v in terms.items()}
 
 
 def _draws(

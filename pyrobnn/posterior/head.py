@@ -153,6 +153,5 @@ def _tail(module: nn.Module, path: Sequence[str]) -> nn.Module:
     children, (first, *rest) = list(module.named_children()), path
     start = [name for name, _ in children].index(first)
     kept = children[start:] if type(module) is nn.Sequential else children[start : start + 1]
-    return nn.Sequential(
-        OrderedDict((name, _tail(child, rest) if name == first else child) for name, child in kept)
-    )
+    named = ((name, _tail(child, rest) if name == first else child) for name, child in kept)
+    return nn.Sequential(OrderedDict(named))

@@ -62,10 +62,7 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
     directions = signs.to(g) * z.double().std((0, 1))
     sites = [site for site in density.sites if site.kind == "latent"]
     columns = [slice(site.start, site.stop) for site in sites]
-    score = [
-        torch.cat([torch.einsum("csd,kd->csk", g[..., c], directions[:, c]), _single(g[..., c])], -1)
-        for c in columns
-    ]
+    score = [torch.cat([g[..., c] @ directions[:, c].T, _single(g[..., c])], -1) for c in columns]
     dims = ("chain", "draw", "site")
     return xr.Dataset(
         {

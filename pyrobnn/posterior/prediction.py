@@ -260,9 +260,7 @@ class Prediction:
         points, width = self.standard_f.shape[-2:]
         y = self.likelihood.target(y, width, torch.float64)
         if len(y) != points:
-            raise ValueError(
-                f"'y' has {len(y)} rows but the prediction has {points} points: predict at the same x"
-            )
+            raise ValueError(f"'y' has {len(y)} rows but the prediction has {points} points")
         return y
 
     def _standard(self, y: Tensor) -> Tensor:

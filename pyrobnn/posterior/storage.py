@@ -132,9 +132,7 @@ def load(path: str | Path, model: Any) -> Posterior:
     """
     tree, name = read(path), repr(str(path))
     if tree.attrs.get("format") != FORMAT:
-        raise ValueError(
-            f"{name} is a netCDF file but not a saved posterior: use Posterior.save to write one"
-        )
+        raise ValueError(f"{name} is netCDF but not a saved posterior: use Posterior.save to write one")
     if tree.attrs["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{name} was written by a newer pyrobnn: upgrade to read it")
     device = getattr(model, "device", torch.device("cpu"))
@@ -142,9 +140,7 @@ def load(path: str | Path, model: Any) -> Posterior:
     for site, prior in getattr(model, "priors", {}).items():
         found, shape = tuple(draws[site].shape[2:]) if site in draws else None, tuple(prior.shape())
         if found != shape:
-            raise ValueError(
-                f"{name} was fitted with another model: it holds {site!r} of shape {found}, the model {shape}"
-            )
+            raise ValueError(f"{name} was fitted with another model: {site!r} of shape {found}, not {shape}")
     meta, evidence, family = (json.loads(tree.attrs[key]) for key in ("meta", "log_evidence", "family"))
     posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta)
     posterior = replace(posterior, rows=Rows.from_state(_tensors(tree, ROWS, device)))
@@ -185,9 +181,7 @@ def read(path: str | Path) -> xr.DataTree:
             return tree
     except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"{str(path)!r} is truncated or not a netCDF file ({reason}): write it again"
-        ) from error
+        raise ValueError(f"{str(path)!r} is truncated or not a netCDF file ({reason})") from error
 
 
 def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
@@ -199,7 +193,5 @@ def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
     if group not in tree.children:
         return {}
-    return {
-        str(name): torch.from_numpy(np.array(data.values)).to(device)
-        for name, data in tree[group].data_vars.items()
-    }
+    variables = tree[group].data_vars.items()
+    return {str(name): torch.from_numpy(np.array(data.values)).to(device) for name, data in variables}

@@ -71,7 +71,7 @@ def test_labels_in_words(labels):
         (TABLE.astype(complex), "holds complex128: make real numbers"),
         (torch.from_numpy(TABLE).to_sparse(), "dense real tensor"),
         ("data.csv", "text such as 'data.csv'"),
-        ([[1.0], [1.0, 2.0]], "numeric array, got list"),
+        ([[1.0], [1.0, 2.0]], "numeric array: "),
         (pb.data.Dataset(TABLE, TABLE[:, :1], "t", "regression"), "is a data set: .*data.x, data.y"),
         (torch.utils.data.TensorDataset(torch.zeros(3, 2)), "DataLoader"),
     ],

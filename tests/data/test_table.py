@@ -64,7 +64,7 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("# of the lab\na,y\n1,2\n4,5\n", "y", "begins with the line of names: Length of header"),
         ("# of\n# the lab\na,y\n4,5\n", "y", "begins with the line of names: .*Expected 1 fields"),
         ("1.5,2.5\n3.5,4.5\n", "y", "no column 'y': its columns are 1.5, 2.5"),
-        ('a,y\n1,"2,5"\n2,"4,1"\n3,9\n', "y", "'y' holds numbers with commas, such as '2,5': write them"),
+        ('a,y\n1,"2,5"\n2,"4,1"\n3,9\n', "y", "'y' holds numbers with commas, such as '2,5': write points"),
         (
             "a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n",
             "y",
@@ -291,7 +291,7 @@ def test_new_tables_become_the_same_inputs_and_what_is_new_in_them_is_said():
     assert x[0, 2:6].tolist() == [0, 0, 0, 0]
     with pytest.warns(UserWarning, match="'member' has missing values, in 60 rows, and had none"):
         again.transform(new.assign(member=None), "new")
-    with pytest.raises(ValueError, match="'age' holds text such as 'old': the training data have numbers"):
+    with pytest.raises(ValueError, match="'age' holds text such as 'old', not numbers"):
         again.transform(new.assign(age="old"), "new")
     with pytest.raises(ValueError, match="'since' holds dates, but 'soon' is none"):
         again.transform(new.assign(since="soon"), "new")

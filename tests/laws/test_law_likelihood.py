@@ -620,7 +620,7 @@ def test_an_exposure_travels_with_its_rows(method):
             torch.testing.assert_close(rate, (0.5 + x[:, :1]).exp(), rtol=0.1, atol=0)
     tree = posterior.to_datatree(x, y)
     assert bool((tree["function"]["probe_x"][:, -1] == 1).all())
-    with pytest.raises(ValueError, match="exposure 0 in its column -1"):
+    with pytest.raises(ValueError, match="exposure 0 in column -1"):
         posterior.predict(0 * x)
 
 

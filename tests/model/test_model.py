@@ -114,7 +114,7 @@ def test_every_kind_of_prior(prior, scale):
 
 def test_dict_prior_without_an_entry_is_named():
     prior = pb.priors.DictPrior({"0.weight": dist.Normal(0.0, 1.0)})
-    with pytest.raises(ValueError, match="no entry for the parameter '0.bias'"):
+    with pytest.raises(ValueError, match="no entry for '0.bias'"):
         pb.BNN(toy_net(), prior, pb.likelihoods.HomoskedasticGaussian(0.1))
 
 
