@@ -1,13 +1,12 @@
-"""Write the tables of the claims and the page of headline numbers from the records. Numbers are never typed.
+"""Write the tables of the claims, of the paper and of the headline page from the records. Numbers are never typed.
 
-python scripts/page.py            # rewrites */claim.md and results/README.md
+python scripts/page.py            # rewrites */claim.md, results/README.md and docs/paper.md
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -180,7 +179,7 @@ def headline() -> str:
     pyro = [row["pyro/ours"] for row in gradients()]
     runs = records_of("posteriordb")
     right = sum(row["outcome"] == "right" for row in runs)
-    silent = sum(row["outcome"] == "wrong" for row in runs)
+    silent = sum(row["outcome"] == "WRONG" for row in runs)
     exact = [row for row in records_of("evidence") if row["way"] == "SMC" and row["exact"] is not None]
     off = max(abs(row["log_evidence"] - row["exact"]) for row in exact)
     cells = beats_floor(records_of("uci"))
@@ -254,13 +253,35 @@ def readme() -> str:
     return "\n".join(lines)
 
 
-def written(path: Path, table: str) -> None:
-    """Put a table between the markers of a page."""
-    text = path.read_text(encoding="utf-8")
-    parts = re.split(f"({START}|{END})", text)
-    if parts[1::2] != [START, END]:
-        raise ValueError(f"{path} needs one {START} and one {END}")
-    path.write_text(f"{parts[0]}{START}\n{table}\n{END}{parts[4]}", encoding="utf-8")
+def right_of_all() -> str:
+    """Runs of NUTS on posteriordb by outcome."""
+    runs = records_of("posteriordb")
+    counts = [sum(row["outcome"] == each for row in runs) for each in ("right", "warned", "WRONG")]
+    names = "| reference posteriors | runs | right | wrong, and warned of | wrong, and silent |"
+    posteriors = len({row["name"] for row in runs})
+    return f"{names}\n|---|---|---|---|---|\n| {posteriors} | {len(runs)} | {' | '.join(map(str, counts))} |"
+
+
+def gaps() -> str:
+    """Epistemic sd in the gap over that at the data, on fresh data sets."""
+    return script("svi_against_mcmc").gap_table(list(records_of("svi_against_mcmc")))
+
+
+PAPER: dict[str, Callable[[], str]] = {
+    "nuts": readme,
+    "posteriordb": right_of_all,
+    "verdict": verdict,
+    "gaps": gaps,
+}
+
+
+def written(path: Path, table: str, start: str = START) -> None:
+    """Put a table between the marker ``start`` of a page and the end that follows."""
+    before, marker, rest = path.read_text(encoding="utf-8").partition(start)
+    _, end, after = rest.partition(END)
+    if not end or start in after:
+        raise ValueError(f"{path} needs one {start} and an {END} behind it")
+    path.write_text(f"{before}{marker}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -269,6 +290,8 @@ def main() -> None:
         written(HERE / claim / "claim.md", table())
     written(HERE / "results" / "README.md", headline())
     written(HERE.parent / "README.md", readme())
+    for name, table in PAPER.items():
+        written(HERE.parent / "docs" / "paper.md", table(), f"<!-- table: {name} -->")
 
 
 if __name__ == "__main__":

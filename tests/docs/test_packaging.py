@@ -191,6 +191,7 @@ def test_the_top_level_holds_what_it_may():
     top = tracked_at_the_top()
     allowed = {"setup.cfg", "pyproject.toml", "constraints.txt", "pyrobnn", "scripts", "tests", "notebooks"}
     allowed |= {"README.md", "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs", "MANIFEST.in"}
+    allowed |= {"binder"}  # where Binder looks
     assert {name for name in top if not name.startswith(".")} <= allowed
 
 
