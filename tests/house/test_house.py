@@ -13,8 +13,8 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 30_740,
-    "code lines": 17_600,
+    "lines": 30_821,
+    "code lines": 17_656,
     "files": 165,
     "numbers in module constants": 265,
     "file names that stand in two rooms": 0,
