@@ -32,7 +32,7 @@ from pyrobnn.cli.terminal import EXIT_STATUS, one_line, say
 from pyrobnn.core.checks import check_choice
 from pyrobnn.inference.method import METHODS, OPTIONAL, Method
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
-from pyrobnn.studies.response import RESPONSES
+from pyrobnn.studies.study import RESPONSES
 
 #: arguments of ``fit`` that are no options of a method here: what is fitted, and what the whole run shares
 _SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "callbacks", "progress"}

@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.fidelity import Fidelity, fidelity
 from pyrobnn.diagnostics.importance import Importance, importance
 from pyrobnn.diagnostics.judge import audit, diagnose
 from pyrobnn.diagnostics.leave_one_out import loo, loo_pit, refit_points
-from pyrobnn.diagnostics.scores import Score, Scores, expected_calibration_error, score
+from pyrobnn.diagnostics.scores import Score, expected_calibration_error, score
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Fidelity",
     "Importance",
     "Score",
-    "Scores",
     "Verdict",
     "audit",
     "convergence",

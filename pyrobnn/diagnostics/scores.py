@@ -39,28 +39,8 @@ class Score:
     points: np.ndarray | None = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """All scores of a tree; empty where it has no held-out predictions.
-
-    Args:
-        scores: One `Score` per name.
-    """
-
-    scores: tuple[Score, ...]
-
-    def __getitem__(self, name: str) -> Score:
-        for score in self.scores:
-            if score.name == name:
-                return score
-        raise KeyError(f"no score {name!r}; there are {[score.name for score in self.scores]}")
-
-    def __contains__(self, name: object) -> bool:
-        return any(score.name == name for score in self.scores)
-
-
 @statistic
-def score(evidence: Evidence) -> Scores:
+def score(evidence: Evidence) -> dict[str, Score]:
     """Held-out log density, CRPS, RMSE, coverage and width; for classes accuracy, Brier score and ECE.
 
     Of censored rows no RMSE; the CRPS is that of what could be seen of them.
@@ -71,7 +51,7 @@ def score(evidence: Evidence) -> Scores:
         tree: A DataTree.
 
     Returns:
-        The scores that the tree allows, possibly none.
+        Name → score, of all that the tree allows, possibly none.
 
     Caveat:
         ``data_se`` treats held-out data as independent.
@@ -81,7 +61,7 @@ def score(evidence: Evidence) -> Scores:
     """
     y = evidence.values(HELD_OUT, "y")
     if y is None or len(y) == 0:
-        return Scores(())
+        return {}
     found: list[Score] = []
     log_prob = evidence.values(PREDICTIONS, "log_prob")
     if log_prob is not None:
@@ -91,7 +71,7 @@ def score(evidence: Evidence) -> Scores:
         found.extend(_class_scores(probs, y))
     else:
         found.extend(_regression_scores(evidence, y.astype(np.float64).reshape(len(y), -1)))
-    return Scores(tuple(found))
+    return {each.name: each for each in found}
 
 
 def expected_calibration_error(

@@ -1,13 +1,12 @@
-"""The figures of a report, each with a sentence on how to read it, as SVG whose colours follow the page."""
+"""The figures of a report, each with a sentence on how to read it."""
 
 from __future__ import annotations
 
+import base64
 import io
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import matplotlib
@@ -22,7 +21,6 @@ from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.predictive import decomposed
 from pyrobnn.plots.sampling import histories
-from pyrobnn.plots.style import INK, MUTED, PALETTE, RULE
 
 Trees = Mapping[str, Evidence]
 SECTIONS = {
@@ -34,12 +32,12 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Block:
-    """A figure, as inline SVG, under a heading: how to read it, how many panels wide; or why it was not drawn."""
+    """A figure under a heading: how to read it, its address and its width in inches; or why it was not drawn."""
 
     title: str
     how: str
-    svg: str = ""
-    columns: int = 1
+    image: str = ""
+    width: float = 0.0
     note: str = ""
 
 
@@ -73,9 +71,7 @@ class Spec:
     def _block(self, trees: Trees, output: int, name: str) -> Block:
         title = f"{self.title}: {name}" if name else self.title
         figure = self.draw(trees, output=output) if self.outputs else self.draw(trees)
-        prefix = re.sub(r"\W", "-", f"{self.title}-{'-'.join(trees)}-{output}".lower())
-        svg = inline_svg(figure, alt=f"{title}. {self.how}", prefix=prefix)
-        return Block(title, self.how, svg, max(1, round(figure.get_figwidth() / 3.6)))
+        return Block(title, self.how, as_image(figure), figure.get_figwidth())
 
 
 def output_labels(trees: Trees) -> list[str]:
@@ -167,46 +163,10 @@ SPECS = (
 )
 
 
-# name of the CSS variable → colour that matplotlib writes; page.css gives each a light and a dark value
-VARIABLES = {
-    "--fig-ink": INK,
-    "--fig-muted": MUTED,
-    "--fig-rule": RULE,
-    "--fig-paper": "#ffffff",
-    **{f"--fig-{index}": colour for index, colour in enumerate(PALETTE)},
-}
-
-
-def inline_svg(figure: Figure, *, alt: str, prefix: str) -> str:
-    """The figure as one ``<svg>`` element with a text alternative; `prefix` is unique within the page."""
-    buffer, words = io.StringIO(), escape(alt, quote=True)
+def as_image(figure: Figure) -> str:
+    """The figure as SVG in the address of an image; a page that holds it refers to nothing outside itself."""
+    buffer = io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    head, _, body = buffer.getvalue().partition("<svg")[2].partition(">")
-    box = head.partition('viewBox="')[2].partition('"')[0]
-    body = _themed(body[: body.rindex("</svg>")], prefix)
-    width = f"{float(box.split()[2]):.0f}pt"
-    return (
-        f'<svg role="img" aria-label="{words}" viewBox="{box}" style="width: {width}">'
-        f"<title>{words}</title>{body}</svg>"
-    )
-
-
-def _themed(body: str, prefix: str) -> str:
-    """Colours as CSS variables, the page's font, ids of this figure alone, no more digits than needed."""
-    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', body)
-    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", body)
-    body = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', body).replace("xlink:href=", "href=")
-    for name, colour in VARIABLES.items():
-        body = re.sub(colour, f"var({name})", body, flags=re.IGNORECASE)
-    body = re.sub(r"(font: [^'\";]*)'[^;\"]*", r"\1var(--sans)", body)
-    body = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", body)
-    # a tenth of a point is finer than any screen, and halves the size of the page
-    body = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_rounded(found[2])}"', body)
-    return re.sub(r"\n\s*", "\n", body).strip()
-
-
-def _rounded(path: str) -> str:
-    return re.sub(r"\d+\.\d\d+", lambda number: f"{float(number.group()):.1f}", path).replace("\n", "")
+        figure.savefig(buffer, format="svg", metadata=no_metadata)
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -17,14 +17,13 @@ from pyrobnn.diagnostics.check_table import said_rates
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
-from pyrobnn.report.sentences import conclude, facts, headline, recommended, significant, with_error
+from pyrobnn.report.sentences import conclude, facts, headline, recommended, significant
 from pyrobnn.wording import typeset
 
 #: columns of summary.json that the page leaves out
 _ELSEWHERE = ("coverage_50", "coverage_95", "compile_seconds", "predict_seconds")
 #: attributes that a saved run is rebuilt from
 REBUILDS = ("format", "format_version", "meta", "family", "study", "config")
-DECIMALS = {"ess": 0, "rhat": 3, "khat": 2, "r2": 2}
 
 
 def write_report(
@@ -186,25 +185,12 @@ def _table(results: Results) -> dict[str, object]:
 
 def cell(row: Row, column: Column) -> tuple[str, str]:
     """Text of a cell of the table, and the standard error behind it."""
-    if column.key == "log_prob" and "log_prob" in row.errors and "log_prob" in row.values:
-        return with_error(row.values["log_prob"], row.errors["log_prob"])
-    missing = "not finite" if column.key in row.not_finite else ""
-    return format_number(row.values.get(column.key), column.key) or missing, ""
-
-
-def format_number(value: float | None, key: str) -> str:
-    """A number as the table shows it: percent for shares, three significant digits else; empty where missing."""
+    value = row.values.get(column.key)
     if value is None:
-        return ""
-    if key.startswith("coverage") or key == "accuracy":
-        return f"{100 * value:.{int(key == 'accuracy')}f} %"
-    if key == "gap_ratio":
-        return f"× {value:.1f}"
-    if key in DECIMALS:
-        return f"{round(value, DECIMALS[key]) + 0.0:.{DECIMALS[key]}f}".replace("-", "−")
-    if key.endswith("_seconds"):
-        return "<0.01" if value < 0.01 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
-    return significant(value)
+        return "not finite" if column.key in row.not_finite else "", ""
+    error = row.errors.get("log_prob") if column.key == "log_prob" else None
+    text = column.form.format(value).replace("-", "−") if column.form else significant(value)
+    return text, "" if error is None else significant(error, 2)
 
 
 def _run(label: str, evidence: Evidence) -> dict[str, object]:

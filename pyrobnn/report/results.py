@@ -31,33 +31,38 @@ class Column:
         key: name in ``summary.json``.
         title: heading. note: what it is, in a few words, with its unit.
         better: "lower", "higher", "nominal" (coverage), or "" where no value is better than another.
+        form: how the page writes it; three significant digits where empty.
     """
 
     key: str
     title: str
     note: str
     better: str = ""
+    form: str = ""
 
 
 COLUMNS = (
     Column("rmse", "RMSE", "", "lower"),
     Column("rmse_standardized", "RMSE / sd", "mean of outputs", "lower"),
-    Column("r2", "R²", "held-out", "higher"),
-    Column("accuracy", "accuracy", "", "higher"),
+    Column("r2", "R²", "held-out", "higher", "{:.2f}"),
+    Column("accuracy", "accuracy", "", "higher", "{:.1%}"),
     Column("log_prob", "log density", "per point ± SE", "higher"),
     Column("crps", "CRPS", "", "lower"),
     Column("crps_standardized", "CRPS / sd", "mean of outputs", "lower"),
     Column("brier", "Brier", "", "lower"),
     Column("ece", "ECE", "", "lower"),
-    *(Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal") for level in LEVELS),
+    *(
+        Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}")
+        for level in LEVELS
+    ),
     Column("aleatoric", "aleatoric", "mean"),
     Column("epistemic", "epistemic", "mean"),
     Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),
     Column("epistemic_standardized", "epistemic / sd", "mean of outputs"),
-    Column("gap_ratio", "in gap", "epist. ratio"),
-    Column("rhat", "R-hat", "of f, worst", "lower"),
-    Column("ess", "ESS", "of f, worst", "higher"),
-    Column("khat", "k-hat", "of p/q", "lower"),
+    Column("gap_ratio", "in gap", "epist. ratio", form="× {:.1f}"),
+    Column("rhat", "R-hat", "of f, worst", "lower", "{:.3f}"),
+    Column("ess", "ESS", "of f, worst", "higher", "{:.0f}"),
+    Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
     Column("distance", "distance", "of f, reference sd", "lower"),
     Column("compile_seconds", "compile", "s"),
     Column("fit_seconds", "fit", "s"),
@@ -109,7 +114,7 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
     points: dict[str, np.ndarray] = {}
 
     def scores() -> dict[str, float]:
-        found = score(evidence).scores
+        found = score(evidence).values()
         points.update({each.name: each.points for each in found if each.points is not None})
         errors.update({each.name: each.data_se for each in found if each.data_se is not None})
         return {each.name: each.value for each in found}

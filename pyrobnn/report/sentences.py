@@ -43,18 +43,6 @@ def significant(value: float, digits: int = 3) -> str:
     return (f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}").replace("-", "−")
 
 
-def with_error(value: float, error: float) -> tuple[str, str]:
-    """A number and its standard error, to the error's second significant digit.
-
-    >>> with_error(-0.09017, 0.0971), with_error(123.4, 25.0)
-    (('−0.090', '0.097'), ('123', '25'))
-    """
-    if not error > 0:
-        return significant(value), significant(error)
-    decimals = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{decimals}f}".replace("-", "−"), f"{error:.{decimals}f}"
-
-
 def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | None:
     """The label to trust first: by the answers about draws and model, then by held-out log density, then by order.
 

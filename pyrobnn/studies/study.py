@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrobnn import networks, priors
-from pyrobnn.core.checks import check_choice, check_count
+from pyrobnn import likelihoods, networks, priors
+from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.data.columns import Column, Columns
 from pyrobnn.inference import Posterior
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior import storage
-from pyrobnn.studies.response import RESPONSES, likelihood_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,62 @@ if TYPE_CHECKING:
 QUICK_ROWS = 500
 LEVELS = (0.025, 0.5, 0.975)
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
+
+
+Settings = Mapping[str, Any]
+
+
+def _gaussian(given: Settings) -> Likelihood:
+    if given["noise"] == "heteroskedastic":
+        return likelihoods.HeteroskedasticGaussian()
+    return likelihoods.HomoskedasticGaussian(_scale(given))
+
+
+def _scale(given: Settings) -> Any:
+    noise = given["noise"]
+    if noise in ("inferred", "learned"):
+        return dist.HalfNormal(1.0) if noise == "inferred" else noise
+    try:
+        scale = float(noise)
+    except ValueError as error:
+        raise ValueError(
+            "'noise' must be 'inferred', 'learned' or a number, or 'heteroskedastic' where 'response' is gaussian, "
+            f"got {noise!r}"
+        ) from error
+    return check_number("noise", scale, above=0)
+
+
+#: response → the likelihood of a study's settings; what they leave open is inferred
+RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
+    "gaussian": _gaussian,
+    "student_t": lambda given: likelihoods.StudentT("inferred", _scale(given)),
+    "poisson": lambda given: likelihoods.Poisson(given.get("exposure")),
+    "negative_binomial": lambda given: likelihoods.NegativeBinomial(
+        dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")
+    ),
+    "mixture_density": lambda given: likelihoods.MixtureDensity(),
+    "ordinal": lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"),
+}
+#: responses of studies that earlier versions saved
+_SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
+    "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
+    "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
+    "beta": lambda given: likelihoods.Beta(
+        dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
+    ),
+}
+
+
+def likelihood_of(settings: Settings) -> Likelihood:
+    """The likelihood of a study's settings; one saved before there was a choice is Gaussian, or of plain classes.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    response = settings.get("response", "gaussian")
+    if settings["task"] == "classification" and response == "gaussian":
+        return likelihoods.Categorical()
+    return _SAVED[response](settings)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import sys
-import unicodedata
 
 PLAIN = {"≥": ">=", "≤": "<=", "≈": "=", "±": "+/-", "×": "x", "·": "*", "√": "sqrt ", "∞": "inf"}
 PLAIN |= {"−": "-", "–": "-", "—": "-", "→": "->", "…": "...", "\N{FRACTION SLASH}": "/"}
@@ -36,17 +35,8 @@ def register() -> str:
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """ö as o, τ as tau, ² as 2; of what has no such spelling the escape."""
+    """Signs as `plain` has them, of other letters the escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    words = []
-    for sign in error.object[error.start : error.end]:
-        name = unicodedata.name(sign, "")
-        if name.startswith("GREEK") and " LETTER " in name and "WITH" not in name:
-            word = name.rpartition(" ")[2].lower()
-            words.append(word.capitalize() if " CAPITAL " in name else word)
-            continue
-        parts = plain(unicodedata.normalize("NFKD", plain(sign)))
-        word = "".join(part for part in parts if not unicodedata.combining(part))
-        words.append(word if word.isascii() else sign.encode("ascii", "backslashreplace").decode())
-    return "".join(words), error.end
+    text = plain(error.object[error.start : error.end])
+    return text.encode("ascii", "backslashreplace").decode(), error.end

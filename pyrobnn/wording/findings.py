@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyrobnn.wording.tables import TABLES
-
 Sentences = dict[str, str | Callable[..., str]]
 
 
@@ -59,41 +57,6 @@ def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:
     return [{"code": each.code, **each.values} for each in found if isinstance(each, Finding)]
 
 
-def _diverged(count: int, total: int, target_accept: float) -> str:
-    if count == total:
-        return (
-            "every transition diverged: the draws are worthless. Check the model's scales, raise target_accept or set "
-            "a smaller step_size"
-        )
-    return (
-        f"{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
-        f"the region beyond. Raise target_accept (now {target_accept:g}) or reparameterise the model"
-    )
-
-
-def _not_converged(
-    draws: int,
-    rhat: float,
-    worst: str,
-    ess: float,
-    slowest: str,
-    stopped: str,
-    seconds: float | None,
-) -> str:
-    ended = {
-        "num_draws": f"its {draws} draws of each chain are spent",
-        "max_seconds": f"its {seconds or 0:g} seconds are spent",
-        "callback": "a callback stopped it",
-        "interrupt": "Ctrl-C stopped it",
-    }[stopped]
-    return (
-        f"NUTS(until='converged') has not converged and {ended}: after {draws} draws of each chain the largest R-hat "
-        f"is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), the smallest effective sample size "
-        f"{ess:.0f} ({slowest}; 400 were asked for). Allow more num_draws; chains in separate modes never "
-        "agree: use SMC, which weights modes by their mass"
-    )
-
-
 def _search_unfinished(
     steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
 ) -> str:
@@ -142,8 +105,22 @@ def _rows_together(change: float | None) -> str:
     )
 
 
+def _constant(features: list[str]) -> str:
+    named = ", ".join(map(repr, features))
+    subject = f"the feature {named} is" if len(features) == 1 else f"the features {named} are"
+    return f"{subject} constant: nothing can be learned from it"
+
+
+def _new_categories(column: str, rows: int, new: list[str]) -> str:
+    listed = ", ".join(repr(each) if each else "a missing value" for each in new)
+    return (
+        f"the column {column!r} has categories that the training data have not, in {rows} rows ({listed}): they count "
+        "as none of the known ones"
+    )
+
+
 #: code → a template of the values, or a function of them: of the draws (these alone lower a verdict on them), of the
-#: model and its data, of the run, and of the log evidence
+#: model and its data, of the run, of the log evidence, and of tables and their rows
 DRAWS: Sentences = {
     "elbo_not_finite": (
         "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, "
@@ -173,7 +150,11 @@ DRAWS: Sentences = {
         "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior around "
         "them. Use a larger noise, or a float64 net (net.double())"
     ),
-    "diverged": _diverged,
+    "diverged": (
+        "{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
+        "the region beyond; where all did, the draws are worthless. Raise target_accept (now {target_accept:g}), set a "
+        "smaller step_size, or reparameterise the model"
+    ),
     "stuck_chains": (
         "of {num_chains} chains, {stuck} did not move: their draws are one point each. Start elsewhere (another seed, "
         "init), or reparameterise the model"
@@ -202,7 +183,12 @@ DRAWS: Sentences = {
         "inferred noise, the slower the chains: a LogNormal prior keeps it above the accuracy of the targets"
     ),
     "warmup_unfinished": "the warm-up was not finished after {num_warmup} transitions: {reason}",
-    "not_converged": _not_converged,
+    "not_converged": (
+        "NUTS(until='converged') has not converged, stopped by {stopped}: after {draws} draws of each chain the "
+        "largest R-hat is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), the smallest effective "
+        "sample size {ess:.0f} ({slowest}; 400 were asked for). Allow more num_draws; chains in separate modes never "
+        "agree: use SMC, which weights modes by their mass"
+    ),
     "particles_lag": (
         "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
@@ -261,6 +247,24 @@ EVIDENCE: Sentences = {
         "the log evidence is known to lie between {low:.2f} and {high:.2f} only (95 %, by the spread of the islands), "
         "and each island has as many of the draws as any other: use more num_particles"
     ),
+}
+TABLES: Sentences = {
+    "constant_features": _constant,
+    "few_calibration_rows": "{rows} rows cannot tell an outcome that is missed with probability {alpha:g}: the sets "
+    "hold everything; {fewest} rows are the fewest",
+    "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
+    "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
+    "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
+    "rows_dropped": "{count} of {rows} rows have a missing value and are left out",
+    "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
+    "taken for a label of its rows and left out",
+    "rare_categories": "the column {column!r} has {categories} categories: the {kept} most frequent have an input "
+    "each, the other {rest} rows have none",
+    "new_categories": _new_categories,
+    "new_gaps": "the column {column!r} has missing values, in {rows} rows, and had none in the training data: the "
+    "median there, {fill:g}, stands for them",
+    "decimal_commas": "numbers have decimal commas and are read so",
+    "unnamed_columns": "{count} of {total} columns have no name and are left out: name what is to be used",
 }
 
 FINDINGS = {"draws": DRAWS, "model": MODEL, "run": RUN, "evidence": EVIDENCE}

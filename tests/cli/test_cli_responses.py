@@ -11,8 +11,7 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn import cli
-from pyrobnn.studies.response import RESPONSES, likelihood_of
-from pyrobnn.studies.study import load_run, make_study
+from pyrobnn.studies.study import RESPONSES, likelihood_of, load_run, make_study
 
 FAST = ["--no-compile", "--no-progress", "--hidden", "4", "--map.num_steps", "150", "--map.lr", "0.05"]
 RNG = np.random.default_rng(0)

@@ -110,7 +110,7 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
     assert all(
         name in p for name in ("rmse[0]", "rmse[1]", "rmse_standardized", "crps_standardized", "width_90[1]")
     )
-    for there in q.scores:
+    for there in q.values():
         here = p[there.name].value
         if there.name == "log_prob":
             here -= 2 * math.log(A)

