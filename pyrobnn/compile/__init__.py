@@ -17,28 +17,14 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile.agreement import disagreement, snapshot
-from pyrobnn.compile.inductor import (
-    Untraceable,
-    first_line,
-    machine_code,
-    provide_folder,
-    tolerable,
-    traced,
-)
+from pyrobnn.compile.inductor import Untraceable, first_line, machine_code, provide_folder, tolerable, traced
 from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.compile.private import Gone, trace
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, materialize, size
 from pyrobnn.compile.trees import leaves_of, mapped
 from pyrobnn.core.seeding import kept
 
-__all__ = [
-    "Compiled",
-    "CudaGraph",
-    "compiled",
-    "first_line",
-    "library_elements",
-    "materialize",
-]
+__all__ = ["Compiled", "CudaGraph", "compiled", "first_line", "library_elements", "materialize"]
 provide_folder()  # before anything imports torch's compiler
 #: identities of graphs whose machine code was found right in this process: with other data it is the same code
 _CHECKED: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +17,8 @@ from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
-from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.minimize import minimize
-from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
+from pyrobnn.inference.method import FitRun, Kind, register
+from pyrobnn.inference.point_methods import Trained, log_joint
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import hooked
@@ -36,7 +35,7 @@ CAVEAT = "MC dropout: the spread of the draws follows from p, it is not the post
 
 @register("dropout", full={"p": 0.05, "num_draws": 1000}, quick={"num_draws": 500})
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(Trained):
     r"""Monte Carlo dropout: train with dropout, then draw masks.
 
     .. math:: W_s = M \operatorname{diag}(b_s) / (1 - p), \qquad b_{sj} \sim \mathrm{Bernoulli}(1 - p)
@@ -73,14 +72,8 @@ class MCDropout(Method):
     """
 
     p: float | None = None
-    num_steps: int = 2000
-    lr: float = 0.01
-    optimizer: str | Optimizer | OptimizerFactory = "adam"
-    batch_size: int | None = None
-    compile: bool = True
 
     kind: ClassVar[Kind] = "independent"
-    claim: ClassVar[Claim] = "none"
     default_draws: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
@@ -88,7 +81,7 @@ class MCDropout(Method):
             check_number("p", self.p, above=0, below=1)
         check_count("num_steps", self.num_steps, minimum=0)
         if self.num_steps:
-            Training.of(self, "cosine")  # its checks
+            super().__post_init__()
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net that can be trained with dropout.
@@ -110,13 +103,8 @@ class MCDropout(Method):
             )
         if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
-        options: dict[str, Any] = {
-            "points": "free",
-            "stream": True,
-            "deterministic": False,
-            "num_draws": run.num_draws,
-        }
-        return prepare(model, x, y, device=device, **options), run
+        options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
+        return prepare(model, x, y, device=device, num_draws=run.num_draws, **options), run
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         net, probes = problem.bnn, problem.x[:NUM_PROBES]
@@ -135,21 +123,11 @@ class MCDropout(Method):
                 draws = drawn(density.constrain(theta), 50)
             return snapshot(problem, self, draws, seed=run.seed)
 
-        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            log_prior, log_likelihood = density.log_parts(theta, *batch)
-            return -(log_prior + log_likelihood) / problem.num_rows
-
         told: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
         with seeded(run.seed, problem.device):
             theta = density.initial(start_values(problem.model, run.init), run.seed)
             if self.num_steps:
-                batches, training = problem.batches(self.batch_size), Training.of(self, "cosine")
-                watched: dict[str, Any] = {
-                    "callbacks": run.callbacks,
-                    "progress": run.progress,
-                    "snapshot": present,
-                }
-                result = minimize(loss, theta, batches, training, name="MCDropout", **watched)
+                result = self._search(replace(problem, density=density), theta, log_joint, run, present)
                 theta, told = result.params, result.account(self, problem.num_rows, density.dim)
             draws = drawn(density.constrain(theta), run.num_draws)
         keep: dict[str, float] = {}  # several masks may act on one layer

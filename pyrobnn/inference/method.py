@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
 
 from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.core.checks import Refused, check_count
@@ -204,12 +204,13 @@ def register(
         quick: options of a quick run, beside or instead of those.
 
     Raises:
-        TypeError: the class is no :class:`Method`, lacks a fact, or has a ``fit`` of its own.
+        TypeError: the class is no :class:`Method`, or lacks a fact.
         ValueError: ``command`` is the name of another method.
     """
 
     def decorate(cls: M) -> M:
-        _check(cls)
+        if lacking := [name for name in ("kind", "claim") if not hasattr(cls, name)]:
+            raise TypeError(f"{cls.__name__} lacks {lacking}: derive it from pyrobnn.inference.method.Method")
         known = METHODS[command].cls if command in METHODS else cls
         # the same class again is a module or a notebook's cell that was run once more
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -240,19 +241,3 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
             whose = ", ".join(users) if len(users) <= 3 else "other methods"
             raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")
     return count
-
-
-def _check(cls: type[Any]) -> None:
-    if not issubclass(cls, Method):
-        raise TypeError(f"{cls.__name__} is no method: derive it from pyrobnn.inference.method.Method")
-    lacking = [name for name in ("kind", "claim") if not hasattr(cls, name)]
-    lacking += sorted(cls.__abstractmethods__)
-    if lacking:
-        raise TypeError(f"{cls.__name__} lacks {', '.join(lacking)}: see pyrobnn.inference.method.Method")
-    for name, known in (("kind", Kind), ("claim", Claim)):
-        if (value := getattr(cls, name)) not in get_args(known):
-            raise TypeError(f"{cls.__name__}.{name} must be one of {get_args(known)}, got {value!r}")
-    if cls.fit is not Method.fit:
-        raise TypeError(
-            f"{cls.__name__} has a fit of its own: every method has the same, which calls its _fit"
-        )

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
-from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, in_program_dtype, inspector
-from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
-from pyrobnn.inference.fitting.problem import (
-    Problem,
-    interruption,
-    launches,
-    make_posterior,
-    prepare,
+from pyrobnn.density.gradient import batched_gradient
+from pyrobnn.inference.fitting.floats import (
+    PrecisionLoss,
+    constrained,
+    full_float32,
+    inspector,
+    log_joint_float64,
 )
+from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
+from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
@@ -28,7 +29,7 @@ from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, ru
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
-from pyrobnn.inference.hmc.starts import gradient_of, starts
+from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -189,7 +190,7 @@ class NUTS(Method):
             else:
                 result, stopped = self._by_machine(problem, z, scale, form, run)
         seconds = time.perf_counter() - started - result.compile_seconds
-        draws = in_program_dtype(density, result.z)
+        draws = constrained(density, result.z)
         notes: list[Finding] = []
         if result.interrupted:
             notes.append(self._interruption(result.stats, run))
@@ -262,7 +263,8 @@ class NUTS(Method):
     def _chains(self, problem: Problem, z: Tensor, form: str, run: FitRun) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
         density, in_float64 = problem.density, z.dtype != problem.density.dtype
-        gradient, why = gradient_of(problem, z, in_float64, self.compile)
+        log_joint = log_joint_float64(density) if in_float64 else density.log_joint
+        gradient, why = batched_gradient(log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
         most = MOST_WARMUP if self.num_warmup is None else None

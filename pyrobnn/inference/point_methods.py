@@ -12,7 +12,6 @@ from torch import Tensor
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.inference.fitting.batches import padded_density
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched
@@ -27,7 +26,7 @@ Target = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trained(Method):
+class Trained(Method):
     """The options of a search by gradient steps, and the posterior of the points that it finds."""
 
     num_steps: int = 2000
@@ -41,21 +40,18 @@ class _Trained(Method):
     def __post_init__(self) -> None:
         Training.of(self, "cosine")  # its checks
 
-    def _search(self, problem: Problem, start: Tensor, target: Target, run: FitRun) -> Result:
+    def _search(
+        self, problem: Problem, start: Tensor, target: Target, run: FitRun,
+        snapshot: Callable[[Tensor], Posterior] | None = None,
+    ) -> Result:  # fmt: skip
         """Maximise ``target`` from ``start``: one point (dim,), or several together (members, dim).
 
-        A program that subsamples draws a subsample at every call, for every member another. A step that is compiled and
-        sees all data is the same graph for the next number of rows.
+        A program that subsamples draws a subsample at every call, for every member another.
         """
-        density = problem.density
-        if self.compile and self.batch_size is None:
-            density = padded_density(problem, start.reshape(-1, density.dim))
-        density = density.subsampled()
-        # a constant of one element would be a literal of the compiled code
-        num_rows = torch.full((2,), problem.num_rows, dtype=torch.float64, device=problem.device)
+        density = problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -target(density, theta, *batch) / num_rows[0]
+            return -target(density, theta, *batch) / problem.num_rows
 
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
             randomness = "error" if density.stochastic is None else "different"
@@ -70,7 +66,7 @@ class _Trained(Method):
             else None,
             Training.of(self, "cosine"),
             callbacks=run.callbacks,
-            snapshot=lambda theta: self._posterior(problem, theta, run.seed),
+            snapshot=snapshot or (lambda theta: self._posterior(problem, theta, run.seed)),
             progress=run.progress,
             name=type(self).__name__,
         )
@@ -93,7 +89,7 @@ class _Trained(Method):
         return make_posterior(problem, self, draws, seed=seed, meta=meta, **told)
 
 
-def _log_joint(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+def log_joint(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
     return density.log_joint(theta, *batch, jacobian=False)
 
 
@@ -103,7 +99,7 @@ def _log_likelihood(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
 
 @register("mle", quick={"num_steps": 500, "compile": False})
 @dataclass(frozen=True)
-class MLE(_Trained):
+class MLE(Trained):
     r"""Maximum likelihood: ordinary training, the prior left out.
 
     .. math:: \hat\theta = \arg\max_\theta \; \sum_n \log p(y_n \mid x_n, \theta)
@@ -141,7 +137,7 @@ class MLE(_Trained):
 
 @register("map", standard=True, quick={"num_steps": 500, "compile": False})
 @dataclass(frozen=True)
-class MAP(_Trained):
+class MAP(Trained):
     r"""Maximum a posteriori: one set of parameters, the mode of the joint density over the constrained sites.
 
     .. math:: \hat\theta = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
@@ -188,7 +184,7 @@ class MAP(_Trained):
         density = problem.density
         with seeded(run.seed, problem.device):
             start = density.initial(start_values(problem.model, run.init), run.seed)
-            result = self._search(problem, start, _log_joint, run)
+            result = self._search(problem, start, log_joint, run)
             theta, meta = result.params, {}
             in_memory, rows = problem.loader is None, problem.num_rows
             # a batch that holds all rows is all of the data by another name
@@ -207,7 +203,7 @@ class MAP(_Trained):
 
 @register("ensemble", standard=True, quick={"num_steps": 500, "compile": False})
 @dataclass(frozen=True)
-class DeepEnsemble(_Trained):
+class DeepEnsemble(Trained):
     r"""Deep ensemble: the same net trained from several random starts, all members in one batched update.
 
     .. math:: \hat\theta_m = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
@@ -265,5 +261,5 @@ class DeepEnsemble(_Trained):
             starts = [problem.bnn.reinitialized(own).initial_values() for own in seeds]
         start = torch.stack([problem.density.initial(*each) for each in zip(starts, seeds)])
         with seeded(run.seed, problem.device):
-            result = self._search(problem, start, _log_joint, run)
+            result = self._search(problem, start, log_joint, run)
         return self._posterior(problem, result.params, run.seed, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin.start import find_modes
 from pyrobnn.inference.langevin.walk import full_log_joint, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.training import Optimizer, Training
+from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
@@ -72,7 +75,7 @@ class _StochasticGradientMCMC(Method):
         with seeded(run.seed, problem.device):
             begun = time.perf_counter()
             if run.init is None and self.init_steps and problem.is_bnn:
-                z = find_modes(self, problem)
+                z = _find_modes(self, problem)
             else:
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
@@ -142,7 +145,8 @@ class SGLD(_StochasticGradientMCMC):
     all data in unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
     ``step_size`` and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
     chains start at draws of ``init`` (MAP, SVI, …), all alike at a trained net, or at modes found by ``init_steps`` of
-    Adam (a plain program: at draws from the prior). Batches of a DataLoader are shared by all chains.
+    Adam (a plain program: at draws from the prior). Where inputs are all but collinear Adam does not arrive: pass
+    ``init=MAP().fit(…)``. Batches of a DataLoader are shared by all chains.
 
     Fails with FloatingPointError where a chain is no longer finite (names step, chain and step size), or lost what its
     start had at every step size tried.
@@ -229,3 +233,39 @@ class SGHMC(_StochasticGradientMCMC):
         v = keep * v + (temperature * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
         z = z + 0.5 * drift * v
         return z, v, grad, lp
+
+
+def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
+    """Starting points (num_chains, dim) near modes: nets initialised anew, trained together by Adam.
+
+    For two thirds of ``init_steps`` the likelihood's own parameters stay.
+    """
+    density, num_steps = problem.density, config.init_steps
+    seeds = torch.randint(2**31, (config.num_chains,)).tolist()
+    start = torch.stack(
+        [density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds]
+    )
+    weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
+    for site in density.sites:
+        weights[site.start : site.stop] = site.name.startswith(NET)
+    switch = num_steps - num_steps // 3
+
+    def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
+        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_rows
+
+    def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
+        return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
+
+    def factor(step: int) -> float:
+        begun, length = (0, switch) if step < switch else (switch, num_steps - switch)
+        return 0.5 * (1.0 + math.cos(math.pi * (step - begun) / length))
+
+    free = torch.arange(num_steps + 1, device=start.device) >= switch
+    result = minimize(
+        losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
+        Training(num_steps, 0.01, Optimizer(schedule=factor), config.compile),
+        name=f"the start of {type(config).__name__}",
+    )  # fmt: skip
+    if result.stopped == "interrupt":  # before the first draw
+        raise KeyboardInterrupt
+    return result.params

@@ -13,13 +13,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.inference.fitting.floats import full_float32
-from pyrobnn.inference.fitting.problem import (
-    Problem,
-    interruption,
-    launches,
-    make_posterior,
-    snapshot,
-)
+from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register

@@ -29,13 +29,7 @@ from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.optim.descent import descend
-from pyrobnn.inference.smc import (
-    log_mean,
-    rung_history,
-    standard_error,
-    student_interval,
-    student_width,
-)
+from pyrobnn.inference.smc import log_mean, rung_history, standard_error, student_interval, student_width
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior

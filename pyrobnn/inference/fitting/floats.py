@@ -132,19 +132,7 @@ def float64_reason(
     return ""
 
 
-def in_program_dtype(density: Density, z: Tensor) -> dict[str, Tensor]:
-    """Constrained draws, site → (chain, draw, …), of unconstrained ones (chain, draw, dim).
-
-    Of positions in float64 they have the program's dtype, but where that cannot tell them apart.
-    """
-    if z.dtype == density.dtype:
+def constrained(density: Density, z: Tensor) -> dict[str, Tensor]:
+    """Constrained draws, site → (chain, draw, …), of unconstrained ones (chain, draw, dim), in their dtype."""
+    with contextlib.nullcontext() if z.dtype == density.dtype else float64():
         return density.constrain(z)
-    with float64():
-        exact = density.constrain(z)
-    rounded = {name: value.to(density.dtype) for name, value in exact.items()}
-
-    def apart(name: str, value: Tensor) -> bool:
-        error = (rounded[name].double() - value).abs().amax((0, 1))
-        return not bool((error > 0.02 * value.std((0, 1))).any())
-
-    return {name: rounded[name] if apart(name, value) else value for name, value in exact.items()}

@@ -19,7 +19,7 @@ from pyrobnn.core import chains
 from pyrobnn.core.chains import RHAT_LIMIT, RHAT_NOTED
 from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.density.gradient import at_each
-from pyrobnn.inference.fitting.floats import in_program_dtype
+from pyrobnn.inference.fitting.floats import constrained
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.adaptation import STATS, stuck_chains
@@ -239,11 +239,11 @@ class Hooks:
         return stop
 
     def _snapshot(self, look: Progress) -> Posterior:
-        draws = in_program_dtype(self._problem.density, look.positions())
+        draws = constrained(self._problem.density, look.positions())
         return snapshot(self._problem, self._config, draws, seed=self._run.seed)
 
     def _enough(self, result: Draws) -> bool:
-        draws = in_program_dtype(self._problem.density, result.z)
+        draws = constrained(self._problem.density, result.z)
         far = check_convergence(self._problem, draws, result.stats)
         self._found = (
             f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"

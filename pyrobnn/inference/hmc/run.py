@@ -231,10 +231,7 @@ class Run:
             return self._draws(self.ready)._replace(interrupted=True)
 
     def _finished(
-        self,
-        num_draws: int,
-        look: Callable[[Progress], bool] | None,
-        enough: Callable[[Draws], bool] | None,
+        self, num_draws: int, look: Callable[[Progress], bool] | None, enough: Callable[[Draws], bool] | None
     ) -> bool:
         """Take some steps, look at the chains, and perhaps go on to the next phase; whether the draws are there."""
         with self._interrupts.changing():

@@ -12,10 +12,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import Gradient, batched_gradient
 from pyrobnn.density.handlers import RADIUS
-from pyrobnn.inference.fitting.batches import padded_density
-from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
@@ -84,24 +81,12 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
 
 def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
     """Which site is to blame that no start has a finite density."""
-    density = problem.density
-    log_prior, log_likelihood = density.log_parts(z)
-    bad = (~torch.isfinite(gradient)).nonzero()
-    if not bool(torch.isfinite(log_likelihood)):
-        where = f"the observed site {', '.join(map(repr, density.observed))}"
-    elif len(bad):
-        where = f"the site {density.site_of(int(bad[0]))!r}"
-    else:
-        where = f"a latent site ({', '.join(repr(site.name) for site in density.sites)})"
+    density, bad = problem.density, (~torch.isfinite(gradient)).nonzero()
+    names = [*density.observed]
+    if bool(torch.isfinite(density.log_parts(z)[1])):
+        names = [density.site_of(int(bad[0]))] if len(bad) else [site.name for site in density.sites]
+    where = f"the site {', '.join(map(repr, names))}"
     return (
         f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
         f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
     )
-
-
-def gradient_of(problem: Problem, z: Tensor, in_float64: bool, compile: bool) -> tuple[Gradient, str]:
-    """The gradient of the log joint for the chains at ``z`` (chain, dim), and why it is not batched, or empty."""
-    if in_float64:
-        return batched_gradient(log_joint_float64(problem.density), z)
-    density = padded_density(problem, z) if compile else problem.density
-    return batched_gradient(density.log_joint, z)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
-from pyrobnn.inference.fitting.batches import padded_density, permuted_rows
+from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
@@ -59,8 +59,6 @@ def build_elbo(
     else:
         family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
-    if config.compile and _num_batches(problem, config.batch_size) == 1:
-        density = padded_density(problem, start[None])
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
 
